@@ -1,0 +1,1 @@
+"""NATS reduced to what Everstep uses: beats, facts, questions, documents, leases, blobs."""

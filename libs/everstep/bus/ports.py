@@ -1,0 +1,194 @@
+"""What a service may ask of the bus. The real one and the test's fake both keep to this."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from everstep.messages import Fact, Message
+
+M = TypeVar("M", bound=Message)
+Handler = Callable[[Message], Awaitable[Message]]
+"""Answers one question. An `EverstepError` is told to the asker; anything else is a bug."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One fact as the stream holds it: not decoded, because readers skip what they cannot read."""
+
+    sequence: int
+    subject: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Facts in stream order.
+
+    `stream` names the stream's incarnation: after its data were wiped the sequence starts
+    again, and only together are the two a position.
+    """
+
+    stream: str
+    facts: Sequence[Delivered]
+
+
+class FactReader(Protocol):
+    """A durable reader: what was not acknowledged comes again, also after a crash."""
+
+    async def fetch(self, most: int, within_s: float) -> Batch:
+        """Up to `most` facts, as soon as there are any; none after `within_s`."""
+        ...
+
+    async def acknowledge(self, batch: Batch) -> None:
+        """Say that the batch is safe elsewhere. Losing this only brings it again."""
+        ...
+
+
+class Inbox(Protocol[M]):
+    """What one subscription heard and nobody took yet: bounded, the oldest makes room."""
+
+    dropped: int
+    undecodable: int
+
+    def __aiter__(self) -> AsyncIterator[M]: ...
+
+    async def get(self) -> M:
+        """The oldest message, waiting for one if need be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A small piece of shared state, as of one revision. `data` is None when there is none."""
+
+    key: str
+    data: bytes | None
+    revision: int
+    """Grows with each write. Say it back to write only if nobody else did."""
+
+
+class Documents(Protocol):
+    """One bucket of small documents, changed by compare-and-set."""
+
+    async def get(self, key: str) -> Document: ...
+
+    async def put(self, key: str, data: bytes, *, revision: int | None) -> int:
+        """Write, and return the new revision.
+
+        With a revision (0: there must be none) the write happens only if that is still the
+        newest, else `ConflictError`. None writes over whatever is there.
+        """
+        ...
+
+    async def delete(self, key: str, *, revision: int | None) -> None: ...
+
+    async def keys(self) -> list[str]: ...
+
+    def follow(
+        self, key: str | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[Document]]:
+        """The current document, then each newer one; without a key, those of the whole bucket.
+
+        Verified: re-read on every reconnect and every `verify_every_s`, so that an
+        announcement lost on the way is late, never missed. Intermediate revisions may be
+        skipped.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that we hold. Send `token` with every act: a lower one must be refused."""
+
+    name: str
+    token: int
+    """Grows whenever the lease changes hands."""
+
+
+class Leases(Protocol):
+    """At most one holder a name at a time, by the server's clock."""
+
+    async def acquire(self, name: str, holder: str, ttl_s: int) -> Held | None:
+        """The lease, or None while somebody else has it."""
+        ...
+
+    async def renew(self, held: Held) -> None:
+        """For another time to live; `LeaseLostError` when it is no longer ours."""
+        ...
+
+    async def release(self, held: Held) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Where a blob is and what it must hash to. Put it into a fact."""
+
+    job: str
+    id: str
+    """The xxh3-128 of the content, which is also its name: a blob never changes."""
+    size_bytes: int
+    parts: int
+
+
+class Blobs(Protocol):
+    """Evidence: compressed, immutable, named by its hash, gone after a maximum age."""
+
+    async def put(self, job: str, data: bytes) -> BlobRef: ...
+
+    async def get(self, ref: BlobRef) -> bytes:
+        """The content, verified. `BlobMissingError` when any of it is gone or not the same."""
+        ...
+
+
+class Bus(Protocol):
+    """The bus as one process sees it. Losing the server delays; it never raises from `send`."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    def send(self, subject: str, message: Message) -> None:
+        """Fire and forget. While there is no server the newest wait and the oldest are dropped."""
+        ...
+
+    async def record(self, fact: Fact) -> None:
+        """Keep a fact. On return it is on our disk, and the stream will have it, once."""
+        ...
+
+    async def flush(self, within_s: float) -> None:
+        """Wait until the stream has acknowledged every fact recorded so far."""
+        ...
+
+    def subscribe(
+        self, subject: str, of: type[M], *, capacity: int = 4096
+    ) -> AbstractAsyncContextManager[Inbox[M]]:
+        """Hear a subject; messages of other types and undecodable ones are skipped and counted."""
+        ...
+
+    def facts(self, reader: str) -> AbstractAsyncContextManager[FactReader]:
+        """Read the whole stream of facts as `reader`, going on where it stopped."""
+        ...
+
+    async def ask(
+        self, service: str, verb: str, question: Message, of: type[M], *, job: str, within_s: float
+    ) -> M:
+        """One answer to a question, or the named error that says why there is none."""
+        ...
+
+    def answer(
+        self, service: str, handlers: Mapping[str, Handler]
+    ) -> AbstractAsyncContextManager[None]:
+        """Answer questions, by verb, as one of any number of replicas."""
+        ...
+
+    def documents(self, bucket: str) -> Documents: ...
+
+    @property
+    def leases(self) -> Leases: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    async def prove(self) -> None:
+        """Write something and read it back, or raise the error that says why not."""
+        ...

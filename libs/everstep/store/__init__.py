@@ -1,0 +1,1 @@
+"""The record in SQL: tables, migrations, idempotent writes, reads."""

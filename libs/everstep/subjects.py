@@ -1,0 +1,85 @@
+"""Names on the bus, built by functions; the second token says how a message travels."""
+
+import re
+
+from everstep.errors import EverstepError
+
+FACTS = "es.fact.>"
+BLOBS = "es.blob.>"
+CLUSTER = "_cluster"
+"""Stands where a job would, for what belongs to no job; no job can have this name."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+class BadSubjectError(EverstepError):
+    """A name would change the shape of a subject, or match other jobs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name!r} cannot be part of a subject: use 1 to 128 letters, digits, '_' and "
+            f"'-' (a '.' would add a level, a '*' or '>' would match other jobs)"
+        )
+        self.name = name
+
+
+def beat(job: str | None = None, node: str | None = None) -> str:
+    """One node's beats; without a node or a job, the wildcard for all of them."""
+    return f"es.beat.{_token(job)}.{_token(node)}"
+
+
+def timing(job: str | None = None, node: str | None = None) -> str:
+    """One node's section timings; without a node or a job, the wildcard."""
+    return f"es.timing.{_token(job)}.{_token(node)}"
+
+
+def fact(job: str | None, kind: str | None = None) -> str:
+    """Facts of one kind about one job; without either, the wildcard."""
+    return f"es.fact.{_token(job)}.{_token(kind)}"
+
+
+def order(job: str, node: str | None = None) -> str:
+    """Orders to all agents of a job, or to one of them."""
+    return f"es.order.{_token(job)}" + ("" if node is None else f".{_token(node)}")
+
+
+def ask(service: str, verb: str, job: str | None) -> str:
+    """A question to a service on behalf of one job; without a job, what the service hears.
+
+    The job is part of the subject so that the server itself can keep one job's agents
+    from asking in the name of another's.
+    """
+    return f"es.ask.{_token(service)}.{_token(verb)}.{_token(job)}"
+
+
+def document(bucket: str, key: str) -> str:
+    """Where a stored document is kept."""
+    return f"$KV.{_token(bucket)}.{_key(key)}"
+
+
+def document_news(bucket: str, key: str | None = None) -> str:
+    """Where each new revision of a document is announced; without a key, of all of them."""
+    return f"es.doc.{_token(bucket)}.{'>' if key is None else _key(key)}"
+
+
+def blob(job: str, blob_id: str, part: int | None = None) -> str:
+    """One part of a blob; without a part, all of them."""
+    return f"es.blob.{_token(job)}.{_token(blob_id)}.{'*' if part is None else part}"
+
+
+def job_of(subject: str) -> str:
+    """The job that a fact, beat, timing, order, blob or question is about."""
+    tokens = subject.split(".")
+    return tokens[4] if tokens[1] == "ask" else tokens[2]
+
+
+def _key(key: str) -> str:
+    return ".".join(_token(part) for part in key.split("."))
+
+
+def _token(name: str | None) -> str:
+    if name is None:
+        return "*"
+    if not _TOKEN.fullmatch(name):
+        raise BadSubjectError(name)
+    return name

@@ -1,0 +1,1 @@
+"""The services: one folder each, meeting on the bus and nowhere else."""
