@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from everstep.messages import Fact, Message
 
 M = TypeVar("M", bound=Message)
+M_co = TypeVar("M_co", bound=Message, covariant=True)
 Handler = Callable[[Message], Awaitable[Message]]
 """Answers one question. An `EverstepError` is told to the asker; anything else is a bug."""
 
@@ -22,38 +23,45 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Facts in stream order.
+class StreamPosition:
+    """How far a reader is. Keep it in the same transaction as what was read.
 
     `stream` names the stream's incarnation: after its data were wiped the sequence starts
     again, and only together are the two a position.
     """
 
     stream: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Facts in stream order, and the position after the last of them."""
+
+    position: StreamPosition
     facts: Sequence[Delivered]
 
 
 class FactReader(Protocol):
-    """A durable reader: what was not acknowledged comes again, also after a crash."""
+    """Reads on from a position, in order and without gaps, through every reconnect.
+
+    A fact may come a second time after the stream was wiped or set back: know it by its id.
+    """
 
     async def fetch(self, most: int, within_s: float) -> Batch:
         """Up to `most` facts, as soon as there are any; none after `within_s`."""
         ...
 
-    async def acknowledge(self, batch: Batch) -> None:
-        """Say that the batch is safe elsewhere. Losing this only brings it again."""
-        ...
 
-
-class Inbox(Protocol[M]):
+class Inbox(Protocol[M_co]):
     """What one subscription heard and nobody took yet: bounded, the oldest makes room."""
 
     dropped: int
     undecodable: int
 
-    def __aiter__(self) -> AsyncIterator[M]: ...
+    def __aiter__(self) -> AsyncIterator[M_co]: ...
 
-    async def get(self) -> M:
+    async def get(self) -> M_co:
         """The oldest message, waiting for one if need be."""
         ...
 
@@ -102,8 +110,10 @@ class Held:
     """A lease that we hold. Send `token` with every act: a lower one must be refused."""
 
     name: str
+    holder: str
+    ttl_s: int
     token: int
-    """Grows whenever the lease changes hands."""
+    """Grows with each renewal and each change of hands."""
 
 
 class Leases(Protocol):
@@ -113,7 +123,7 @@ class Leases(Protocol):
         """The lease, or None while somebody else has it."""
         ...
 
-    async def renew(self, held: Held) -> None:
+    async def renew(self, held: Held) -> Held:
         """For another time to live; `LeaseLostError` when it is no longer ours."""
         ...
 
@@ -126,8 +136,9 @@ class BlobRef:
 
     job: str
     id: str
-    """The xxh3-128 of the content, which is also its name: a blob never changes."""
+    """The xxh3-128 of the bytes as stored, which is also its name: a blob never changes."""
     size_bytes: int
+    """Of the content, before compression."""
     parts: int
 
 
@@ -165,12 +176,19 @@ class Bus(Protocol):
         """Hear a subject; messages of other types and undecodable ones are skipped and counted."""
         ...
 
-    def facts(self, reader: str) -> AbstractAsyncContextManager[FactReader]:
-        """Read the whole stream of facts as `reader`, going on where it stopped."""
+    def facts(self, after: StreamPosition | None) -> AbstractAsyncContextManager[FactReader]:
+        """Read the whole stream of facts from a position, or from its start."""
         ...
 
     async def ask(
-        self, service: str, verb: str, question: Message, of: type[M], *, job: str, within_s: float
+        self,
+        service: str,
+        verb: str,
+        question: Message,
+        of: type[M],
+        *,
+        job: str,
+        within_s: float,
     ) -> M:
         """One answer to a question, or the named error that says why there is none."""
         ...

@@ -1,0 +1,163 @@
+"""Questions and answers: typed, bounded, by `nats.micro`, so that its tools see our services."""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.micro import add_service
+from nats.micro.request import Request
+from nats.micro.service import Service
+
+from everstep import __version__, subjects
+from everstep.bus.beside import beside
+from everstep.bus.errors import (
+    AskRefusedError,
+    AskTimeoutError,
+    BusTimeoutError,
+)
+from everstep.bus.jetstream import JetStream, nobody
+from everstep.bus.ports import Handler, M
+from everstep.errors import EverstepError
+from everstep.messages import Message
+from everstep.messages.codec import BadMessageError, decode, encode
+
+log = logging.getLogger(__name__)
+
+_QUEUE = 1024
+_WORKERS = 16
+_ERROR = "Nats-Service-Error"
+_CODE = "Nats-Service-Error-Code"
+_MAX_REASON = 1024
+
+
+class RefusalError(EverstepError):
+    """Raise it in a handler to answer with a code of one's own, as HTTP would."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+async def ask(  # noqa: PLR0913  what to ask of whom, about what, for how long
+    jetstream: JetStream,
+    service: str,
+    verb: str,
+    question: Message,
+    of: type[M],
+    *,
+    job: str,
+    within_s: float,
+) -> M:
+    """See `everstep.bus.ports.Bus.ask`."""
+    subject = subjects.ask(service, verb, job)
+    try:
+        reply = await jetstream.request(subject, encode(question), within_s=within_s)
+    except BusTimeoutError as error:
+        raise AskTimeoutError(f"{service} did not answer {verb} within {within_s:g} s") from error
+    headers = reply.headers or {}
+    if headers.get("Status") == "503":
+        raise nobody(service, verb)
+    if _CODE in headers:
+        raise AskRefusedError(service, verb, headers[_CODE], headers.get(_ERROR, ""))
+    try:
+        answer = decode(reply.data)
+    except BadMessageError as error:
+        raise AskRefusedError(
+            service, verb, "502", f"its answer cannot be read: {error}"
+        ) from error
+    if not isinstance(answer, of):
+        raise AskRefusedError(service, verb, "502", f"it answered with {type(answer).__name__}")
+    return answer
+
+
+class _Answering:
+    """One replica of one service: hears, enqueues, works elsewhere."""
+
+    def __init__(self, name: str, handlers: Mapping[str, Handler]) -> None:
+        self._name = name
+        self._handlers = handlers
+        self._questions: asyncio.Queue[tuple[str, Request]] = asyncio.Queue(_QUEUE)
+        self._service: Service | None = None
+
+    async def attach(self, client: Client) -> None:
+        self._service = await add_service(
+            client, name=self._name, version=__version__, description=f"Everstep {self._name}"
+        )
+        for verb in self._handlers:
+            await self._service.add_endpoint(
+                name=verb, subject=subjects.ask(self._name, verb, None), handler=self._enqueue
+            )
+
+    async def _enqueue(self, request: Request) -> None:
+        try:
+            self._questions.put_nowait((request.subject.split(".")[3], request))
+        except asyncio.QueueFull:
+            await request.respond_error("503", f"{self._name} has {_QUEUE} questions waiting")
+
+    async def work_for_ever(self) -> None:
+        while True:
+            verb, request = await self._questions.get()
+            try:
+                await self._answer(verb, request)
+            except nats_errors.Error as error:
+                log.info("answer_lost service=%s verb=%s error=%s", self._name, verb, error)
+
+    async def _answer(self, verb: str, request: Request) -> None:
+        try:
+            question = _question(request)
+            reply = encode(await self._handlers[verb](question))
+        except BadMessageError as error:
+            await _refuse(request, "400", str(error))
+        except RefusalError as error:
+            await _refuse(request, error.code, str(error))
+        except EverstepError as error:
+            await _refuse(request, "422", str(error))
+        except Exception:  # noqa: BLE001  one asker's question must not end the service for all
+            log.error(
+                "question_failed service=%s verb=%s\n%s",
+                self._name,
+                verb,
+                traceback.format_exc(),
+            )
+            await _refuse(request, "500", f"{self._name} failed: see its log")
+        else:
+            await request.respond(reply)
+
+    async def stop(self) -> None:
+        if self._service is not None:
+            try:
+                async with asyncio.timeout(2):
+                    await self._service.stop()
+            except (nats_errors.Error, TimeoutError) as error:
+                log.debug("service_not_stopped error=%s", error)
+
+
+def _question(request: Request) -> Message:
+    question = decode(request.data)
+    # The server let this asker speak for the job in the subject, and for no other.
+    if getattr(question, "job", None) != subjects.job_of(request.subject):
+        raise RefusalError("403", "the question is about another job than its subject")
+    return question
+
+
+async def _refuse(request: Request, code: str, text: str) -> None:
+    one_line = " ".join(text.split())[:_MAX_REASON]
+    await request.respond_error(code, one_line.encode("ascii", "replace").decode())
+
+
+@asynccontextmanager
+async def answering(
+    jetstream: JetStream, service: str, handlers: Mapping[str, Handler]
+) -> AsyncIterator[None]:
+    """See `everstep.bus.ports.Bus.answer`."""
+    replica = _Answering(service, handlers)
+    workers = [replica.work_for_ever() for _ in range(_WORKERS)]
+    async with beside(*workers), jetstream.connection.attached(replica):
+        try:
+            yield
+        finally:
+            await replica.stop()

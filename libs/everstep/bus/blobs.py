@@ -1,0 +1,77 @@
+"""Evidence: compressed, cut into parts, named by its hash, immutable, gone after a while.
+
+One subject a part, below the job's own name, so that the server itself keeps the jobs
+apart; NATS's object store would hide the job's name in base64 (ADR-0007).
+"""
+
+import asyncio
+
+import xxhash
+import zstandard
+
+from everstep import subjects
+from everstep.bus.errors import BlobMissingError, BusConfigError, BusRefusedError
+from everstep.bus.jetstream import TOO_MANY_PER_SUBJECT, JetStream
+from everstep.bus.ports import BlobRef
+from everstep.bus.topology import EVIDENCE_STREAM
+
+MAX_BLOB_BYTES = 32 * 1024 * 1024
+PART_BYTES = 512 * 1024
+
+
+class NatsBlobs:
+    """See `everstep.bus.ports.Blobs`."""
+
+    def __init__(self, jetstream: JetStream) -> None:
+        self._jetstream = jetstream
+
+    async def put(self, job: str, data: bytes) -> BlobRef:
+        if len(data) > MAX_BLOB_BYTES:
+            raise BusConfigError(
+                f"{len(data)} bytes are too many for one blob (at most {MAX_BLOB_BYTES}): keep "
+                f"the end of it, or cut it"
+            )
+        stored = await asyncio.to_thread(zstandard.compress, data)
+        ref = BlobRef(
+            job=job,
+            id=xxhash.xxh3_128_hexdigest(stored),
+            size_bytes=len(data),
+            parts=-(-len(stored) // PART_BYTES),
+        )
+        for part in range(ref.parts):
+            await self._put_part(ref, part, stored[part * PART_BYTES : (part + 1) * PART_BYTES])
+        return ref
+
+    async def _put_part(self, ref: BlobRef, part: int, data: bytes) -> None:
+        try:
+            await self._jetstream.publish(subjects.blob(ref.job, ref.id, part), data)
+        except BusRefusedError as error:
+            if error.code != TOO_MANY_PER_SUBJECT:  # there already, and by its name the same
+                raise
+
+    async def get(self, ref: BlobRef) -> bytes:
+        if not 0 < ref.parts <= MAX_BLOB_BYTES // PART_BYTES + 1 or ref.size_bytes > MAX_BLOB_BYTES:
+            raise BlobMissingError(f"{ref} is no reference to a blob of ours")
+        parts: list[bytes] = []
+        for part in range(ref.parts):
+            stored = await self._jetstream.last(
+                EVIDENCE_STREAM, subjects.blob(ref.job, ref.id, part)
+            )
+            if stored is None:
+                raise BlobMissingError(
+                    f"part {part + 1} of {ref.parts} of blob {ref.id} of {ref.job} is gone: older "
+                    f"than the evidence stream's maximum age, or never fully written"
+                )
+            parts.append(stored.data)
+        return await asyncio.to_thread(_opened, ref, b"".join(parts))
+
+
+def _opened(ref: BlobRef, stored: bytes) -> bytes:
+    if xxhash.xxh3_128_hexdigest(stored) != ref.id:
+        raise BlobMissingError(f"blob {ref.id} of {ref.job} is damaged: its hash does not match")
+    try:
+        return zstandard.ZstdDecompressor().decompress(
+            stored, max_output_size=ref.size_bytes, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise BlobMissingError(f"blob {ref.id} of {ref.job} cannot be opened: {error}") from error

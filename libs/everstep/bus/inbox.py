@@ -1,0 +1,67 @@
+"""What a subscription heard: decoded, bounded, the oldest makes room for the newest."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Generic, Protocol, TypeVar
+
+from everstep.messages import Message
+from everstep.messages.codec import BadMessageError, decode
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+
+
+class Counted(Protocol):
+    """What became of the messages of one inbox."""
+
+    received: int
+    dropped: int
+    undecodable: int
+
+
+class BoundedInbox(Generic[M]):
+    """See `everstep.bus.ports.Inbox`. Putting never waits."""
+
+    def __init__(self, subject: str, of: type[M], capacity: int) -> None:
+        self._subject = subject
+        self._of = of
+        self._capacity = capacity
+        self._waiting: deque[M] = deque()
+        self._filled = asyncio.Event()
+        self._complained = False
+        self.received = 0
+        self.dropped = 0
+        self.undecodable = 0
+
+    def put(self, data: bytes) -> None:
+        self.received += 1
+        try:
+            message = decode(data)
+        except BadMessageError as error:
+            self.undecodable += 1
+            if not self._complained:
+                self._complained = True
+                log.warning("message_skipped subject=%s error=%s", self._subject, error)
+            return
+        if not isinstance(message, self._of):
+            return
+        if len(self._waiting) >= self._capacity:
+            self._waiting.popleft()
+            self.dropped += 1
+        self._waiting.append(message)
+        self._filled.set()
+
+    async def get(self) -> M:
+        while not self._waiting:
+            self._filled.clear()
+            await self._filled.wait()
+        return self._waiting.popleft()
+
+    def __aiter__(self) -> AsyncIterator[M]:
+        return self
+
+    async def __anext__(self) -> M:
+        return await self.get()

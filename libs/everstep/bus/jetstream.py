@@ -1,0 +1,212 @@
+"""Questions to the server itself: store this, what is the last of that, make a stream."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from everstep.bus.connection import Connection
+from everstep.bus.errors import (
+    BusDeniedError,
+    BusError,
+    BusRefusedError,
+    BusTimeoutError,
+    BusUnreachableError,
+    JetStreamOffError,
+    MessageTooLargeError,
+    NobodyAnswersError,
+    NoStreamError,
+)
+
+WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+STREAM_NOT_FOUND = 10059
+CONSUMER_NOT_FOUND = 10014
+TOO_MANY_PER_SUBJECT = 10077
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An error as JetStream's API says it."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class PubAck(msgspec.Struct, frozen=True):
+    """JetStream's answer to one message: where it is kept, or why not."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: Problem | None = None
+
+
+_PUB_ACK = msgspec.json.Decoder(PubAck)
+
+
+def pub_ack(message: Msg) -> PubAck | None:
+    """The acknowledgement in a reply; None when no stream takes that subject."""
+    if message.headers and message.headers.get("Status") == "503":
+        return None
+    return _PUB_ACK.decode(message.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as a stream holds it."""
+
+    sequence: int
+    data: bytes
+    headers: Mapping[str, str]
+
+
+class JetStream:
+    """Use `open_jetstream`. Each call ends within the settings' `request_within_s`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
+        self._tokens = itertools.count(1)
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+
+    @property
+    def inbox(self) -> str:
+        return self._inbox
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        within_s: float | None = None,
+    ) -> Msg:
+        """One reply, or the reason why there is none: lost, refused, or late."""
+        if not self._connection.connected:
+            raise BusUnreachableError(f"no connection to {self._connection.settings.url}")
+        client = self._connection.client
+        if len(data) > client.max_payload:
+            raise MessageTooLargeError(subject, len(data), client.max_payload)
+        limit_s = within_s or self._connection.settings.request_within_s
+        token = str(next(self._tokens))
+        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = (subject, reply)
+        try:
+            async with asyncio.timeout(limit_s):
+                await client.publish(
+                    subject,
+                    data,
+                    reply=f"{self._inbox}.{token}",
+                    headers=dict(headers or {}) or None,
+                )
+                return await reply
+        except TimeoutError as error:
+            raise BusTimeoutError(f"no answer to {subject} within {limit_s:g} s") from error
+        except nats_errors.Error as error:
+            raise BusUnreachableError(f"cannot send {subject}: {error}") from error
+        finally:
+            self._waiting.pop(token, None)
+
+    async def publish(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> PubAck:
+        """Store one message. `BusRefusedError` holds JetStream's own code."""
+        ack = pub_ack(await self.request(subject, data, headers=headers))
+        if ack is None:
+            raise NoStreamError(f"a stream for {subject}")
+        if ack.error is not None:
+            raise BusRefusedError(subject, ack.error.err_code, ack.error.description)
+        return ack
+
+    async def publish_if(
+        self, subject: str, data: bytes, expected: int, headers: Mapping[str, str] | None = None
+    ) -> int | None:
+        """Store if `expected` is the subject's last sequence; None when it is not."""
+        try:
+            ack = await self.publish(
+                subject, data, headers={**(headers or {}), _EXPECTED: str(expected)}
+            )
+        except BusRefusedError as error:
+            if error.code in WRONG_LAST_SEQUENCE:
+                return None
+            raise
+        return ack.seq
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        """The newest message of a subject, without a consumer."""
+        reply = await self.request(f"$JS.API.DIRECT.GET.{stream}.{subject}")
+        headers = reply.headers or {}
+        status = headers.get("Status")
+        if status == "404":
+            return None
+        if status == "503":
+            raise NoStreamError(stream)
+        if status is not None:
+            raise BusRefusedError(
+                stream, int(status), headers.get("Description", "no reason given")
+            )
+        return Stored(int(headers["Nats-Sequence"]), reply.data, headers)
+
+    async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A call of JetStream's own API, as `STREAM.INFO.FACTS`."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        reply = await self.request(f"$JS.API.{verb}", data)
+        if reply.headers and reply.headers.get("Status") == "503":
+            raise JetStreamOffError(f"JetStream is not ready at {self._connection.settings.url}")
+        answer: dict[str, Any] = msgspec.json.decode(reply.data)
+        problem = answer.get("error")
+        if problem:
+            code = int(problem.get("err_code", problem.get("code", 0)))
+            if code == STREAM_NOT_FOUND:
+                raise NoStreamError(f"the stream {verb.split('.')[2]}")
+            raise BusRefusedError(verb, code, str(problem.get("description", "no reason given")))
+        return answer
+
+    async def on_reply(self, message: Msg) -> None:
+        waiting = self._waiting.get(message.subject.rpartition(".")[2])
+        if waiting is not None and not waiting[1].done():
+            waiting[1].set_result(message)
+
+    def fail_all(self) -> None:
+        """The connection is gone, and with it every answer."""
+        url = self._connection.settings.url
+        for subject, reply in self._waiting.values():
+            _fail(
+                reply,
+                BusUnreachableError(f"the connection to {url} broke before {subject} was answered"),
+            )
+
+    def fail_denied(self, denied: str) -> None:
+        who = self._connection.settings.user or "this client"
+        for subject, reply in self._waiting.values():
+            if subject == denied:
+                _fail(reply, BusDeniedError(f"user {who} may not publish to {subject}"))
+
+
+def _fail(reply: asyncio.Future[Msg], error: BusError) -> None:
+    if not reply.done():
+        reply.set_exception(error)
+
+
+@asynccontextmanager
+async def open_jetstream(connection: Connection) -> AsyncIterator[JetStream]:
+    jetstream = JetStream(connection)
+    with connection.noticing(down=jetstream.fail_all, denied=jetstream.fail_denied):
+        async with connection.subscribed(f"{jetstream.inbox}.*", jetstream.on_reply):
+            yield jetstream
+
+
+def nobody(service: str, verb: str) -> NobodyAnswersError:
+    return NobodyAnswersError(f"nobody answers {service}.{verb}: is the {service} service running?")

@@ -1,0 +1,58 @@
+"""At most one holder at a time, by the server's clock; the token fences off late ones."""
+
+from collections.abc import Mapping
+
+from everstep import subjects
+from everstep.bus.errors import LeaseLostError
+from everstep.bus.jetstream import JetStream
+from everstep.bus.ports import Held
+
+BUCKET = "LEASES"
+_STREAM = f"KV_{BUCKET}"
+
+
+class NatsLeases:
+    """See `everstep.bus.ports.Leases`.
+
+    Written as messages with a time to live instead of through a key-value client: an update
+    without a TTL would make the lease immortal, and an expired one leaves a marker that
+    `create` mistakes for a holder (ADR-0006).
+    """
+
+    def __init__(self, jetstream: JetStream) -> None:
+        self._jetstream = jetstream
+
+    async def acquire(self, name: str, holder: str, ttl_s: int) -> Held | None:
+        if ttl_s < 1:
+            raise ValueError(f"a lease lives for whole seconds, at least 1, not {ttl_s}")
+        subject = subjects.document(BUCKET, name)
+        data = holder.encode()
+        token = await self._write(subject, data, 0, ttl_s)
+        if token is None:
+            last = await self._jetstream.last(_STREAM, subject)
+            if last is not None and not _is_gone(last.headers):
+                return None
+            token = await self._write(subject, data, 0 if last is None else last.sequence, ttl_s)
+        if token is None:
+            return None  # somebody else was quicker
+        return Held(name, holder, ttl_s, token)
+
+    async def renew(self, held: Held) -> Held:
+        # An expired lease has a marker or nothing as its last message, so this fails then.
+        subject = subjects.document(BUCKET, held.name)
+        token = await self._write(subject, held.holder.encode(), held.token, held.ttl_s)
+        if token is None:
+            raise LeaseLostError(held.name, held.token)
+        return Held(held.name, held.holder, held.ttl_s, token)
+
+    async def release(self, held: Held) -> None:
+        """Give it back at once. Nothing happens when it is no longer ours."""
+        subject = subjects.document(BUCKET, held.name)
+        await self._jetstream.publish_if(subject, b"", held.token, {"KV-Operation": "DEL"})
+
+    async def _write(self, subject: str, data: bytes, expected: int, ttl_s: int) -> int | None:
+        return await self._jetstream.publish_if(subject, data, expected, {"Nats-TTL": f"{ttl_s}s"})
+
+
+def _is_gone(headers: Mapping[str, str]) -> bool:
+    return "Nats-Marker-Reason" in headers or headers.get("KV-Operation") in {"DEL", "PURGE"}

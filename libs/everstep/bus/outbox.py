@@ -1,0 +1,278 @@
+"""Facts on their way: first onto our disk, then to the stream, forgotten when it has them.
+
+    record ─▶ [group] ─fsync─▶ spool ─window─▶ stream ─ack─▶ forgotten
+                                  ▲               │
+                                  └── again, in order, when lost, refused or late
+
+A window is sent whole and settled whole, so facts of one process stay in order, also
+through a reconnect. The stream knows a second copy by its `Nats-Msg-Id`.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from everstep import subjects
+from everstep.bus.beside import beside
+from everstep.bus.connection import Connection
+from everstep.bus.errors import (
+    BusDeniedError,
+    BusError,
+    BusTimeoutError,
+    BusUnreachableError,
+    FactsWaitingError,
+    MessageTooLargeError,
+    NoStreamError,
+    SpoolError,
+)
+from everstep.bus.jetstream import Problem, pub_ack
+from everstep.bus.spool import Position, Spool
+from everstep.messages import Fact, kind_of
+from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 1000
+_RETRY_MAX_S = 5.0
+_MESSAGE_TOO_LARGE = 10054
+_HEADERS_BYTES = 512
+
+
+class _Group:
+    """Facts that share one fsync."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.kept = asyncio.Event()
+        self.error: SpoolError | None = None
+
+
+class _Window:
+    """Facts sent together, and what became of each."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.waiting = dict(enumerate(records))
+        self.trouble: BusError | None = None
+        self.settled = asyncio.Event()
+
+    def stop(self, trouble: BusError) -> None:
+        self.trouble = trouble
+        self.settled.set()
+
+
+class Outbox:
+    """Use `open_outbox`."""
+
+    def __init__(self, connection: Connection, spool: Spool, thread: ThreadPoolExecutor) -> None:
+        self._connection = connection
+        self._spool = spool
+        self._thread = thread
+        self._group = _Group()
+        self._grew = asyncio.Event()
+        self._kept = asyncio.Event()
+        self._kept.set()  # what an earlier process left is to be sent, too
+        self._sent = spool.acked
+        self._idle = asyncio.Event()
+        self._came_up = asyncio.Event()
+        self._window: _Window | None = None
+        self._number = 0
+        self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
+        self.trouble: BusError | None = None
+        self.counters = {"recorded": 0, "acknowledged": 0, "resent": 0, "rejected": 0}
+
+    # -- onto the disk ---------------------------------------------------------------------
+
+    async def record(self, fact: Fact) -> None:
+        data = encode(fact)
+        subject = subjects.fact(fact.job, kind_of(fact))
+        limit = MAX_MESSAGE_BYTES - _HEADERS_BYTES
+        if len(data) > limit:
+            raise MessageTooLargeError(subject, len(data), limit)
+        group = self._group
+        group.records.append(f"{subject}\n{fact.id}\n".encode() + data)
+        self._idle.clear()
+        self._grew.set()
+        await group.kept.wait()
+        if group.error is not None:
+            raise type(group.error)(*group.error.args)
+        self.counters["recorded"] += 1
+
+    async def keep_for_ever(self) -> None:
+        """Write each group with one fsync, while the next one gathers."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._grew.wait()
+            self._grew.clear()
+            group, self._group = self._group, _Group()
+            try:
+                await loop.run_in_executor(self._thread, self._spool.append, group.records)
+            except SpoolError as error:
+                group.error = error
+                log.error("facts_not_kept count=%d error=%s", len(group.records), error)
+            group.kept.set()
+            self._kept.set()
+
+    # -- to the stream ---------------------------------------------------------------------
+
+    async def send_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._kept.wait()
+            self._kept.clear()
+            while True:
+                records, end = await loop.run_in_executor(
+                    self._thread, self._spool.read, self._sent, _WINDOW
+                )
+                if not records:
+                    break
+                await self._deliver(records)
+                await loop.run_in_executor(self._thread, self._forget, end)
+            if not self._kept.is_set() and not self._grew.is_set():
+                self._idle.set()
+
+    def _forget(self, end: Position) -> None:
+        self._sent = end
+        self._spool.acknowledge(end)
+
+    async def _deliver(self, records: list[bytes]) -> None:
+        """Return when the stream has, or has rejected for good, every one of them."""
+        window = _Window(records)
+        wait_s = 0.05
+        while True:
+            await self._connection.wait_connected()
+            self._came_up.clear()
+            await self._send(window)
+            if not window.waiting:
+                self.trouble = None
+                return
+            self._complain(window.trouble)
+            self.counters["resent"] += len(window.waiting)
+            wait_s = min(2 * wait_s, _RETRY_MAX_S)
+            try:
+                async with asyncio.timeout(random.uniform(0.5, 1.0) * wait_s):  # noqa: S311  jitter
+                    await self._came_up.wait()
+                    wait_s = 0.05
+            except TimeoutError:
+                continue
+
+    async def _send(self, window: _Window) -> None:
+        """Send what is waiting, once, and wait until all is answered or something is wrong."""
+        self._number += 1
+        self._window = window
+        window.trouble = None
+        window.settled.clear()
+        limit_s = self._connection.settings.request_within_s
+        reply = f"{self._inbox}.{self._number}."
+        try:
+            client = self._connection.client
+            async with asyncio.timeout(limit_s):
+                for index, record in list(window.waiting.items()):
+                    subject, id_, data = record.split(b"\n", 2)
+                    await client.publish(
+                        subject.decode(), data, f"{reply}{index}", {"Nats-Msg-Id": id_.decode()}
+                    )
+                if window.waiting:
+                    await window.settled.wait()
+        except TimeoutError:
+            window.trouble = BusTimeoutError(f"the stream did not answer within {limit_s:g} s")
+        except nats_errors.Error as error:
+            window.trouble = BusUnreachableError(f"cannot send facts: {error}")
+        except BusError as error:
+            window.trouble = error
+        finally:
+            self._window = None
+
+    async def on_ack(self, message: Msg) -> None:
+        number, _, index = message.subject.rpartition(".")
+        window = self._window
+        if window is None or not number.endswith(f".{self._number}"):
+            return  # answers an earlier sending, which is being repeated
+        ack = pub_ack(message)
+        if ack is None:
+            window.stop(NoStreamError("the stream of facts"))
+        elif ack.error is None:
+            window.waiting.pop(int(index), None)
+            self.counters["acknowledged"] += 1
+        elif ack.error.err_code == _MESSAGE_TOO_LARGE:
+            self._reject(window.waiting.pop(int(index), None), ack.error)
+        else:
+            problem = ack.error
+            window.stop(
+                BusUnreachableError(
+                    f"the stream refuses facts: {problem.description} (code {problem.err_code})"
+                )
+            )
+        if not window.waiting:
+            window.settled.set()
+
+    def _reject(self, record: bytes | None, problem: Problem) -> None:
+        if record is not None:
+            self.counters["rejected"] += 1
+            log.error("fact_rejected reason=%s fact=%r", problem.description, record[:400])
+
+    def _complain(self, trouble: BusError | None) -> None:
+        if str(trouble) != str(self.trouble):
+            log.warning("facts_waiting bytes=%d reason=%s", self.pending_bytes, trouble)
+        self.trouble = trouble
+
+    # -- what the connection tells us ------------------------------------------------------
+
+    def came_up(self) -> None:
+        self._came_up.set()
+
+    def went_down(self) -> None:
+        if self._window is not None:
+            self._window.stop(BusUnreachableError("the connection to the bus is lost"))
+
+    def denied(self, subject: str) -> None:
+        if self._window is not None and subject.startswith("es.fact."):
+            self._window.stop(BusDeniedError(f"we may not publish to {subject}"))
+
+    # -- for the owner ---------------------------------------------------------------------
+
+    @property
+    def inbox(self) -> str:
+        return self._inbox
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._spool.pending_bytes
+
+    async def flush(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
+        except TimeoutError:
+            raise FactsWaitingError(
+                f"facts ({self.pending_bytes} bytes) are safe in the spool but not yet in the "
+                f"stream after {within_s:g} s: {self.trouble or 'still sending'}"
+            ) from None
+
+
+@asynccontextmanager
+async def open_outbox(connection: Connection, folder: Path) -> AsyncIterator[Outbox]:
+    """The outbox of one process. What an earlier one left in the folder is sent first."""
+    loop = asyncio.get_running_loop()
+    max_bytes = connection.settings.spool_max_bytes
+    with ThreadPoolExecutor(1, thread_name_prefix="spool") as thread:
+        spool = await loop.run_in_executor(thread, lambda: Spool.open(folder, max_bytes=max_bytes))
+        try:
+            outbox = Outbox(connection, spool, thread)
+            with connection.noticing(
+                up=outbox.came_up, down=outbox.went_down, denied=outbox.denied
+            ):
+                async with (
+                    connection.subscribed(f"{outbox.inbox}.*.*", outbox.on_ack),
+                    beside(outbox.keep_for_ever(), outbox.send_for_ever()),
+                ):
+                    yield outbox
+        finally:
+            await loop.run_in_executor(thread, spool.close)

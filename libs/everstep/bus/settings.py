@@ -1,0 +1,63 @@
+"""The [bus] section: where the bus is, who we are there, and how patient we are."""
+
+from pathlib import Path
+
+from everstep.settings import Settings
+
+
+class BusSettings(Settings, frozen=True, kw_only=True):
+    """How to reach the bus."""
+
+    url: str = "nats://127.0.0.1:4222"
+    """One URL or several with commas: `nats://`, or `tls://` for TLS."""
+    user: str | None = None
+    """The user to log in as; its password comes from `password_file`."""
+    password_file: Path | None = None
+    """Read at each connect, so that a rotated password needs no restart."""
+    credentials_file: Path | None = None
+    """A NATS `.creds` file (JWT and seed), instead of a user and password."""
+    nkey_seed_file: Path | None = None
+    """An nkey seed, instead of a user and password."""
+    inbox_prefix: str | None = None
+    """Where our replies arrive; by default `_INBOX.<user>`, which only that user may hear."""
+    ca_file: Path | None = None
+    """The authority that signed the server's certificate, where the system does not know it."""
+    cert_file: Path | None = None
+    """Our own certificate, for servers that verify clients."""
+    key_file: Path | None = None
+    """The key of `cert_file`."""
+    connect_within_s: float = 10.0
+    """How long the first connection may take before the process gives up."""
+    reconnect_wait_s: float = 1.0
+    """The least time between two attempts at the same server."""
+    reconnect_jitter_s: float = 1.0
+    """The most random delay before reconnecting: 0.005 s a node, so that a fleet spreads out."""
+    ping_interval_s: float = 15.0
+    """A connection that misses three pings is dead."""
+    request_within_s: float = 5.0
+    """How long the server may take for one answer of its own."""
+    verify_every_s: float = 30.0
+    """How often a followed document is read back, in case an announcement was lost."""
+    spool_dir: Path | None = None
+    """Below it, each process keeps a folder of its own where facts wait for the bus."""
+    spool_max_bytes: int = 256 * 1024 * 1024
+    """The most that may wait there."""
+    replicas: int = 1
+    """Copies of each stream, when we make them: 3 in production."""
+
+    def __post_init__(self) -> None:
+        ways = [self.user, self.credentials_file, self.nkey_seed_file]
+        if sum(way is not None for way in ways) > 1:
+            raise ValueError("set only one of user, credentials_file and nkey_seed_file")
+        if (self.user is None) != (self.password_file is None):
+            raise ValueError("user and password_file belong together")
+        if self.replicas not in {1, 3, 5}:
+            raise ValueError(f"replicas must be 1, 3 or 5, got {self.replicas}")
+        for name in (
+            "connect_within_s",
+            "ping_interval_s",
+            "request_within_s",
+            "verify_every_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be more than 0, got {getattr(self, name):g}")

@@ -1,0 +1,152 @@
+"""Streams and buckets: what must exist, made and verified by reading it back.
+
+The same for the dev server and for production (`everstep bus init`), and safe to run again.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep import subjects
+from everstep.bus.errors import BusRefusedError, NoStreamError, TopologyError
+from everstep.bus.jetstream import JetStream
+
+log = logging.getLogger(__name__)
+
+FACTS_STREAM = "FACTS"
+EVIDENCE_STREAM = "EVIDENCE"
+ROUNDS, LIMITS, CONTROL, LEASES, PROBE = "ROUNDS", "LIMITS", "CONTROL", "LEASES", "PROBE"
+
+_SECOND = 1_000_000_000
+_DAY = 24 * 3600 * _SECOND
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much the bus may keep. History is the record; the bus only has to outlast its absence."""
+
+    facts_days: int = 30
+    facts_bytes: int = 8 * 1024 * _MIB
+    evidence_days: int = 30
+    evidence_bytes: int = 8 * 1024 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """A stream as we want it; the server adds its own defaults for the rest."""
+
+    name: str
+    config: dict[str, Any] = field(hash=False)
+
+
+def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
+    """Every stream that Everstep uses."""
+    common = {
+        "storage": "file",
+        "retention": "limits",
+        "discard": "old",
+        "num_replicas": replicas,
+        "allow_direct": True,
+    }
+    facts = {
+        "subjects": [subjects.FACTS],
+        "max_age": retention.facts_days * _DAY,
+        "max_bytes": retention.facts_bytes,
+        "max_msg_size": _MIB,
+        "duplicate_window": 120 * _SECOND,
+        "max_consumers": 256,
+        "deny_delete": True,
+    }
+    evidence = {
+        "subjects": [subjects.BLOBS],
+        "max_age": retention.evidence_days * _DAY,
+        "max_bytes": retention.evidence_bytes,
+        "max_msgs_per_subject": 1,
+        "discard": "new",
+        "discard_new_per_subject": True,
+        "deny_delete": True,
+    }
+    return [
+        StreamPlan(FACTS_STREAM, common | facts),
+        StreamPlan(EVIDENCE_STREAM, common | evidence),
+        *(_bucket(name, common, announced=True) for name in (ROUNDS, LIMITS, CONTROL)),
+        _bucket(LEASES, common),
+        _bucket(PROBE, common | {"max_age": 3600 * _SECOND}),
+    ]
+
+
+def _bucket(name: str, common: dict[str, Any], *, announced: bool = False) -> StreamPlan:
+    config: dict[str, Any] = common | {
+        "subjects": [f"$KV.{name}.>"],
+        "max_msgs_per_subject": 1,
+        "max_msg_size": 512 * 1024,
+        "max_bytes": 256 * _MIB,
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,
+        "subject_delete_marker_ttl": 30 * _SECOND,
+    }
+    if announced:
+        news = subjects.document_news(name)
+        config["republish"] = {"src": f"$KV.{name}.>", "dest": news}
+    return StreamPlan(f"KV_{name}", config)
+
+
+async def init(
+    jetstream: JetStream, *, replicas: int = 1, retention: Retention | None = None
+) -> list[str]:
+    """Make what is missing, correct what differs, and say what was done, one line each.
+
+    `TopologyError` when the server keeps a stream otherwise than asked.
+    """
+    done: list[str] = []
+    for plan in plans(replicas, retention or Retention()):
+        word = await _ensure(jetstream, plan)
+        if word != "kept":
+            log.info("stream_%s name=%s", word, plan.name)
+        done.append(f"{plan.name} {word}")
+    return done
+
+
+async def _ensure(jetstream: JetStream, plan: StreamPlan) -> str:
+    wanted = {"name": plan.name, **plan.config}
+    try:
+        found = await _config(jetstream, plan.name)
+    except NoStreamError:
+        word = "made"
+        await _call(jetstream, f"STREAM.CREATE.{plan.name}", wanted)
+    else:
+        if not _differences(plan, found):
+            return "kept"
+        word = "corrected"
+        await _call(jetstream, f"STREAM.UPDATE.{plan.name}", {**found, **wanted})
+    differences = _differences(plan, await _config(jetstream, plan.name))
+    if differences:
+        raise TopologyError(f"the server did not take all of {plan.name}: {'; '.join(differences)}")
+    return word
+
+
+async def _call(jetstream: JetStream, verb: str, body: dict[str, Any]) -> None:
+    try:
+        await jetstream.api(verb, body)
+    except BusRefusedError as error:
+        if error.code == 10047:  # insufficient storage
+            raise TopologyError(
+                f"the server has too little JetStream storage for {verb.split('.')[-1]}: raise "
+                f"max_file_store, or lower the retention"
+            ) from error
+        raise TopologyError(f"the server refuses {verb}: {error}") from error
+
+
+async def _config(jetstream: JetStream, name: str) -> dict[str, Any]:
+    config: dict[str, Any] = (await jetstream.api(f"STREAM.INFO.{name}"))["config"]
+    return config
+
+
+def _differences(plan: StreamPlan, found: dict[str, Any]) -> list[str]:
+    return [
+        f"{key} is {found.get(key)!r}, not {value!r}"
+        for key, value in plan.config.items()
+        if found.get(key) != value
+    ]
