@@ -14,6 +14,7 @@ from nats.micro.service import Service
 
 from everstep import __version__, subjects
 from everstep.bus.beside import beside
+from everstep.bus.connection import Connection
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
@@ -77,7 +78,8 @@ async def ask(  # noqa: PLR0913  what to ask of whom, about what, for how long
 class _Answering:
     """One replica of one service: hears, enqueues, works elsewhere."""
 
-    def __init__(self, name: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, connection: Connection, name: str, handlers: Mapping[str, Handler]) -> None:
+        self._connection = connection
         self._name = name
         self._handlers = handlers
         self._questions: asyncio.Queue[tuple[str, Request]] = asyncio.Queue(_QUEUE)
@@ -88,9 +90,9 @@ class _Answering:
             client, name=self._name, version=__version__, description=f"Everstep {self._name}"
         )
         for verb in self._handlers:
-            await self._service.add_endpoint(
-                name=verb, subject=subjects.ask(self._name, verb, None), handler=self._enqueue
-            )
+            subject = subjects.ask(self._name, verb, None)
+            await self._service.add_endpoint(name=verb, subject=subject, handler=self._enqueue)
+            await self._connection.refuse_if_denied(client, subject)
 
     async def _enqueue(self, request: Request) -> None:
         try:
@@ -154,7 +156,7 @@ async def answering(
     jetstream: JetStream, service: str, handlers: Mapping[str, Handler]
 ) -> AsyncIterator[None]:
     """See `everstep.bus.ports.Bus.answer`."""
-    replica = _Answering(service, handlers)
+    replica = _Answering(jetstream.connection, service, handlers)
     workers = [replica.work_for_ever() for _ in range(_WORKERS)]
     async with beside(*workers), jetstream.connection.attached(replica):
         try:

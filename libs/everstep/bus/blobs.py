@@ -12,8 +12,8 @@ import zstandard
 from everstep import subjects
 from everstep.bus.errors import BlobMissingError, BusConfigError, BusRefusedError
 from everstep.bus.jetstream import TOO_MANY_PER_SUBJECT, JetStream
-from everstep.bus.ports import BlobRef
 from everstep.bus.topology import EVIDENCE_STREAM
+from everstep.messages import BlobRef
 
 MAX_BLOB_BYTES = 32 * 1024 * 1024
 PART_BYTES = 512 * 1024

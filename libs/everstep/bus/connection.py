@@ -170,6 +170,7 @@ class Connection:
         self._came_up()
 
     async def _connect(self, client: Client) -> None:
+        options = await asyncio.to_thread(login, self._settings)
         errors: list[Exception] = []
         opened = False
         try:
@@ -177,14 +178,14 @@ class Connection:
 
                 async def on_error(error: Exception) -> None:
                     if opened:
-                        self._note(error)
+                        await self._note(error)
                         return
                     errors.append(error)
                     if is_final(error):
                         limit.reschedule(asyncio.get_running_loop().time())
 
                 await client.connect(
-                    **login(self._settings),
+                    **options,
                     name=f"everstep-{self._name}",
                     error_cb=on_error,
                     disconnected_cb=self._disconnected,
@@ -194,9 +195,10 @@ class Connection:
                 )
                 opened = True
         except TimeoutError:
-            raise explain(errors, self._settings) from (errors[-1] if errors else None)
+            cause = errors[-1] if errors else None
+            raise await asyncio.to_thread(explain, cause, self._settings) from cause
         except (nats_errors.Error, OSError, ValueError) as error:
-            raise explain([error], self._settings) from error
+            raise await asyncio.to_thread(explain, error, self._settings) from error
 
     async def keep_open(self, *, first: bool) -> None:
         """Rebuild the client whenever it was closed; with `first`, open it to begin with."""
@@ -245,7 +247,7 @@ class Connection:
             log.warning("bus_closed_by_server error=%s", self.trouble or "unknown")
             self._closed.set()
 
-    def _note(self, error: Exception) -> None:
+    async def _note(self, error: Exception) -> None:
         denied = _DENIED.search(str(error))
         if denied is not None:
             self._note_denied(denied[1].lower(), denied[2])
@@ -253,7 +255,8 @@ class Connection:
             self.counters["slow"] += 1
         else:
             self.counters["errors"] += 1
-            self.trouble = str(credentials_expired(error, self._settings) or error)
+            expired = await asyncio.to_thread(credentials_expired, error, self._settings)
+            self.trouble = str(expired or error)
 
     def _note_denied(self, act: str, subject: str) -> None:
         self.counters["denied"] += 1
@@ -308,7 +311,8 @@ async def _dispose(client: Client) -> None:
             if client.is_connected:
                 await client.flush(timeout=1)
             await client.close()
-    except (TimeoutError, nats_errors.Error, OSError) as error:
+    except (TimeoutError, nats_errors.Error, OSError, AssertionError) as error:
+        # nats-py asserts when it never got as far as a connection
         log.debug("bus_close_failed error=%s", error)
 
 

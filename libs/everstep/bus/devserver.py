@@ -67,8 +67,7 @@ class DevServer:
 
     async def grant(self, job: str) -> BusSettings:
         """Let the agents of a job in; everybody else stays connected."""
-        ensure_users(self._folder, [user_for("agent", job).name])
-        self._write_config()
+        await asyncio.to_thread(self._admit, user_for("agent", job).name)
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)  # read the configuration again
         return self.settings("agent", job)
@@ -76,8 +75,9 @@ class DevServer:
     async def start(self) -> None:
         """Start it, on the port of last time if that is free."""
         remembered = self._folder / "port"
-        if self._plan.port == -1 and remembered.exists():
-            self._plan = replace(self._plan, port=int(remembered.read_text()))
+        port = await asyncio.to_thread(_read_port, remembered)
+        if self._plan.port == -1 and port is not None:
+            self._plan = replace(self._plan, port=port)
             try:
                 await self._start()
             except BusUnreachableError:
@@ -85,12 +85,10 @@ class DevServer:
             else:
                 return
         await self._start()
-        write_private(remembered, str(self._plan.port))
+        await asyncio.to_thread(write_private, remembered, str(self._plan.port))
 
     async def _start(self) -> None:
-        for path in self._folder.glob("*.ports"):
-            path.unlink(missing_ok=True)
-        self._write_config()
+        await asyncio.to_thread(self._prepare)
         self._process = await asyncio.create_subprocess_exec(
             self._program,
             *("-c", str(self._folder / "nats.json"), "--ports_file_dir", str(self._folder)),
@@ -113,13 +111,14 @@ class DevServer:
         try:
             async with asyncio.timeout(_READY_WITHIN_S):
                 while process.returncode is None:
-                    with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-                        ports = msgspec.json.decode(path.read_bytes())
-                        return int(ports["nats"][0].rpartition(":")[2])
+                    port = await asyncio.to_thread(_port_in, path)
+                    if port is not None:
+                        return port
                     await asyncio.sleep(0.005)
         except TimeoutError:
             pass
-        raise BusUnreachableError(f"nats-server did not start: {self._last_complaint()}")
+        complaint = await asyncio.to_thread(self._last_complaint)
+        raise BusUnreachableError(f"nats-server did not start: {complaint}")
 
     async def keep_running(self) -> None:
         wait_s = 0.05
@@ -154,7 +153,13 @@ class DevServer:
                 process.kill()
             await process.wait()
 
-    def _write_config(self) -> None:
+    def _prepare(self) -> None:
+        for path in self._folder.glob("*.ports"):
+            path.unlink(missing_ok=True)
+        write_config(self._folder / "nats.json", self._plan, self._folder)
+
+    def _admit(self, name: str) -> None:
+        ensure_users(self._folder, [name])
         write_config(self._folder / "nats.json", self._plan, self._folder)
 
     def _last_complaint(self) -> str:
@@ -163,6 +168,22 @@ class DevServer:
             bad = [line for line in lines if "[FTL]" in line or "[ERR]" in line]
             return (bad or lines or ["its log is empty"])[-1]
         return f"it wrote no log into {self._folder}"
+
+
+def _read_port(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _port_in(path: Path) -> int | None:
+    """The client port in a ports file; None while it is not there, or not whole."""
+    try:
+        ports = msgspec.json.decode(path.read_bytes())
+        return int(ports["nats"][0].rpartition(":")[2])
+    except (OSError, msgspec.DecodeError, KeyError):
+        return None
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:
@@ -205,9 +226,9 @@ async def program_version(program: str) -> str:
 async def dev_server(state: Path, *, sync: str = "2m", port: int = -1) -> AsyncIterator[DevServer]:
     """A server with its data and its users below `state`; the users are `admin` and `service`."""
     folder = state / "nats"
-    ensure_users(folder, [ADMIN, SERVICE])
+    await asyncio.to_thread(ensure_users, folder, [ADMIN, SERVICE])
     plan = ServerPlan(store=folder / "store", port=port, sync=sync)
-    server = DevServer(find_program(), folder, plan)
+    server = DevServer(await asyncio.to_thread(find_program), folder, plan)
     await server.start()
     try:
         async with beside(server.keep_running()):

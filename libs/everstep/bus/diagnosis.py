@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from nats import errors as nats_errors
@@ -43,14 +42,13 @@ def is_final(error: Exception) -> bool:
     ) or _looks_foreign(error)
 
 
-def explain(errors: Sequence[Exception], settings: BusSettings) -> BusError:
-    """Our error for what happened while connecting; the last attempt says it best."""
-    if not errors:
+def explain(error: Exception | None, settings: BusSettings) -> BusError:
+    """Our error for what ended the last attempt at connecting. Blocks on files."""
+    if error is None:
         return BusTimeoutError(
             f"{settings.url} did not answer within {settings.connect_within_s:g} s: is it behind "
             f"a firewall, or is it something else than NATS?"
         )
-    error = errors[-1]
     if isinstance(error, BusError):
         return error
     if isinstance(error, nats_errors.AuthorizationError):

@@ -12,7 +12,10 @@ _MAX_SECRET_BYTES = 64 * 1024
 
 
 def login(settings: BusSettings) -> dict[str, Any]:
-    """Arguments for `nats.connect`. Secrets are read at each connect: they may rotate."""
+    """Arguments for `nats.connect`. Blocks on files.
+
+    Secrets that rotate are refused once, which closes the client; the next one reads anew.
+    """
     servers = addresses(settings.url)
     options: dict[str, Any] = {
         "servers": servers,
@@ -25,10 +28,8 @@ def login(settings: BusSettings) -> dict[str, Any]:
         "pending_size": 8 * 1024 * 1024,
     }
     if settings.user is not None and settings.password_file is not None:
-        password_file = settings.password_file
-        read_secret(password_file, "password_file")
         options["user"] = settings.user
-        options["password"] = lambda: read_secret(password_file, "password_file")
+        options["password"] = read_secret(settings.password_file, "password_file")
     if settings.credentials_file is not None:
         read_secret(settings.credentials_file, "credentials_file")
         options["user_credentials"] = str(settings.credentials_file)

@@ -262,7 +262,8 @@ async def open_outbox(connection: Connection, folder: Path) -> AsyncIterator[Out
     """The outbox of one process. What an earlier one left in the folder is sent first."""
     loop = asyncio.get_running_loop()
     max_bytes = connection.settings.spool_max_bytes
-    with ThreadPoolExecutor(1, thread_name_prefix="spool") as thread:
+    thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+    try:
         spool = await loop.run_in_executor(thread, lambda: Spool.open(folder, max_bytes=max_bytes))
         try:
             outbox = Outbox(connection, spool, thread)
@@ -276,3 +277,5 @@ async def open_outbox(connection: Connection, folder: Path) -> AsyncIterator[Out
                     yield outbox
         finally:
             await loop.run_in_executor(thread, spool.close)
+    finally:
+        thread.shutdown(wait=False)  # its last act, closing the spool, is over

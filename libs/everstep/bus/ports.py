@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from everstep.messages import Fact, Message
+from everstep.messages import BlobRef, Fact, Message
 
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
@@ -128,18 +128,6 @@ class Leases(Protocol):
         ...
 
     async def release(self, held: Held) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BlobRef:
-    """Where a blob is and what it must hash to. Put it into a fact."""
-
-    job: str
-    id: str
-    """The xxh3-128 of the bytes as stored, which is also its name: a blob never changes."""
-    size_bytes: int
-    """Of the content, before compression."""
-    parts: int
 
 
 class Blobs(Protocol):

@@ -103,7 +103,8 @@ class Spool:
             self._cut_back(last)
             raise SpoolWriteError(
                 f"the spool {self._folder} cannot be written: "
-                f"{os.strerror(error.errno or errno.EIO)}. Free space there, or set spool_dir in [bus] to another disk"
+                f"{os.strerror(error.errno or errno.EIO)}. Free space there, or set spool_dir "
+                f"in [bus] to another disk"
             ) from error
         self._sizes[last] += len(data)
 

@@ -1,8 +1,28 @@
-"""What all messages share: how they are tagged, encoded, and told apart."""
+"""What all messages share: how they are tagged, encoded, and told apart.
+
+Releases N and N-1 run side by side, so an older reader must decode what a newer sender
+says. Three rules follow:
+
+- a message only ever gains fields, each with a default; unknown fields are ignored;
+- a value from a set that may grow (a state, a cause, a mode) is a plain `str` whose
+  docstring lists the known values. An enum or `Literal` would make the whole message
+  undecodable for an older reader; a string leaves it to the reader, who treats a value
+  that it does not know as the least harmful known one: never as a failure, never as an
+  order;
+- "not known" is None, or an empty string or tuple, and is not sent at all.
+
+Floats are finite. Text is valid Unicode: decode foreign bytes with `errors="replace"`.
+"""
 
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
+
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A wall clock reading with its zone, UTC by convention: shown to people, never compared."""
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A whole number that every reader and database can hold; a longer one is refused."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -13,6 +33,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of a message: immutable, without a tag, never sent alone."""
+
+
 class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
     """An immutable, durable event.
 
@@ -21,14 +45,67 @@ class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     id: str
+    """32 hex digits, unique for ever."""
     job: str
     """The job that it is about, or `everstep.subjects.CLUSTER`."""
-    at: datetime
+    at: Time
     """The sender's wall clock, in UTC: shown to people, never compared."""
     source: str
     """Who says so: a service or agent, as `health` or `agent/node-07`."""
-    round: int | None = None
+    round: Int | None = None
     """The round that it belongs to, where there is one."""
+
+
+class RoundFact(Fact, frozen=True, kw_only=True):
+    """A fact that means nothing outside its round: the round is required, and fences it."""
+
+    round: Int
+    """The round that it belongs to."""
+
+
+class Order(Message, frozen=True, kw_only=True):
+    """What an agent is told to do. It does so once, and only while the round is the newest.
+
+    Orders travel without storage: an agent that may have missed one reads the round's
+    document again.
+    """
+
+    id: str
+    """32 hex digits; an agent that has carried it out ignores a second copy."""
+    job: str
+    """The job whose ranks it concerns."""
+    round: Int
+    """The fencing token: an order for an older round than the agent's is refused."""
+    reason: str
+    """Why, in words that the agent logs and an operator reads."""
+
+
+class Question(Message, frozen=True, kw_only=True):
+    """Asked of a service on `es.ask`; what it may be asked is in `questions.ASKS`."""
+
+    job: str
+    """The job on whose behalf it is asked, or `everstep.subjects.CLUSTER`."""
+
+
+class Reply(Message, frozen=True, kw_only=True):
+    """The answer to a question. What cannot be answered is a named error instead."""
+
+
+class DocumentBody(Message, frozen=True, kw_only=True):
+    """What a key of a bucket holds: replaced as a whole, by compare-and-set."""
+
+
+class BlobRef(Part, frozen=True, kw_only=True):
+    """Where a blob of evidence is, and what it must hash to."""
+
+    job: str
+    """The job that it belongs to."""
+    id: str
+    """The xxh3-128 of the bytes as stored, which is also its name: a blob never changes."""
+    size_bytes: Int
+    """The size of the content, before compression."""
+    parts: Int
+    """How many messages of the stream hold it."""
 
 
 def kind_of(message: Message | type[Message]) -> str:

@@ -1,0 +1,411 @@
+"""Checkpoints: saved, committed, verified, quarantined, copied, deleted and restored."""
+
+from everstep.messages.base import Fact, Int, Part, RoundFact
+
+
+class SaveStarted(RoundFact, frozen=True, kw_only=True, tag="save_started.v1"):
+    """The state of a step is being saved; slot 0's agent sends it for the global tier."""
+
+    step: Int
+    """The step."""
+    tier: str
+    """`memory`, `peer` or `global`."""
+    occasion: str = "interval"
+    """`interval`, `requested`, `preemption` or `end`."""
+
+
+class ShardsWritten(RoundFact, frozen=True, kw_only=True, tag="shards_written.v1"):
+    """A node's part of a checkpoint is durable in a tier; its agent sends it.
+
+    For the memory and peer tiers, where a save is every few steps, only those that changed
+    the newest complete step by more than a minute, and the first and last of a round.
+    """
+
+    node: str
+    """The node."""
+    slot: Int
+    """Its slot."""
+    step: Int
+    """The step."""
+    tier: str
+    """Where."""
+    size_bytes: Int
+    """Of all its ranks."""
+    ranks: tuple[Int, ...] = ()
+    """Whose state it is."""
+    world_size: Int | None = None
+    """Ranks in the round that saved it."""
+    stall_s: float = 0.0
+    """What the training step paid, on the slowest rank of the node."""
+    hash_s: float = 0.0
+    """Spent hashing."""
+    write_s: float = 0.0
+    """Spent writing and syncing."""
+    waves: Int = 1
+    """In how many waves it was staged, for want of memory."""
+
+
+class CheckpointCommitted(RoundFact, frozen=True, kw_only=True, tag="checkpoint_committed.v1"):
+    """A checkpoint became visible: its shards are durable and hashed, its manifest published.
+
+    The agent that published the manifest sends it.
+    """
+
+    step: Int
+    """The step."""
+    tier: str
+    """Where: `global`, or `memory` and `peer` when every slot has its part."""
+    path: str
+    """Where its manifest is: a path or URL; empty for a tier in memory."""
+    size_bytes: Int
+    """Of all shards."""
+    shards: Int
+    """How many there are."""
+    world_size: Int
+    """Ranks in the round that saved it."""
+    manifest_hash: str = ""
+    """The xxh3-128 of the manifest."""
+    lag_s: float = 0.0
+    """From the call that saved it until it was visible."""
+    stall_s: float = 0.0
+    """What the training step paid, on the slowest rank."""
+    write_s: float = 0.0
+    """The slowest node's hashing and writing."""
+    occasion: str = "interval"
+    """`interval`, `requested`, `preemption` or `end`."""
+    has_data_position: bool = False
+    """Its manifest says where the data and the random numbers go on."""
+
+
+class CheckpointFailed(RoundFact, frozen=True, kw_only=True, tag="checkpoint_failed.v1"):
+    """A save came to nothing; the agent of the rank that failed sends it.
+
+    The checkpoints before it are untouched.
+    """
+
+    node: str
+    """The node."""
+    step: Int
+    """The step."""
+    tier: str
+    """Where it should have gone."""
+    stage: str
+    """`plan`, `copy`, `hash`, `write`, `sync`, `manifest`, `publish`, `replicate` or `wait`."""
+    reason: str
+    """What happened, past which limit, and what to do."""
+    rank: Int | None = None
+    """The rank, where it was one."""
+    path: str = ""
+    """The file or object."""
+    error: str = ""
+    """`ENOSPC`, `writer_died`, `timeout` …"""
+    policy: str = "warn"
+    """What follows: `warn`, `retry` or `fatal`."""
+    attempt: Int = 1
+    """Which attempt it was."""
+    last_good_step: Int | None = None
+    """The newest committed checkpoint, in any tier."""
+
+
+class SaveRefused(RoundFact, frozen=True, kw_only=True, tag="save_refused.v1"):
+    """A save was not begun, because it could not fit or would queue up.
+
+    The node's agent sends it, once per cause.
+    """
+
+    node: str
+    """The node."""
+    step: Int
+    """The step."""
+    reason: str
+    """What is too small or too slow, and what to do."""
+    needed_bytes: Int | None = None
+    """What it needs."""
+    available_bytes: Int | None = None
+    """What there is."""
+    place: str = ""
+    """Where: `/dev/shm`, the memory cap, the file system of the checkpoints."""
+
+
+class SavesDelayed(RoundFact, frozen=True, kw_only=True, tag="saves_delayed.v1"):
+    """Storage is slower than saving: checkpoints wait, steps do not.
+
+    The node's agent sends it when it begins and when it is over.
+    """
+
+    node: str
+    """The node."""
+    lag_s: float
+    """Age of the oldest save that is not durable yet."""
+    waiting: Int
+    """Saves that wait; 0 when it is over."""
+    reason: str
+    """What is slow."""
+    waiting_bytes: Int = 0
+    """What they hold in memory."""
+
+
+class CheckpointVerified(Fact, frozen=True, kw_only=True, tag="checkpoint_verified.v1"):
+    """A checkpoint was read again and compared with its hashes.
+
+    The catalog sends it, or the agent that looked.
+    """
+
+    step: Int
+    """The step."""
+    tier: str
+    """Where."""
+    is_good: bool
+    """Every shard that was read is what was saved."""
+    path: str = ""
+    """Where its manifest is."""
+    reason: str = ""
+    """What is wrong, with the shard; empty when it is good."""
+    size_bytes: Int = 0
+    """How much was read."""
+    took_s: float = 0.0
+    """How long it took."""
+
+
+class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_quarantined.v1"):
+    """A checkpoint is not to be restored, and not deleted; the catalog sends it."""
+
+    step: Int
+    """The step."""
+    tier: str
+    """Where; the same step in another tier may be good."""
+    cause: str
+    """`corrupt`, `incomplete`, `nan_after_load` or `operator`."""
+    reason: str
+    """The evidence."""
+    path: str = ""
+    """Where its manifest is."""
+    node: str | None = None
+    """The node, for a tier in memory."""
+    by: str = "catalog"
+    """Who decided: `catalog`, or an operator's name."""
+
+
+class CheckpointReleased(Fact, frozen=True, kw_only=True, tag="checkpoint_released.v1"):
+    """A quarantined checkpoint may be restored again; the catalog sends it."""
+
+    step: Int
+    """The step."""
+    tier: str
+    """Where."""
+    by: str
+    """Who decided."""
+    reason: str
+    """Why."""
+
+
+class TierRead(Part, frozen=True, kw_only=True):
+    """What a restore took from one tier."""
+
+    tier: str
+    """`memory`, `peer` or `global`."""
+    ranks: Int
+    """How many ranks read from it."""
+    size_bytes: Int = 0
+    """How much."""
+    read_s: float = 0.0
+    """The slowest rank's time."""
+
+
+class RejectedStep(Part, frozen=True, kw_only=True):
+    """A newer checkpoint that a restore passed over."""
+
+    step: Int
+    """The step."""
+    reason: str
+    """Why: which shard, which hash, which node is gone."""
+    tier: str = ""
+    """Where."""
+    rank: Int | None = None
+    """The rank that could not have it."""
+
+
+class CheckpointRestored(RoundFact, frozen=True, kw_only=True, tag="checkpoint_restored.v1"):
+    """All ranks agreed on a step and loaded it, verified; slot 0's agent sends it."""
+
+    step: Int
+    """The step."""
+    world_size: Int
+    """Ranks in this round."""
+    tiers: tuple[TierRead, ...]
+    """Where they read it from."""
+    reason: str
+    """Why this step: it is the newest, or which newer ones failed."""
+    took_s: float
+    """From the first rank's call until the last had its state."""
+    rejected: tuple[RejectedStep, ...] = ()
+    """Newer ones that could not be used."""
+    saved_world_size: Int | None = None
+    """Ranks in the round that saved it, when it was another number."""
+    path: str = ""
+    """Where its manifest is, for the global tier."""
+
+
+class RestoreFailed(RoundFact, frozen=True, kw_only=True, tag="restore_failed.v1"):
+    """No checkpoint can be used, though there are some or one was asked for.
+
+    The job stops rather than start from scratch. Slot 0's agent sends it.
+    """
+
+    reason: str
+    """What is wrong with all of them, and what to do."""
+    wanted_step: Int | None = None
+    """The step that was asked for by number."""
+    rejected: tuple[RejectedStep, ...] = ()
+    """Each, with its reason."""
+
+
+class FreshStarted(RoundFact, frozen=True, kw_only=True, tag="fresh_started.v1"):
+    """The training starts from scratch, on purpose; slot 0's agent sends it."""
+
+    cause: str
+    """`no_checkpoints` (there has never been one) or `allowed` (`--allow-fresh-start`)."""
+    reason: str
+    """Where checkpoints were looked for, and who allowed it."""
+    rejected: tuple[RejectedStep, ...] = ()
+    """Those that could not be used, when it was allowed."""
+
+
+class CheckpointDeleted(Fact, frozen=True, kw_only=True, tag="checkpoint_deleted.v1"):
+    """Retention or an operator removed a checkpoint; whoever did it sends it."""
+
+    step: Int
+    """The step."""
+    tier: str
+    """Where."""
+    reason: str
+    """The rule, or who asked."""
+    freed_bytes: Int = 0
+    """What that freed."""
+    path: str = ""
+    """Where it was."""
+    last_good_step: Int | None = None
+    """The newest verified checkpoint that remains."""
+
+
+class DeletionRefused(Fact, frozen=True, kw_only=True, tag="deletion_refused.v1"):
+    """A checkpoint was to be deleted and must not be; the catalog sends it."""
+
+    step: Int
+    """The step."""
+    tier: str
+    """Where."""
+    reason: str
+    """It is the last good one, is pinned, or is being read."""
+    by: str = ""
+    """Who wanted it."""
+
+
+class CheckpointPinned(Fact, frozen=True, kw_only=True, tag="checkpoint_pinned.v1"):
+    """A checkpoint is kept whatever retention says; the catalog sends it."""
+
+    step: Int
+    """The step."""
+    by: str
+    """Who asked."""
+    reason: str
+    """Why."""
+
+
+class CheckpointUnpinned(Fact, frozen=True, kw_only=True, tag="checkpoint_unpinned.v1"):
+    """Retention may have a checkpoint again; the catalog sends it."""
+
+    step: Int
+    """The step."""
+    by: str
+    """Who asked."""
+    reason: str
+    """Why."""
+
+
+class ReplicaStored(RoundFact, frozen=True, kw_only=True, tag="replica_stored.v1"):
+    """A node holds another's state, verified.
+
+    The holder's agent sends it when a copy becomes complete for the first time in a round,
+    moves, or was repaired: not for each step.
+    """
+
+    owner_slot: Int
+    """Whose state it is."""
+    owner: str
+    """The node that saved it."""
+    holder: str
+    """The node that holds it."""
+    step: Int
+    """The step."""
+    size_bytes: Int
+    """How much."""
+    coding: str = "mirror"
+    """`mirror`, or `erasure`: the holder has one part of several."""
+    part: Int = 0
+    """Which part."""
+    parts_needed: Int = 1
+    """How many parts give the state back."""
+    hash: str = ""
+    """The xxh3-128 of what is held."""
+    took_s: float = 0.0
+    """From the first byte until it was verified."""
+
+
+class ReplicaLost(Fact, frozen=True, kw_only=True, tag="replica_lost.v1"):
+    """A node no longer holds what it held; the catalog sends it."""
+
+    owner_slot: Int
+    """Whose state it was."""
+    holder: str
+    """The node that held it."""
+    reason: str
+    """It is lost, was restarted, ran out of memory, or what it holds is not what was saved."""
+    step: Int | None = None
+    """The step, when it is about one."""
+
+
+class ReplicationDegraded(RoundFact, frozen=True, kw_only=True, tag="replication_degraded.v1"):
+    """Fewer node losses than wanted can be survived from memory.
+
+    The catalog sends it on the change.
+    """
+
+    wanted_losses: Int
+    """How many nodes may be lost at once, as configured."""
+    survivable_losses: Int
+    """How many may be lost now."""
+    reason: str
+    """Which slots, and what is being done."""
+    slots: tuple[Int, ...] = ()
+    """The slots with too few replicas, at most 100."""
+    step: Int | None = None
+    """The step that it is about."""
+
+
+class ReplicationRestored(RoundFact, frozen=True, kw_only=True, tag="replication_restored.v1"):
+    """As many node losses as wanted can be survived again; the catalog sends it."""
+
+    survivable_losses: Int
+    """How many nodes may be lost now."""
+    degraded_s: float
+    """For how long it was otherwise."""
+    copied_bytes: Int = 0
+    """What the repair moved."""
+
+
+class IntervalChosen(RoundFact, frozen=True, kw_only=True, tag="interval_chosen.v1"):
+    """How often to save changed; slot 0's agent sends it."""
+
+    tier: str
+    """For which tier."""
+    every_steps: Int
+    """How often, in steps."""
+    every_s: float
+    """The same in time, at the present step time."""
+    reason: str
+    """The formula and its inputs, or that it was configured."""
+    stall_s: float | None = None
+    """What one save costs the training."""
+    mtbf_s: float | None = None
+    """The mean time between the job's failures that was used."""

@@ -1,0 +1,145 @@
+"""Messages to bytes and back: whatever the bytes are, a message or a `BadMessageError`."""
+
+import math
+from functools import cache
+from typing import TypeAlias, TypeVar, Union
+
+import msgspec
+
+from everstep.errors import EverstepError
+from everstep.messages.base import Int, Message, Part, Time, tag_of
+from everstep.messages.catalogue import CATALOGUE
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""The largest message that is sent or read: what a NATS server takes by default."""
+SHOWN_BYTES = 80
+"""How much of a bad message its error shows."""
+
+AnyMessage: TypeAlias = Message
+"""One of `CATALOGUE`. Match on the classes that you know, and pass over the rest."""
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+_TAGS = frozenset(tag_of(message) for message in CATALOGUE)
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(Union[CATALOGUE])  # noqa: UP007  built from a tuple
+
+
+class BadMessageError(EverstepError):
+    """Bytes that are no message of ours, or a message that cannot become bytes."""
+
+    def __init__(self, problem: str, data: bytes = b"") -> None:
+        shown = f"; first bytes: {data[:SHOWN_BYTES]!r}" if data else ""
+        super().__init__(f"not a message: {problem}{shown}")
+        self.first_bytes = bytes(data[:SHOWN_BYTES])
+
+
+class UnknownMessageError(BadMessageError):
+    """A message whose type this release does not know: its sender is newer, and right."""
+
+    def __init__(self, tag: str, data: bytes) -> None:
+        super().__init__(
+            f"its type {tag[:SHOWN_BYTES]!r} is from another release; upgrade to read it", data
+        )
+        self.tag = tag
+
+
+class MessageTooLargeError(BadMessageError):
+    """A message past `MAX_MESSAGE_BYTES`. What is that large belongs into a blob."""
+
+    def __init__(self, what: str, size_bytes: int, data: bytes) -> None:
+        super().__init__(
+            f"{what} has {size_bytes} bytes, and {MAX_MESSAGE_BYTES} is the limit: "
+            f"keep large content in a blob and refer to it",
+            data,
+        )
+        self.size_bytes = size_bytes
+
+
+class Envelope(Part, frozen=True, kw_only=True):
+    """What every fact has, whichever release wrote it."""
+
+    type: str
+    """Name and version; the kind is what stands before the last dot."""
+    id: str
+    job: str
+    at: Time
+    source: str
+    round: Int | None = None
+
+
+_ENVELOPE = msgspec.json.Decoder(Envelope)
+
+
+class _Tagged(msgspec.Struct, frozen=True):
+    type: str
+
+
+def encode(message: Message) -> bytes:
+    """The message as JSON; `BadMessageError` for a value that no reader could decode."""
+    try:
+        data = _ENCODER.encode(message)
+    except (msgspec.EncodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadMessageError(f"{tag_of(message)} cannot be encoded: {error}") from error
+    # JSON has no NaN: msgspec writes null, which no float field takes. Searching for the
+    # word is ten times cheaper than looking at every value, and it is almost never there.
+    if b"null" in data:
+        _refuse_non_finite(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageTooLargeError(tag_of(message), len(data), data)
+    return data
+
+
+def decode(data: bytes) -> AnyMessage:
+    """The message, of whichever known type; fields that this release lacks are ignored."""
+    return _decoded(_DECODER, data)
+
+
+def decode_as(data: bytes, of: type[M]) -> M:
+    """The message, which must be of this type."""
+    decoder: msgspec.json.Decoder[M] = _decoder_of(of)
+    return _decoded(decoder, data)
+
+
+def envelope(data: bytes) -> Envelope:
+    """What every fact has, of one whose type may be from the future."""
+    return _decoded(_ENVELOPE, data)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageTooLargeError("it", len(data), data)
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        _refuse_unknown(data)
+        raise BadMessageError(str(error), data) from error
+    except RecursionError as error:
+        raise BadMessageError("it is nested too deeply", data) from error
+
+
+def _refuse_unknown(data: bytes) -> None:
+    """`UnknownMessageError` if the only thing wrong may be that the sender is newer."""
+    try:
+        tag = _decoder_of(_Tagged).decode(data).type
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return
+    if tag not in _TAGS:
+        raise UnknownMessageError(tag, data)
+
+
+def _refuse_non_finite(message: Message) -> None:
+    waiting: list[object] = [msgspec.to_builtins(message)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadMessageError(f"{tag_of(message)} has a float that is {value}: {message!r}")
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+
+
+@cache
+def _decoder_of(of: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(of)

@@ -1,0 +1,108 @@
+"""Who changed what at run time: operators, services, and those who test us."""
+
+from everstep.messages.base import Fact, Int, Time
+
+
+class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
+    """A switch or a setting changed while the system ran.
+
+    Whoever wrote it down sends it, one for each name.
+    """
+
+    name: str
+    """Its dotted name: `brake`, `modes.exclude`, `straggler.enabled` …"""
+    before: str
+    """Its value before; empty when there was none."""
+    after: str
+    """Its value from now on; empty for back to the default."""
+    by: str
+    """Who did it: an operator's name, or a service's."""
+    reason: str
+    """Why, in their words."""
+    origin: str = ""
+    """By which way: `rest`, `cli` or `service`."""
+    revision: Int | None = None
+    """The revision of the document in `CONTROL` that says so."""
+
+
+class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
+    """A person asked for an action; the service that was asked sends it, done or refused."""
+
+    by: str
+    """The person, as authenticated."""
+    action: str
+    """`stop_job`, `restart_job`, `save`, `drain_node`, `exclude_node`, `pin` …"""
+    target: str
+    """What it is about: a node, a step; empty for the whole job."""
+    outcome: str
+    """`accepted` or `refused`."""
+    reason: str
+    """Why they asked, and why it was refused if so."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
+    """A fault was made on purpose, to test.
+
+    Whoever injects it sends this first, so that it is never mistaken for a real one.
+    """
+
+    fault: str
+    """`kill`, `stop`, `hang`, `slow`, `hold_gil`, `corrupt`, `disk_full`, `cut_off` …"""
+    by: str
+    """Who, or which test."""
+    node: str | None = None
+    """The node."""
+    rank: Int | None = None
+    """The rank."""
+    target: str = ""
+    """What else it hits: a service, a file, a step."""
+    lasts_s: float | None = None
+    """For how long; None for once and for all."""
+    expected: str = ""
+    """What should follow from it."""
+
+
+class ServiceStarted(Fact, frozen=True, kw_only=True, tag="service_started.v1"):
+    """A process of ours is ready; it sends it. `source` says which."""
+
+    service: str
+    """`agent`, `rendezvous`, `health` …"""
+    version: str
+    """Its release."""
+    host: str
+    """Where it runs."""
+    pid: Int
+    """Its process id there."""
+    instance: str = ""
+    """Its own id, another for each replica and start."""
+
+
+class ServiceStopped(Fact, frozen=True, kw_only=True, tag="service_stopped.v1"):
+    """A process of ours goes down in good order; it sends it last."""
+
+    service: str
+    """`agent`, `rendezvous`, `health` …"""
+    reason: str
+    """The signal, or the error."""
+    instance: str = ""
+    """As in its `service_started`."""
+    ran_s: float = 0.0
+    """For how long it ran."""
+
+
+class FactsLost(Fact, frozen=True, kw_only=True, tag="facts_lost.v1"):
+    """A sender had to drop facts, because its spool was full or unreadable.
+
+    It sends this as soon as it can, so that nobody takes the record for complete.
+    """
+
+    lost: Int
+    """How many."""
+    reason: str
+    """Which limit was passed, or what was wrong with the file."""
+    first_at: Time | None = None
+    """When the oldest of them happened, where that is known."""
+    last_at: Time | None = None
+    """When the newest of them happened."""

@@ -1,0 +1,270 @@
+"""What went wrong, on which evidence, who caused it, what was done, and what it cost."""
+
+from everstep.messages.base import BlobRef, Fact, Int, Part, Time
+
+
+class IncidentFact(Fact, frozen=True, kw_only=True):
+    """A fact about one incident."""
+
+    incident: str
+    """The incident's id."""
+
+
+class IncidentOpened(IncidentFact, frozen=True, kw_only=True, tag="incident_opened.v1"):
+    """The first sign of trouble; rendezvous sends it with the report that ended the round."""
+
+    trigger: str
+    """The kind of the first report: `rank_exited`, `rank_stalled`, `node_lost` …"""
+    reason: str
+    """What happened, to whom, past which limit."""
+    trigger_fact: str | None = None
+    """The first report's id."""
+    node: str | None = None
+    """The node that it is about."""
+    rank: Int | None = None
+    """The rank that it is about."""
+    step: Int | None = None
+    """The last step that the training finished."""
+    phase: str = ""
+    """Where the training was: `start`, `first_step`, `step`, `checkpoint`, `restore` …"""
+    section: str | None = None
+    """The section that the rank was in."""
+    last_progress_at: Time | None = None
+    """When the training last moved: the ledger counts from here."""
+
+
+class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_extended.v1"):
+    """Further reports belong to an open incident.
+
+    Rendezvous sends it once a second at most, so that a thousand reports are a few facts.
+    """
+
+    reports: tuple[str, ...]
+    """The ids of the reports, at most 100."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that they are about, at most 100."""
+    ranks: Int = 0
+    """How many ranks are affected by now."""
+    reason: str = ""
+    """What they say together."""
+
+
+class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_collected.v1"):
+    """A piece of evidence, or that there is none and why; the agent sends it for each."""
+
+    node: str
+    """The node that it comes from."""
+    evidence: str
+    """`exception`, `log`, `flight_recorder`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
+    `page` or `check`."""
+    rank: Int | None = None
+    """The rank that it is about; None for the node."""
+    blob: BlobRef | None = None
+    """Where it is; None when there is none."""
+    summary: str = ""
+    """What it says in a line, where the agent can tell."""
+    missing: str = ""
+    """Why there is none: `not armed`, `the rank had exited`, `timed out after 5 s` …"""
+    took_s: float = 0.0
+    """How long it took to get."""
+
+
+class EvidenceItem(Part, frozen=True, kw_only=True):
+    """What a verdict rests on."""
+
+    says: str
+    """What it says, in words: `rank 7 never entered all_reduce 1204`."""
+    analyzer: str = ""
+    """Who read it out: `flight_recorder`, `stacks`, `logs`, `health`, `history`."""
+    fact: str | None = None
+    """The fact that it comes from."""
+    blob: BlobRef | None = None
+    """The blob that it comes from."""
+    weight: float = 0.0
+    """How much it counts, 0 to 1; below 0 when it speaks against."""
+
+
+class Alternative(Part, frozen=True, kw_only=True):
+    """Another explanation, and why it was not chosen."""
+
+    cause: str
+    """Its cause class."""
+    confidence: float
+    """0 to 1."""
+    reason: str
+    """What speaks for it, and what against."""
+    ranks: tuple[Int, ...] = ()
+    """The ranks that it would blame."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that it would blame."""
+
+
+class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reached.v1"):
+    """Who caused an incident, and what kind of failure it is.
+
+    Attribution sends it, and again when later evidence changes it. It is advice: no
+    restart waits for it.
+    """
+
+    cause: str
+    """The cause class: `user_code`, `out_of_memory`, `accelerator`, `network`, `storage`,
+    `host`, `collective_mismatch`, `data`, `preemption`, `operator`, `inconclusive` …"""
+    confidence: float
+    """0 to 1."""
+    reason: str
+    """The explanation, in the words that a person reads first."""
+    culprit_ranks: tuple[Int, ...] = ()
+    """The ranks that caused it; those that merely waited are not among them."""
+    culprit_nodes: tuple[str, ...] = ()
+    """The nodes that caused it."""
+    evidence: tuple[EvidenceItem, ...] = ()
+    """What it rests on, the weightiest first."""
+    alternatives: tuple[Alternative, ...] = ()
+    """What else was considered."""
+    missing: tuple[str, ...] = ()
+    """Evidence that would have helped and was not there, with the reason."""
+    advice: str = ""
+    """`restart`, `restart_without` (the culprit nodes), `stop` or `wait`; empty for none."""
+    is_transient: bool | None = None
+    """The same run may succeed next time; None when that cannot be told."""
+    fingerprint: str = ""
+    """A hash of the failure without its accidents: equal for the same bug."""
+    analyzers: tuple[str, ...] = ()
+    """Those that had something to say."""
+    revision: Int = 0
+    """Grows when later evidence changes the verdict; the highest holds."""
+    took_s: float = 0.0
+    """From the incident's opening until now."""
+
+
+class Option(Part, frozen=True, kw_only=True):
+    """An action that was considered and not taken."""
+
+    action: str
+    """The action."""
+    rejected: str
+    """Why not, past which limit."""
+
+
+class Budget(Part, frozen=True, kw_only=True):
+    """What is left of a limit on actions."""
+
+    name: str
+    """`restarts`, `restarts_per_hour`, `no_progress`, `same_fingerprint`, `exclusions` …"""
+    limit: Int
+    """How many there may be."""
+    left: Int
+    """How many are left after this decision."""
+
+
+class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
+    """What will be done, and why that; whoever owns the decision sends it beforehand."""
+
+    action: str
+    """`restart`, `wait`, `stop`, `exclude`, `shrink`, `grow`, `replace`, `save`, `end` …"""
+    reason: str
+    """Evidence and limits, in the words that an operator reads."""
+    rule: str
+    """The id of the rule that decided: `restart.budget_left`."""
+    mode: str = "enforce"
+    """`enforce`, or `observe`: it is only said, not done."""
+    incident: str | None = None
+    """The incident that it answers, if any."""
+    evidence: tuple[str, ...] = ()
+    """The ids of the facts that it rests on."""
+    missing: tuple[str, ...] = ()
+    """What was not known when it was decided."""
+    considered: tuple[Option, ...] = ()
+    """What else was possible."""
+    budgets: tuple[Budget, ...] = ()
+    """What is left."""
+    nodes_out: tuple[str, ...] = ()
+    """Nodes that lose their slot by it."""
+    nodes_in: tuple[str, ...] = ()
+    """Nodes that get one."""
+    delay_s: float = 0.0
+    """How long it waits first, for a crash loop's backoff."""
+    took_s: float = 0.0
+    """From the first report until this decision."""
+
+
+class ActionTaken(Fact, frozen=True, kw_only=True, tag="action_taken.v1"):
+    """What came of a decision; whoever carried it out sends it."""
+
+    decision: str
+    """The id of the `action_decided`."""
+    action: str
+    """The action."""
+    outcome: str
+    """`done`, `failed`, `observed` (only said) or `overtaken` (by a later round)."""
+    reason: str
+    """What happened."""
+    incident: str | None = None
+    """The incident that it answers, if any."""
+    took_s: float = 0.0
+    """From the decision until now."""
+
+
+class Ledger(Part, frozen=True, kw_only=True):
+    """Where an incident's time went: the entries sum to its wall time."""
+
+    detect_s: float = 0.0
+    """From the last progress until the first report."""
+    evidence_s: float = 0.0
+    """Collecting evidence while the ranks still stood."""
+    decide_s: float = 0.0
+    """Until it was decided what to do, backoff included."""
+    stop_s: float = 0.0
+    """Until the last rank was gone and its accelerator free."""
+    rendezvous_s: float = 0.0
+    """Until the next round had formed."""
+    start_s: float = 0.0
+    """Until its last rank ran."""
+    restore_s: float = 0.0
+    """Until the state was back."""
+    first_step_s: float = 0.0
+    """Until the first step was finished."""
+    other_s: float = 0.0
+    """What belongs to none of these: the control plane was away."""
+
+    @property
+    def wall_s(self) -> float:
+        """The sum."""
+        return (
+            self.detect_s
+            + self.evidence_s
+            + self.decide_s
+            + self.stop_s
+            + self.rendezvous_s
+            + self.start_s
+            + self.restore_s
+            + self.first_step_s
+            + self.other_s
+        )
+
+
+class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_closed.v1"):
+    """The training is back, or will not come back; rendezvous sends it once."""
+
+    outcome: str
+    """`recovered`, `stopped`, `failed`, `preempted` or `merged` (into `merged_into`)."""
+    reason: str
+    """The whole story in a sentence or two."""
+    ledger: Ledger
+    """Where the time went."""
+    lost_steps: Int = 0
+    """Steps that had to be made again."""
+    lost_s: float = 0.0
+    """What those steps had taken."""
+    restored_step: Int | None = None
+    """The step that the training went on from."""
+    restored_tier: str = ""
+    """The farthest tier that the restore read: `memory`, `peer` or `global`."""
+    next_round: Int | None = None
+    """The round in which it recovered."""
+    verdict: str | None = None
+    """The id of the verdict that holds."""
+    reports: Int = 1
+    """How many reports belonged to it."""
+    merged_into: str | None = None
+    """The incident that took it over."""

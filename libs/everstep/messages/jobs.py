@@ -1,0 +1,113 @@
+"""Which jobs there are, what they run, and how their allocations come and go."""
+
+from collections.abc import Mapping
+
+from everstep.messages.base import Fact, Int, Part
+
+
+class JobSpec(Part, frozen=True, kw_only=True):
+    """What a job is meant to be: the same from every agent, or the agent is refused."""
+
+    name: str
+    """For people; the job's id is what names it elsewhere."""
+    labels: Mapping[str, str]
+    """Free, for finding jobs again: `{"team": "vision", "model": "vit-l"}`."""
+    command: tuple[str, ...]
+    """What each rank runs, with secrets already masked."""
+    config_fingerprint: str
+    """A hash of command, settings and environment: tells two attempts apart."""
+    nodes_min: Int
+    """The smallest number of slots that a round may have."""
+    nodes_max: Int
+    """The largest; the same as `nodes_min` for a fixed world."""
+    ranks_per_node: Int
+    """Processes on each node."""
+    spares: Int = 0
+    """Nodes wanted beyond `nodes_max`, joined and warm."""
+    slots_per_unit: Int = 1
+    """The world grows and shrinks by whole units of so many slots."""
+    max_restarts: Int | None = None
+    """The restart budget as configured; None for no limit."""
+
+
+class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started.v1"):
+    """A job exists from now on; rendezvous sends it once, when its first agent joins."""
+
+    spec: JobSpec
+    """What it is meant to be."""
+    world_size: Int
+    """Ranks in its first round, if all goes as asked."""
+    allocation: str
+    """The allocation that began it."""
+    user: str = ""
+    """Who started it, as the node's operating system says."""
+    version: str = ""
+    """The release of Everstep that took it on."""
+
+
+class JobChanged(Fact, frozen=True, kw_only=True, tag="job_changed.v1"):
+    """A later allocation asks for something else; rendezvous sends it with what holds now."""
+
+    spec: JobSpec
+    """What it is meant to be from now on."""
+    changed: tuple[str, ...]
+    """The names of the fields of `spec` that differ from before."""
+    allocation: str
+    """The allocation that asked."""
+
+
+class JobEnded(Fact, frozen=True, kw_only=True, tag="job_ended.v1"):
+    """A job is over for good; rendezvous sends it once.
+
+    A preempted or requeued job has not ended: only its allocation has.
+    """
+
+    state: str
+    """`done`, `failed` (budget spent or nothing to restore) or `stopped` (on advice or by
+    an operator)."""
+    exit_code: Int
+    """What `everstep run` exits with on every node."""
+    reason: str
+    """Why, past which limit."""
+    last_step: Int | None = None
+    """The last step that the training reached."""
+    rounds: Int = 0
+    """How many rounds it took."""
+    incident: str | None = None
+    """The incident that ended it, if one did."""
+
+
+class AllocationStarted(Fact, frozen=True, kw_only=True, tag="allocation_started.v1"):
+    """The agents of a job were started; rendezvous sends it when the first of them joins."""
+
+    allocation: str
+    """Its id, the same on all of its nodes."""
+    scheduler: str
+    """Who started the agents: `slurm`, `kubernetes`, `none` (a person), or another's name."""
+    scheduler_job: str = ""
+    """The scheduler's own id of it; empty without a scheduler."""
+    attempt: Int = 0
+    """How often the scheduler had requeued the job before."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that the scheduler promised, where it says."""
+    time_limit_s: float | None = None
+    """How long the scheduler lets it live, where it says."""
+    grace_s: float | None = None
+    """How long the scheduler waits between its notice and the kill, where it says."""
+    config_fingerprint: str = ""
+    """That of the spec in force."""
+
+
+class AllocationEnded(Fact, frozen=True, kw_only=True, tag="allocation_ended.v1"):
+    """No agent of an allocation is left; rendezvous sends it, also for one that vanished."""
+
+    allocation: str
+    """Its id."""
+    state: str
+    """`done`, `failed`, `stopped`, `preempted`, `requeued`, or `lost` (it fell silent)."""
+    reason: str
+    """Why, and who said so."""
+    exit_code: Int | None = None
+    """What its agents exited with; None when they vanished."""
+    lasted_s: float | None = None
+    """From its start, where the sender saw all of it."""

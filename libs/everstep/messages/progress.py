@@ -1,0 +1,145 @@
+"""What agents say all the time and nobody keeps: beats, and timings of sections."""
+
+from everstep.messages.base import Int, Message, Part, Time
+from everstep.messages.sketch import Sketch
+
+
+class RankBeat(Part, frozen=True, kw_only=True):
+    """How far one rank is, as its page shows: a stuck rank has one, too."""
+
+    rank: Int
+    """Its global rank."""
+    state: str = "running"
+    """`starting`, `running`, `paused`, `stalled` or `exited`."""
+    step: Int | None = None
+    """The last step that it finished in this round."""
+    progress_age_s: float = 0.0
+    """Since its last progress, by the node's monotonic clock."""
+    section: str | None = None
+    """The innermost section that is open."""
+    section_age_s: float = 0.0
+    """Since that section was entered."""
+    collectives: Int | None = None
+    """Collectives that it has entered in this round, where that can be read."""
+    resident_bytes: Int | None = None
+    """Main memory of the process."""
+    device_bytes: Int | None = None
+    """Accelerator memory of the process."""
+
+
+class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
+    """A node is alive, and how far its ranks are; its agent sends it once a second.
+
+    Losable: nothing follows from one that is missing, and little from many.
+    """
+
+    job: str
+    """The job."""
+    node: str
+    """The node."""
+    sequence: Int
+    """Grows by one a beat since the agent started, so that a receiver sees what it missed."""
+    at: Time
+    """The agent's wall clock: shown to people, never compared."""
+    state: str
+    """What the agent does: `joining`, `standby`, `starting`, `running`, `stopping`, `cut_off`
+    (no control plane) or `leaving`."""
+    round: Int | None = None
+    """The round that it takes part in."""
+    slot: Int | None = None
+    """Its slot; None for a spare."""
+    ranks: tuple[RankBeat, ...] = ()
+    """All of its ranks."""
+    cpu_ratio: float | None = None
+    """How busy its processors are, 0 to 1."""
+    memory_free_bytes: Int | None = None
+    """Main memory that is available."""
+    arena_bytes: Int | None = None
+    """Shared memory that checkpoints take."""
+    facts_waiting: Int = 0
+    """Facts in its spool that the stream has not acknowledged."""
+    datagrams_dropped: Int = 0
+    """What its ranks could not deliver to it, since it started."""
+
+
+class SectionTiming(Part, frozen=True, kw_only=True):
+    """How long one section took on one rank, over one window."""
+
+    section: str
+    """The section; `step` for the whole step."""
+    wall: Sketch
+    """From entry to exit. Waiting for other ranks included, so it cannot name a slow one."""
+    own: Sketch | None = None
+    """Without the time spent in collectives, where that is known."""
+    cpu: Sketch | None = None
+    """Processor time of the training thread."""
+    device: Sketch | None = None
+    """Time on the accelerator, by its events."""
+
+
+class GroupArrival(Part, frozen=True, kw_only=True):
+    """How late one rank entered the collectives of one process group, over one window."""
+
+    group: str
+    """The process group's name."""
+    lateness: Sketch
+    """Behind the first rank to enter, with clocks aligned by the collectives themselves."""
+    last_count: Int = 0
+    """How often it was the last."""
+    sequence_first: Int | None = None
+    """The first collective that was counted, so that windows of ranks can be matched."""
+    sequence_last: Int | None = None
+    """The last one."""
+
+
+class KernelTiming(Part, frozen=True, kw_only=True):
+    """How long one kernel took on one rank's accelerator, over one window."""
+
+    kernel: str
+    """Its name, shortened to 128 characters."""
+    device: Sketch
+    """Its durations."""
+
+
+class RankTiming(Part, frozen=True, kw_only=True):
+    """Where the time of one rank went, over one window."""
+
+    rank: Int
+    """Its global rank."""
+    role: str = ""
+    """Its role group: ranks are compared within one only."""
+    steps: Int = 0
+    """Steps that it finished in the window."""
+    sections: tuple[SectionTiming, ...] = ()
+    """Each section that ended in the window."""
+    arrivals: tuple[GroupArrival, ...] = ()
+    """Each process group with a collective in the window."""
+    kernels: tuple[KernelTiming, ...] = ()
+    """The kernels that took the most time, where they are traced."""
+
+
+class NodeTimings(Message, frozen=True, kw_only=True, tag="node_timings.v1"):
+    """Where the time of a node's ranks went; its agent sends it once a window.
+
+    Losable: a missing window is a gap. Size is by rank and section, whatever the number of
+    steps.
+    """
+
+    job: str
+    """The job."""
+    node: str
+    """The node."""
+    round: Int
+    """The round."""
+    slot: Int
+    """The node's slot."""
+    window: Int
+    """The window's number within the round: the same on every node for the same steps."""
+    window_s: float
+    """How long it was."""
+    first_step: Int
+    """The first step that is counted."""
+    last_step: Int
+    """The last one."""
+    ranks: tuple[RankTiming, ...] = ()
+    """All ranks of the node."""

@@ -1,0 +1,186 @@
+"""What became of the processes of a round: started, stalled, exited, and how far they got."""
+
+from everstep.messages.base import BlobRef, Fact, Int, Part, RoundFact, Time
+
+
+class ErrorRecord(Part, frozen=True, kw_only=True):
+    """The exception that ended a rank, recorded inside it, without a decorator."""
+
+    name: str
+    """Its class, with its module: `torch.OutOfMemoryError`."""
+    text: str
+    """What it says, at most 4 KiB."""
+    traceback: str = ""
+    """The traceback, at most 64 KiB; the innermost frames are kept."""
+    place: str = ""
+    """The innermost frame of the user's own code: `train.py:88 in step`."""
+    at: Time | None = None
+    """When it was raised, by the node's clock."""
+    chain: tuple[str, ...] = ()
+    """The classes of the exceptions that it was raised from, outermost first."""
+
+
+class RankFact(RoundFact, frozen=True, kw_only=True):
+    """A fact about one rank of one round."""
+
+    node: str
+    """The node that it runs on."""
+    slot: Int
+    """That node's slot."""
+    rank: Int
+    """Its global rank."""
+    local_rank: Int
+    """Its place on the node."""
+
+
+class RankStarted(RankFact, frozen=True, kw_only=True, tag="rank_started.v1"):
+    """A rank's process runs; its agent sends it."""
+
+    pid: Int
+    """Its process id on the node."""
+    start: str
+    """`warm` (forked from a ready process), `cold`, or `attached` (not started by us)."""
+    start_s: float
+    """From the order until it ran the user's script."""
+    device: str = ""
+    """The id of its accelerator: `GPU-5e9c…`; empty on a CPU."""
+    log: str = ""
+    """Where the node keeps its output."""
+    role: str = ""
+    """Its role group, for scripts whose ranks do different work."""
+
+
+class RankExited(RankFact, frozen=True, kw_only=True, tag="rank_exited.v1"):
+    """A rank's process ended by itself; its agent sends it.
+
+    Ranks that the agent stopped are in its `ranks_stopped`.
+    """
+
+    pid: Int
+    """Its process id on the node."""
+    how: str
+    """`done`, `error` (an exit code), `signal`, `out_of_memory` (killed by the kernel)
+    or `unknown` (nobody saw it end)."""
+    lasted_s: float
+    """From start to exit."""
+    exit_code: Int | None = None
+    """What it exited with; None when a signal ended it, or when nobody saw it."""
+    signal: str | None = None
+    """The signal that ended it: `SIGKILL`."""
+    error: ErrorRecord | None = None
+    """The exception that ended it, where there was one."""
+    first_error: str = ""
+    """The first line of its output that reports an error, at most 1 KiB."""
+    log: BlobRef | None = None
+    """The end of its output."""
+    core_dumped: bool = False
+    """The kernel wrote a core file."""
+    step: Int | None = None
+    """The last step that it finished."""
+    section: str | None = None
+    """The innermost section that it was in."""
+    incident: str | None = None
+    """The incident that it belongs to, where the agent knows it."""
+
+
+class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
+    """A rank has made no progress past its limit; its agent sends it, from local evidence."""
+
+    waited_s: float
+    """Since its last progress, by the node's monotonic clock."""
+    limit_s: float
+    """The limit that it passed."""
+    limit_source: str
+    """Where the limit comes from: `learned`, `configured`, `default` or `floor`."""
+    phase: str
+    """`start`, `first_step`, `step`, `section`, `checkpoint`, `evaluation` or `exit`."""
+    signal: str = "page"
+    """What shows progress: `page` (sections and steps) or `collectives`."""
+    section: str | None = None
+    """The innermost section that is open; None when there is none."""
+    step: Int | None = None
+    """The last step that it finished."""
+    pid: Int | None = None
+    """Its process id on the node."""
+    blocked_in: str = ""
+    """Where it waits, where that can be told: a frame, a system call, a collective."""
+    process_state: str = ""
+    """The kernel's letter for it: `S` sleeping, `D` in the kernel, `T` stopped, `R` running."""
+    is_fatal: bool = True
+    """It ends the round; False in observe mode."""
+
+
+class RankRecovered(RankFact, frozen=True, kw_only=True, tag="rank_recovered.v1"):
+    """A stalled rank moves again; its agent sends it. A later stall is a new one."""
+
+    stalled_s: float
+    """From its last progress before the stall until the first after it."""
+    stall: str
+    """The id of the `rank_stalled` that is over."""
+    step: Int | None = None
+    """The last step that it finished."""
+    section: str | None = None
+    """The innermost section that is open."""
+
+
+class RanksStopped(RoundFact, frozen=True, kw_only=True, tag="ranks_stopped.v1"):
+    """An agent has stopped the ranks of an ended round; it sends it when none is left."""
+
+    node: str
+    """The node."""
+    slot: Int
+    """Its slot."""
+    ranks: tuple[Int, ...]
+    """The global ranks that it stopped; those that had exited before are not among them."""
+    stop_s: float
+    """From the order until the last process of every rank was gone."""
+    killed: tuple[Int, ...] = ()
+    """Those of them that outlived the grace period and were killed."""
+    evidence_s: float = 0.0
+    """How long it collected evidence before it stopped them."""
+    device_wait_s: float = 0.0
+    """How long it then waited for the accelerators' memory to become free."""
+    device_held_bytes: Int = 0
+    """Accelerator memory that was still held when it stopped waiting."""
+    held_by: str = ""
+    """Which processes hold it, where that can be told."""
+
+
+class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1"):
+    """The training got further.
+
+    Slot 0's agent sends it on the first step of a round, then once a minute while steps
+    are made, and with the last.
+    """
+
+    step: Int
+    """The last step that its first rank finished."""
+    node: str = ""
+    """The node that says so."""
+    is_first: bool = False
+    """It is the round's first step: the training is back."""
+    steps_s: float = 0.0
+    """Wall time since the previous such fact of the round, or since the restore."""
+    steps: Int = 0
+    """Steps made in that time."""
+    step_p50_s: float | None = None
+    """The median step in that time."""
+    total_steps: Int | None = None
+    """Where the training ends, if the script said so."""
+    lost_steps: Int = 0
+    """On the first step only: steps made before that had to be made again."""
+
+
+class WatchChanged(Fact, frozen=True, kw_only=True, tag="watch_changed.v1"):
+    """Whether stalls are being looked for on a node, and why not; its agent sends it."""
+
+    node: str
+    """The node."""
+    state: str
+    """`armed`, `learning` (limits are the defaults), `paused` (by the script) or `off`."""
+    reason: str
+    """Why."""
+    until_s: float | None = None
+    """How much longer, for a pause with an end."""
+    sections: tuple[str, ...] = ()
+    """The sections with a limit of their own."""

@@ -1,0 +1,173 @@
+"""Who trains with whom: nodes that come and go, and the rounds that they form."""
+
+from everstep.messages.base import Fact, Int, Part, RoundFact
+
+
+class Member(Part, frozen=True, kw_only=True, array_like=True):
+    """A node with a slot, as `[slot, node, first rank, ranks]`.
+
+    An array, because a round of 12,500 nodes must fit into one message of 1 MiB.
+    """
+
+    slot: Int
+    """Its place in the world, kept from round to round."""
+    node: str
+    """The node that holds the slot."""
+    first_rank: Int
+    """The global rank of its first process; the others follow without a gap."""
+    ranks: Int
+    """How many processes it runs."""
+
+
+class Replacement(Part, frozen=True, kw_only=True):
+    """A slot that changed hands between two rounds."""
+
+    slot: Int
+    """The slot."""
+    node: str
+    """Who holds it now."""
+    was: str
+    """Who held it before."""
+    reason: str
+    """Why the previous holder lost it."""
+
+
+class NodeJoined(Fact, frozen=True, kw_only=True, tag="node_joined.v1"):
+    """An agent was accepted for the next round; rendezvous sends it for each."""
+
+    node: str
+    """The node's id."""
+    allocation: str
+    """The allocation that it came with."""
+    ranks: Int
+    """How many processes it can run."""
+    address: str
+    """Where other nodes reach it: a host name or IP address."""
+    infra_rank: Int | None = None
+    """Its place by the scheduler or by explicit wish, where there is one."""
+    failure_domain: str = ""
+    """What fails together with it: a rack, a power unit; empty when not known."""
+    topology: tuple[str, ...] = ()
+    """Where it sits in the network, outermost first: `("block-3", "rack-12")`."""
+    last_round: Int | None = None
+    """The last round that it took part in, as it remembers."""
+    warm: bool = False
+    """It holds a process that has imported the script's modules already."""
+    waited_s: float = 0.0
+    """From the agent's first attempt until it was accepted."""
+    device: str = ""
+    """What its ranks run on: `NVIDIA H100 80GB HBM3`, or `cpu`."""
+    version: str = ""
+    """The agent's release."""
+
+
+class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):
+    """An agent may not join; rendezvous sends it once per cause, not once per attempt."""
+
+    node: str
+    """The node's id."""
+    cause: str
+    """`unhealthy`, `excluded`, `duplicate` (another node has its id), `different_job` (not
+    the job's spec), `wrong_version`, `misconfigured`, `stale` or `job_over`."""
+    reason: str
+    """Why, and what would make it welcome."""
+    checks: tuple[str, ...] = ()
+    """The checks that failed, for `unhealthy`."""
+    retry_after_s: float | None = None
+    """When to try again; None for never."""
+
+
+class NodeLeft(Fact, frozen=True, kw_only=True, tag="node_left.v1"):
+    """An agent took leave; rendezvous sends it. One that merely fell silent is `node_lost`."""
+
+    node: str
+    """The node's id."""
+    cause: str
+    """`done`, `preempted`, `drained`, `excluded`, `refused`, `operator` or `failed`."""
+    reason: str
+    """Why, in the agent's or operator's words."""
+    slot: Int | None = None
+    """The slot that it held, if any."""
+    exit_code: Int | None = None
+    """What its `everstep run` exits with, where it said."""
+
+
+class RoundWaiting(RoundFact, frozen=True, kw_only=True, tag="round_waiting.v1"):
+    """A round cannot form yet; rendezvous sends it when it starts to wait and on change."""
+
+    joined: Int
+    """Nodes that have joined."""
+    needed: Int
+    """Nodes that a round needs at least."""
+    waited_s: float
+    """Since the round began to form."""
+    limit_s: float
+    """How long it may take before the job gives up."""
+    missing: tuple[str, ...] = ()
+    """Slots' previous holders that are not back, where they are known."""
+    reason: str = ""
+    """What else stands in the way: an incomplete unit, a topology, a last call."""
+
+
+class RoundFormed(RoundFact, frozen=True, kw_only=True, tag="round_formed.v1"):
+    """Who trains in a round is settled; rendezvous sends it after its compare-and-set."""
+
+    members: tuple[Member, ...]
+    """Every slot, in order."""
+    world_size: Int
+    """Ranks in all."""
+    waited_s: float
+    """From the end of the previous round, or from the first join, until now."""
+    allocation: str
+    """The allocation that it runs in."""
+    spares: tuple[str, ...] = ()
+    """Nodes that have joined and stand by."""
+    cause: str = "start"
+    """`start`, `restart`, `grow`, `shrink` or `operator`."""
+    reason: str = ""
+    """Why these and not others, where there was a choice."""
+    replaced: tuple[Replacement, ...] = ()
+    """The slots that changed hands."""
+    restarts: Int = 0
+    """Restarts of this job so far."""
+    incident: str | None = None
+    """The incident that it recovers from, if any."""
+
+
+class RoundStarted(RoundFact, frozen=True, kw_only=True, tag="round_started.v1"):
+    """All ranks of a round run; rendezvous sends it when the last agent has said so."""
+
+    start_s: float
+    """From the orders until the last rank ran."""
+    master_address: str
+    """Where the ranks meet: slot 0's address."""
+    master_port: Int
+    """A port that no earlier round used."""
+    warm_ranks: Int = 0
+    """How many ranks were forked from a warm process."""
+    slowest_node: str = ""
+    """The node that the others waited for."""
+
+
+class RoundEnded(RoundFact, frozen=True, kw_only=True, tag="round_ended.v1"):
+    """A round is over; rendezvous sends it with the first report that ended it."""
+
+    cause: str
+    """`done`, `rank_exited`, `rank_stalled`, `node_lost`, `node_left`, `preempted`,
+    `operator`, `straggler`, `grow`, `start_failed` or `not_formed`."""
+    reason: str
+    """What happened, to whom, past which limit."""
+    lasted_s: float | None = None
+    """Since it formed; None if it never did."""
+    first_step: Int | None = None
+    """The step from which it went on."""
+    last_step: Int | None = None
+    """The last step that it reached."""
+    node: str | None = None
+    """The node that the first report is about; attribution may blame another."""
+    rank: Int | None = None
+    """The rank that the first report is about."""
+    incident: str | None = None
+    """The incident that it opened or joined; None for a good end."""
+    trigger: str | None = None
+    """The id of the fact that ended it."""

@@ -1,0 +1,67 @@
+"""What every test may use: a real NATS server, a job's name, and two guards."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from everstep.bus import connect, topology
+from everstep.bus.devserver import DevServer, dev_server, find_program
+from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.serverconfig import ServerPlan, ensure_users
+from tests.fakes.clock import FakeClock
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_call_in_the_loop() -> Generator[None, None, None]:
+    """`time.sleep`, file and socket calls raise when our code makes them on the loop."""
+    with blockbuster_ctx(["everstep", "everstep_services"]) as guard:
+        guard.functions["os.stat"].deactivate()  # what pathlib asks of a local disk
+        yield
+
+
+@pytest.fixture(autouse=True)
+async def no_task_outlives_its_test() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not left, f"still running: {sorted(str(task) for task in left)}"
+
+
+@pytest.fixture
+def job() -> str:
+    """A name of the test's own: subjects hold it, so tests never hear each other."""
+    return f"test-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    """One real server for all tests that leave it as it is; set up, with streams and buckets."""
+    folder: Path = tmp_path_factory.mktemp("shared-nats")
+    ensure_users(folder, [ADMIN, SERVICE])
+    server = DevServer(find_program(), folder, ServerPlan(store=folder / "store", port=-1))
+
+    async def start() -> None:
+        await server.start()
+        async with connect(server.settings(ADMIN), "setup") as bus:
+            await topology.init(bus.jetstream)
+
+    with asyncio.Runner() as runner:
+        runner.run(start())
+        yield server
+        runner.run(server.stop())
+
+
+@pytest.fixture
+async def nats(tmp_path: Path) -> AsyncIterator[DevServer]:
+    """A server of the test's own, to kill, wipe or grant on; not yet set up."""
+    async with dev_server(tmp_path / "own-nats") as server:
+        yield server

@@ -1,0 +1,1 @@
+"""Stand-ins that pass the same contract suite as the real thing."""

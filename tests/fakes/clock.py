@@ -1,0 +1,41 @@
+"""Time that moves only when the test moves it."""
+
+import asyncio
+import heapq
+import itertools
+from datetime import UTC, datetime, timedelta
+
+
+class FakeClock:
+    def __init__(self, start: float = 1_000.0) -> None:
+        self._now = start
+        self._start = start
+        self._sleepers: list[tuple[float, int, asyncio.Event]] = []
+        self._order = itertools.count()
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._now - self._start)
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.Event()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), woken))
+        await woken.wait()
+
+    async def advance(self, seconds: float) -> None:
+        """Move time forward; each sleeper wakes in order and sees its own deadline."""
+        end = self._now + seconds
+        await _settle()
+        while self._sleepers and self._sleepers[0][0] <= end:
+            self._now, _, woken = heapq.heappop(self._sleepers)
+            woken.set()
+            await _settle()
+        self._now = end
+
+
+async def _settle() -> None:
+    """Let every task run until it waits for something else than its turn."""
+    for _ in range(20):
+        await asyncio.sleep(0)
