@@ -1,6 +1,7 @@
 """What every test may use: a real NATS server, a job's name, and two guards."""
 
 import asyncio
+import inspect
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -16,8 +17,11 @@ from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture(autouse=True)
-def no_blocking_call_in_the_loop() -> Generator[None, None, None]:
+def no_blocking_call_in_the_loop(request: pytest.FixtureRequest) -> Generator[None, None, None]:
     """`time.sleep`, file and socket calls raise when our code makes them on the loop."""
+    if not inspect.iscoroutinefunction(request.function):
+        yield
+        return
     with blockbuster_ctx(["everstep", "everstep_services"]) as guard:
         guard.functions["os.stat"].deactivate()  # what pathlib asks of a local disk
         yield

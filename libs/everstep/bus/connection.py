@@ -314,6 +314,10 @@ async def _dispose(client: Client) -> None:
     except (TimeoutError, nats_errors.Error, OSError, AssertionError) as error:
         # nats-py asserts when it never got as far as a connection
         log.debug("bus_close_failed error=%s", error)
+    finally:
+        transport = client._transport  # noqa: SLF001  it leaves the socket open in that case
+        if transport is not None:
+            transport.close()
 
 
 @asynccontextmanager

@@ -27,19 +27,23 @@ from everstep.bus.settings import BusSettings
 
 OLDEST_SERVER = (2, 11)
 _JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)\s*-+END")
+_REFUSALS = ("authorization violation", "authentication expired", "authentication timeout")
 _NOT_NATS = ("expecting INFO", "json parse", "Separator is")
 
 
 def is_final(error: Exception) -> bool:
     """Whether trying again cannot help: not for a server that is still starting."""
-    return isinstance(
-        error,
-        nats_errors.AuthorizationError
-        | nats_errors.SecureConnWantedError
-        | nats_errors.SecureConnRequiredError
-        | ssl.SSLError
-        | BusError,
-    ) or _looks_foreign(error)
+    return (
+        isinstance(
+            error,
+            nats_errors.SecureConnWantedError
+            | nats_errors.SecureConnRequiredError
+            | ssl.SSLError
+            | BusError,
+        )
+        or _is_refusal(error)
+        or _looks_foreign(error)
+    )
 
 
 def explain(error: Exception | None, settings: BusSettings) -> BusError:
@@ -51,7 +55,7 @@ def explain(error: Exception | None, settings: BusSettings) -> BusError:
         )
     if isinstance(error, BusError):
         return error
-    if isinstance(error, nats_errors.AuthorizationError):
+    if _is_refusal(error):
         return credentials_expired(error, settings) or BusDeniedError(
             f"{settings.url} refused {_identity(settings)}: check user and password_file "
             f"(or credentials_file) in [bus]"
@@ -153,6 +157,13 @@ async def _unsubscribe(subscription: object) -> None:
 
 def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _is_refusal(error: Exception) -> bool:
+    said = str(error).lower()
+    return isinstance(error, nats_errors.AuthorizationError) or any(
+        sign in said for sign in _REFUSALS
+    )
 
 
 def _looks_foreign(error: Exception) -> bool:
