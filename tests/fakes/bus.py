@@ -3,7 +3,7 @@
 import asyncio
 import fnmatch
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -255,7 +255,7 @@ class MemoryDocuments:
 async def _following(
     documents: MemoryDocuments, server: MemoryServer, key: str | None
 ) -> AsyncIterator[AsyncIterator[Document]]:
-    async def news() -> AsyncIterator[Document]:
+    async def news() -> AsyncGenerator[Document, None]:
         seen: dict[str, int] = {}
         while True:
             async with server.changed:

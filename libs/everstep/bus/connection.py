@@ -142,13 +142,13 @@ class Connection:
 
     async def refuse_if_denied(self, client: Client, subject: str) -> None:
         """Wait until the server has seen a subscription; raise if it refused it."""
-        self._denied_subscriptions.discard(subject)
+        self._denied_subscriptions.discard(subject.lower())
         if client.is_connected:
             try:
-                await client.flush(timeout=ceil(self._settings.request_within_s))
+                await _settle(client, self._settings.request_within_s)
             except (nats_errors.Error, TimeoutError):
                 return  # lost meanwhile: nats-py subscribes again when it is back
-        if subject in self._denied_subscriptions:
+        if subject.lower() in self._denied_subscriptions:
             raise BusDeniedError(f"user {self._who} may not subscribe to {subject}")
 
     # -- opening and rebuilding ------------------------------------------------------------
@@ -250,7 +250,7 @@ class Connection:
     async def _note(self, error: Exception) -> None:
         denied = _DENIED.search(str(error))
         if denied is not None:
-            self._note_denied(denied[1].lower(), denied[2])
+            self._note_denied(denied[1].lower(), denied[2].lower())  # nats-py lowers most of it
         elif isinstance(error, nats_errors.SlowConsumerError):
             self.counters["slow"] += 1
         else:
@@ -305,19 +305,37 @@ class _Wanted:
             return  # closed or closing: the server forgets it with the connection
 
 
+async def _settle(client: Client, within_s: float) -> None:
+    """Wait until the server has seen all that was sent before this call."""
+    async with asyncio.timeout(within_s):
+        # nats-py's own flush writes its PING past what still waits to be written
+        await client._flush_pending(force_flush=True)  # noqa: SLF001  nothing public does this
+        await client.flush(timeout=ceil(within_s))
+
+
+async def _clear_away(client: Client) -> None:
+    """What nats-py's `close` leaves behind when the server is not there: a task, a socket."""
+    reconnecting = client._reconnection_task  # noqa: SLF001
+    for _ in range(10):
+        if reconnecting is None or reconnecting.done():
+            break
+        reconnecting.cancel()  # it may swallow the first one
+        await asyncio.wait([reconnecting], timeout=0.1)
+    if client._transport is not None:  # noqa: SLF001
+        client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+
 async def _dispose(client: Client) -> None:
     try:
         async with asyncio.timeout(_CLOSE_WITHIN_S):
             if client.is_connected:
-                await client.flush(timeout=1)
+                await _settle(client, 1)
             await client.close()
     except (TimeoutError, nats_errors.Error, OSError, AssertionError) as error:
         # nats-py asserts when it never got as far as a connection
         log.debug("bus_close_failed error=%s", error)
     finally:
-        transport = client._transport  # noqa: SLF001  it leaves the socket open in that case
-        if transport is not None:
-            transport.close()
+        await _clear_away(client)
 
 
 @asynccontextmanager

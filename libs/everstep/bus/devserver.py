@@ -48,6 +48,7 @@ class DevServer:
         self._program = program
         self._folder = folder
         self._plan = plan
+        self._started_as = plan  # a reload must not seem to change the port
         self._process: asyncio.subprocess.Process | None = None
         self.restarts = 0
 
@@ -91,8 +92,7 @@ class DevServer:
         await asyncio.to_thread(self._prepare)
         self._process = await asyncio.create_subprocess_exec(
             self._program,
-            *("-c", str(self._folder / "nats.json"), "--ports_file_dir", str(self._folder)),
-            *("-l", str(self._folder / "nats.log"), "--log_size_limit", str(8 * 1024 * 1024)),
+            *("-c", str(self._folder / "nats.json")),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
@@ -156,11 +156,12 @@ class DevServer:
     def _prepare(self) -> None:
         for path in self._folder.glob("*.ports"):
             path.unlink(missing_ok=True)
+        self._started_as = self._plan
         write_config(self._folder / "nats.json", self._plan, self._folder)
 
     def _admit(self, name: str) -> None:
         ensure_users(self._folder, [name])
-        write_config(self._folder / "nats.json", self._plan, self._folder)
+        write_config(self._folder / "nats.json", self._started_as, self._folder)
 
     def _last_complaint(self) -> str:
         with contextlib.suppress(OSError):
@@ -227,7 +228,7 @@ async def dev_server(state: Path, *, sync: str = "2m", port: int = -1) -> AsyncI
     """A server with its data and its users below `state`; the users are `admin` and `service`."""
     folder = state / "nats"
     await asyncio.to_thread(ensure_users, folder, [ADMIN, SERVICE])
-    plan = ServerPlan(store=folder / "store", port=port, sync=sync)
+    plan = ServerPlan(store=folder / "store", port=port, sync=sync, beside=folder)
     server = DevServer(await asyncio.to_thread(find_program), folder, plan)
     await server.start()
     try:

@@ -191,7 +191,7 @@ class JetStream:
     def fail_denied(self, denied: str) -> None:
         who = self._connection.settings.user or "this client"
         for subject, reply in self._waiting.values():
-            if subject == denied:
+            if subject.lower() == denied:
                 _fail(reply, BusDeniedError(f"user {who} may not publish to {subject}"))
 
 

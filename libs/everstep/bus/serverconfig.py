@@ -28,6 +28,8 @@ class ServerPlan:
     sync: str = "2m"
     """How often the store is fsync'd; `always` survives power cuts, at a price."""
     max_file_bytes: int = 20 * 1024 * 1024 * 1024
+    beside: Path | None = None
+    """Where to write the log and the file that names the ports; by default nowhere."""
     monitor: str | None = None
     """HOST:PORT of the server's own monitoring, which knows no passwords: keep it private."""
 
@@ -71,6 +73,12 @@ def write_config(path: Path, plan: ServerPlan, passwords: Path) -> None:
             ],
         },
     }
+    if plan.beside is not None:
+        config |= {
+            "ports_file_dir": str(plan.beside),
+            "log_file": str(plan.beside / "nats.log"),
+            "log_size_limit": 8 * 1024 * 1024,
+        }
     if plan.monitor is not None:
         config["http"] = plan.monitor
     # The server's configuration language takes JSON; quoted, a `$` is no variable there.

@@ -3,12 +3,14 @@
 The same for the dev server and for production (`everstep bus init`), and safe to run again.
 """
 
+import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from everstep import subjects
-from everstep.bus.errors import BusRefusedError, NoStreamError, TopologyError
+from everstep.bus.errors import BusError, BusRefusedError, NoStreamError, TopologyError
 from everstep.bus.jetstream import JetStream
 
 log = logging.getLogger(__name__)
@@ -17,6 +19,7 @@ FACTS_STREAM = "FACTS"
 EVIDENCE_STREAM = "EVIDENCE"
 ROUNDS, LIMITS, CONTROL, LEASES, PROBE = "ROUNDS", "LIMITS", "CONTROL", "LEASES", "PROBE"
 
+_VERIFY_EVERY_S = 60.0
 _SECOND = 1_000_000_000
 _DAY = 24 * 3600 * _SECOND
 _MIB = 1024 * 1024
@@ -107,6 +110,26 @@ async def init(
             log.info("stream_%s name=%s", word, plan.name)
         done.append(f"{plan.name} {word}")
     return done
+
+
+async def keep_for_ever(
+    jetstream: JetStream, *, replicas: int = 1, retention: Retention | None = None
+) -> None:
+    """Put the streams back whenever they are gone: after a wipe, at the latest in a minute.
+
+    A service of the control plane runs this beside its work; any number of them may.
+    """
+    look = asyncio.Event()
+    with jetstream.connection.noticing(up=look.set):
+        while True:
+            look.clear()
+            try:
+                await init(jetstream, replicas=replicas, retention=retention)
+            except BusError as error:
+                log.warning("streams_not_verified error=%s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_VERIFY_EVERY_S):
+                    await look.wait()
 
 
 async def _ensure(jetstream: JetStream, plan: StreamPlan) -> str:

@@ -1,0 +1,316 @@
+"""The server dies, hangs, loses its data: what was recorded arrives, once and in order."""
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everstep import ids, subjects
+from everstep.bus import BusSettings, connect, topology
+from everstep.bus.client import NatsBus
+from everstep.bus.devserver import DevServer
+from everstep.bus.errors import FactsWaitingError, SpoolFullError
+from everstep.bus.roles import SERVICE
+from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
+from everstep.messages.codec import decode
+
+
+def settings_of(nats: DevServer, **changes: object) -> BusSettings:
+    """Quick to come back: a test has no fleet."""
+    quick = {"reconnect_jitter_s": 0.01, "reconnect_wait_s": 0.05, **changes}
+    return msgspec.structs.replace(nats.settings(SERVICE), **quick)
+
+
+@pytest.fixture
+async def bus(nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
+    async with connect(settings_of(nats), "test", spool=tmp_path / "spool") as bus:
+        await topology.init(bus.jetstream)
+        yield bus
+
+
+def ended(number: int) -> JobEnded:
+    return JobEnded(
+        id=ids.new_id(),
+        job="j",
+        at=datetime.now(UTC),
+        source="test",
+        state="failed",
+        exit_code=number,
+        reason="test",
+    )
+
+
+def beat(sequence: int) -> NodeBeat:
+    return NodeBeat(job="j", node="n", sequence=sequence, at=datetime.now(UTC), state="running")
+
+
+async def numbers(bus: NatsBus, count: int) -> list[int]:
+    """The first `count` facts in the stream, by their numbers."""
+    found: list[int] = []
+    async with bus.facts(None) as reader:
+        while len(found) < count:
+            batch = await reader.fetch(1000, 2)
+            facts = [decode(one.data) for one in batch.facts]
+            found += [fact.exit_code for fact in facts if isinstance(fact, JobEnded)]
+    return found
+
+
+async def until(condition: object) -> None:
+    """Wait for something that is sure to come; the test's own deadline bounds it."""
+    assert callable(condition)
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def cut(bus: NatsBus) -> None:
+    transport = bus.jetstream.connection.client._transport
+    assert transport is not None
+    transport.close()  # type: ignore[no-untyped-call]
+
+
+@asynccontextmanager
+async def down(nats: DevServer, bus: NatsBus) -> AsyncIterator[None]:
+    """While the body runs there is no server. Its keeper would bring it back at once."""
+    os.kill(nats.pid, signal.SIGSTOP)
+    cut(bus)
+    await until(lambda: not bus.connected)
+    try:
+        yield
+    finally:
+        os.kill(nats.pid, signal.SIGCONT)
+
+
+async def test_facts_recorded_while_the_server_is_away_arrive_in_order(
+    nats: DevServer, bus: NatsBus
+) -> None:
+    for number in range(10):
+        await bus.record(ended(number))
+    async with down(nats, bus):
+        for number in range(10, 300):
+            await bus.record(ended(number))
+        with pytest.raises(FactsWaitingError, match="safe in the spool but not yet in the stream"):
+            await bus.flush(0.05)
+        assert bus.statistics()["facts_pending_bytes"] > 0
+    await bus.flush(20)
+    assert await numbers(bus, 300) == list(range(300))
+
+
+async def test_killing_the_server_under_load_loses_nothing_and_doubles_nothing(
+    nats: DevServer, bus: NatsBus
+) -> None:
+    async def load() -> None:
+        for number in range(2000):
+            await bus.record(ended(number))
+
+    async with asyncio.TaskGroup() as tasks:
+        loading = tasks.create_task(load())
+        for kills in range(1, 4):
+            os.kill(nats.pid, signal.SIGKILL)
+            await until(lambda kills=kills: nats.restarts == kills and bus.connected)
+        await loading
+    await bus.flush(20)
+    found = await numbers(bus, 2000)
+    assert found == list(range(2000))
+    info = await bus.jetstream.api("STREAM.INFO.FACTS")
+    assert info["state"]["messages"] == 2000
+
+
+async def test_facts_of_a_process_that_was_killed_are_sent_by_the_next(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    spool = tmp_path / "other"
+    async with connect(settings_of(nats), "first", spool=spool) as first:
+        async with down(nats, first):
+            for number in range(50):
+                await first.record(ended(number))
+            # it ends here, with everything still in its spool
+            await asyncio.wait_for(_close(first), 10)
+        shutil.copytree(spool, tmp_path / "as-it-was")
+    async with connect(settings_of(nats), "second", spool=tmp_path / "as-it-was") as second:
+        await second.flush(20)
+    assert await numbers(bus, 50) == list(range(50))
+
+
+async def _close(bus: NatsBus) -> None:
+    assert bus.statistics()["facts_pending_bytes"] > 0
+
+
+async def test_after_the_data_were_wiped_the_streams_come_back_and_facts_go_on(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    await bus.record(ended(1))
+    await bus.flush(5)
+    async with bus.facts(None) as reader, asyncio.TaskGroup() as tasks:
+        first = await reader.fetch(10, 2)
+        keeping = tasks.create_task(topology.keep_for_ever(bus.jetstream))
+        shutil.rmtree(tmp_path / "own-nats" / "nats" / "store")
+        os.kill(nats.pid, signal.SIGKILL)
+        await until(lambda: nats.restarts == 1)
+        await bus.record(ended(2))
+        await bus.flush(20)
+        batch = await reader.fetch(10, 5)
+        while not batch.facts:
+            batch = await reader.fetch(10, 5)
+        keeping.cancel()
+    assert isinstance(fact := decode(batch.facts[0].data), JobEnded)
+    assert fact.exit_code == 2
+    assert batch.position.stream != first.position.stream
+    assert batch.position.sequence == 1
+
+
+async def test_beats_sent_while_the_server_is_away_are_bounded_and_the_newest_arrive(
+    nats: DevServer, bus: NatsBus
+) -> None:
+    async with bus.subscribe(subjects.beat("j"), NodeBeat, capacity=10_000) as heard:
+        async with down(nats, bus):
+            for sequence in range(10_000):
+                bus.send(subjects.beat("j", "n"), beat(sequence))
+        last = await heard.get()
+        while last.sequence < 9_999:
+            last = await heard.get()
+    numbers = bus.statistics()
+    assert numbers["send_dropped"] >= 10_000 - 4_096
+    assert numbers["beats_waiting"] == 0
+
+
+async def test_a_server_that_hangs_is_left_and_found_again(nats: DevServer) -> None:
+    settings = settings_of(nats, ping_interval_s=0.1)
+    async with connect(settings, "pinging") as bus:
+        os.kill(nats.pid, signal.SIGSTOP)  # no RST, no FIN: only silence
+        await until(lambda: not bus.connected)
+        os.kill(nats.pid, signal.SIGCONT)
+        await until(lambda: bus.connected)
+        assert bus.statistics()["reconnects"] >= 1
+
+
+@pytest.mark.parametrize("how", ["async", "blocking"])
+async def test_a_handler_that_takes_long_costs_no_connection(
+    nats: DevServer, bus: NatsBus, how: str
+) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Message) -> Message:
+        started.set()
+        if how == "blocking":
+            block(1.5)  # fifteen missed pings
+        else:
+            await go_on.wait()
+        return Done(text="slow")
+
+    async def quick(_: Message) -> Message:
+        return Done(text="quick")
+
+    async with (
+        connect(settings_of(nats, ping_interval_s=0.1), "busy") as busy,
+        busy.answer("busy", {"slow": slow, "quick": quick}),
+        asyncio.TaskGroup() as tasks,
+    ):
+        question = ShowRound(job="j")
+        asking = tasks.create_task(bus.ask("busy", "slow", question, Done, job="j", within_s=10))
+        await started.wait()
+        answer = await bus.ask("busy", "quick", question, Done, job="j", within_s=10)
+        assert answer.text == "quick"
+        go_on.set()
+        assert (await asking).text == "slow"
+        assert busy.connected
+        assert busy.statistics()["reconnects"] == 0
+
+
+def block(seconds: float) -> None:
+    """Busy, not asleep: as a handler that computes would."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+async def test_a_followed_document_is_seen_although_its_announcement_was_lost(
+    nats: DevServer,
+) -> None:
+    async with connect(settings_of(nats, verify_every_s=0.1), "following") as bus:
+        await topology.init(bus.jetstream)
+        config = (await bus.jetstream.api("STREAM.INFO.KV_LIMITS"))["config"]
+        config.pop("republish")  # from now on nothing is announced
+        await bus.jetstream.api("STREAM.DELETE.KV_LIMITS")
+        await bus.jetstream.api("STREAM.CREATE.KV_LIMITS", config)
+        limits = bus.documents("LIMITS")
+        async with limits.follow("j") as news:
+            assert (await anext(news)).data is None
+            await limits.put("j", b"unheard", revision=0)
+            assert (await anext(news)).data == b"unheard"
+            await limits.delete("j", revision=None)
+            assert (await anext(news)).data is None
+
+
+async def test_a_follower_sees_what_changed_while_it_was_cut_off(
+    nats: DevServer, bus: NatsBus
+) -> None:
+    async with connect(settings_of(nats), "other") as other:
+        limits = bus.documents("LIMITS")
+        async with limits.follow("j") as news:
+            assert (await anext(news)).data is None
+            cut(bus)
+            await other.documents("LIMITS").put("j", b"meanwhile", revision=0)
+            assert (await anext(news)).data == b"meanwhile"
+            os.kill(nats.pid, signal.SIGKILL)
+            await until(lambda: nats.restarts == 1 and other.connected)
+            await other.documents("LIMITS").put("j", b"after", revision=None)
+            assert (await anext(news)).data == b"after"
+
+
+async def test_rubbish_and_messages_from_the_future_are_skipped_counted_and_said_once(
+    bus: NatsBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = bus.jetstream.connection.client
+    async with bus.subscribe(subjects.beat("j"), NodeBeat) as heard:
+        for data in (b"rubbish", b'{"type":"node_beat.v9","job":"j"}', b"\xff" * 100):
+            await client.publish(subjects.beat("j", "n"), data)
+        bus.send(subjects.beat("j", "n"), beat(7))
+        assert (await heard.get()).sequence == 7
+        assert heard.undecodable == 3
+        assert bus.statistics()["undecodable"] == 3
+    assert caplog.text.count("message_skipped") == 1
+
+
+async def test_a_full_spool_refuses_facts_while_beats_go_on(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    settings = settings_of(nats, spool_max_bytes=10_000)
+    async with connect(settings, "small", spool=tmp_path / "small") as small:
+        async with down(nats, small):
+            with pytest.raises(SpoolFullError, match="raise spool_max_bytes"):
+                for number in range(1000):
+                    await small.record(ended(number))
+            small.send(subjects.beat("j", "n"), beat(1))
+        await small.flush(20)
+        await until(lambda: small.statistics()["sent"] == 1)
+        await small.record(ended(5000))
+
+
+async def test_without_a_bus_a_process_starts_and_records(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    os.kill(nats.pid, signal.SIGSTOP)
+    settings = settings_of(nats, connect_within_s=0.3)
+    async with connect(settings, "early", spool=tmp_path / "early", wait=False) as early:
+        await early.record(ended(1))
+        assert not early.connected
+        os.kill(nats.pid, signal.SIGCONT)
+        await early.flush(20)
+    assert await numbers(bus, 1) == [1]
+
+
+async def test_no_reader_is_left_on_the_server(bus: NatsBus) -> None:
+    await bus.record(ended(1))
+    for _ in range(20):
+        async with bus.facts(None) as reader:
+            await reader.fetch(10, 2)
+    info = await bus.jetstream.api("STREAM.INFO.FACTS")
+    assert info["state"]["consumer_count"] == 0

@@ -1,0 +1,157 @@
+"""An agent of job A can neither say nor hear anything of job B: subject by subject."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from everstep import subjects
+from everstep.bus import connect, topology
+from everstep.bus.client import NatsBus
+from everstep.bus.devserver import DevServer
+from everstep.bus.errors import BusDeniedError, BusError
+from everstep.bus.roles import agent, by_name
+from everstep.ids import BadNameError
+
+A, B = "job-a", "job-b"
+
+
+@pytest.fixture
+async def agent_a(nats: DevServer) -> AsyncIterator[NatsBus]:
+    async with AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(connect(nats.settings("admin"), "setup"))
+        await topology.init(admin.jetstream)
+        service = await stack.enter_async_context(connect(nats.settings("service"), "svc"))
+        for bucket in ("ROUNDS", "LIMITS", "CONTROL"):
+            await service.documents(bucket).put(A, b"of a", revision=0)
+            await service.documents(bucket).put(B, b"of b", revision=0)
+        await nats.grant(B)
+        settings = await nats.grant(A)
+        # the server reads its users again at a signal: connecting tells when it has
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    yield await stack.enter_async_context(connect(settings, "agent"))
+                    return
+                except BusDeniedError:
+                    await asyncio.sleep(0.01)
+
+
+MAY_SAY = [
+    subjects.beat(A, "n1"),
+    subjects.timing(A, "n1"),
+    subjects.fact(A, "rank_exited"),
+    subjects.blob(A, "0" * 32, 0),
+    subjects.ask("rendezvous", "join", A),
+]
+MAY_NOT_SAY = [
+    subjects.beat(B, "n1"),
+    subjects.timing(B, "n1"),
+    subjects.fact(B, "rank_exited"),
+    subjects.fact(subjects.CLUSTER, "control_changed"),
+    subjects.blob(B, "0" * 32, 0),
+    subjects.ask("rendezvous", "join", B),
+    subjects.order(A),
+    subjects.order(B, "n1"),
+    subjects.document("ROUNDS", A),
+    subjects.document("ROUNDS", B),
+    subjects.document("LIMITS", B),
+    subjects.document("CONTROL", B),
+    subjects.document("LEASES", B),
+    subjects.document_news("ROUNDS", A),
+    "$JS.API.STREAM.INFO.FACTS",
+    "$JS.API.STREAM.DELETE.FACTS",
+    "$JS.API.STREAM.PURGE.KV_ROUNDS",
+    "$JS.API.STREAM.MSG.GET.KV_ROUNDS",
+    "$JS.API.CONSUMER.CREATE.FACTS.mine",
+    "$JS.API.DIRECT.GET.FACTS",
+    f"$JS.API.DIRECT.GET.FACTS.{subjects.fact(A, 'rank_exited')}",
+    f"$JS.API.DIRECT.GET.KV_ROUNDS.$KV.ROUNDS.{B}",
+    f"$JS.API.DIRECT.GET.KV_LIMITS.$KV.LIMITS.{B}",
+    f"$JS.API.DIRECT.GET.KV_LEASES.$KV.LEASES.{A}",
+    f"$JS.API.DIRECT.GET.EVIDENCE.es.blob.{B}.x.0",
+    f"_INBOX.agent-{B}.x",
+    "$SYS.REQ.SERVER.PING",
+]
+MAY_HEAR = [
+    subjects.order(A),
+    subjects.order(A, "n1"),
+    subjects.document_news("ROUNDS", A),
+    subjects.document_news("LIMITS", A),
+    subjects.document_news("CONTROL"),
+]
+MAY_NOT_HEAR = [
+    ">",
+    "es.>",
+    subjects.FACTS,
+    subjects.fact(A),
+    subjects.beat(),
+    subjects.beat(B),
+    subjects.timing(B),
+    subjects.order(B),
+    f"{subjects.order(B)}.>",
+    subjects.document_news("ROUNDS"),
+    subjects.document_news("ROUNDS", B),
+    subjects.document_news("LIMITS", B),
+    "$KV.>",
+    "$JS.>",
+    "_INBOX.>",
+    f"_INBOX.agent-{B}.>",
+    "_INBOX.service.>",
+    "$SYS.>",
+]
+
+
+async def test_an_agent_says_what_it_may_and_nothing_else(agent_a: NatsBus) -> None:
+    for subject in MAY_NOT_SAY:
+        with pytest.raises(BusDeniedError, match="may not publish"):
+            await agent_a.jetstream.request(subject, b"{}", within_s=5)
+    for subject in MAY_SAY:
+        try:  # some are stored, some nobody answers: none is denied
+            await agent_a.jetstream.request(subject, b"{}", within_s=0.2)
+        except BusError as error:
+            assert not isinstance(error, BusDeniedError), subject
+
+
+async def test_an_agent_hears_what_it_may_and_nothing_else(agent_a: NatsBus) -> None:
+    async def ignore(_: object) -> None:
+        """Nothing comes."""
+
+    connection = agent_a.jetstream.connection
+    for subject in MAY_HEAR:
+        async with connection.subscribed(subject, ignore):
+            pass
+    for subject in MAY_NOT_HEAR:
+        with pytest.raises(BusDeniedError, match="user agent-job-a may not subscribe"):
+            async with connection.subscribed(subject, ignore):
+                pass
+
+
+async def test_an_agent_reads_its_own_documents_and_no_others(agent_a: NatsBus) -> None:
+    for bucket in ("ROUNDS", "LIMITS"):
+        assert (await agent_a.documents(bucket).get(A)).data == b"of a"
+        with pytest.raises(BusDeniedError):
+            await agent_a.documents(bucket).get(B)
+    assert (await agent_a.documents("CONTROL").get(B)).data == b"of b"  # the cluster's, for all
+    async with agent_a.documents("ROUNDS").follow(A) as news:
+        assert (await anext(news)).data == b"of a"
+
+
+async def test_an_agent_keeps_and_reads_evidence_of_its_own_job(agent_a: NatsBus) -> None:
+    ref = await agent_a.blobs.put(A, b"evidence")
+    assert await agent_a.blobs.get(ref) == b"evidence"
+    with pytest.raises(BusDeniedError):
+        await agent_a.blobs.put(B, b"forged")
+
+
+@pytest.mark.parametrize("job", ["a.b", "*", ">", "", "a b", "-x", "x" * 129, "a\r\nPUB x"])
+def test_no_job_name_widens_what_its_agents_may(job: str) -> None:
+    with pytest.raises(BadNameError):
+        agent(job)
+
+
+def test_a_login_belongs_to_one_role() -> None:
+    assert by_name("agent-x") == agent("x")
+    with pytest.raises(ValueError, match="is no role"):
+        by_name("root")
