@@ -97,6 +97,8 @@ class DevServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             preexec_fn=_die_with_parent(os.getpid()),
+            # Ctrl-C is for us: the server stays until we have said our last to it.
+            process_group=0,
         )
         try:
             port = await self._wait_ready(self._process)

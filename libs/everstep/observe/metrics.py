@@ -1,0 +1,99 @@
+"""Metrics for Prometheus: about the process, and from what each component counts."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from everstep import __version__
+from everstep.clock import Clock
+
+log = logging.getLogger(__name__)
+
+Statistics = Callable[[], Mapping[str, float]]
+"""What a component counted so far; names that end in `_total` are of what only grows."""
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+LAG_WARNING_S = 1.0
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
+
+
+class Metrics:
+    """The metrics of one process, all with the prefix `everstep_` except `process_*`."""
+
+    def __init__(self, service: str) -> None:
+        self.registry = CollectorRegistry()
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        Gauge(
+            "everstep_build_info",
+            "The version that is running.",
+            ["version", "service"],
+            registry=self.registry,
+        ).labels(__version__, service).set(1)
+        self.loop_lag = Gauge(
+            "everstep_loop_lag_seconds",
+            "How late the event loop was when last measured.",
+            registry=self.registry,
+        )
+        self.loop_lags = Histogram(
+            "everstep_loop_lag_distribution_seconds",
+            "How late the event loop was, over time.",
+            buckets=_LAG_BUCKETS,
+            registry=self.registry,
+        )
+
+    def watch(self, component: str, statistics: Statistics) -> None:
+        """Publish what a component counts as `everstep_<component>_<name>`, read when asked."""
+        self.registry.register(_Statistics(component, statistics))
+
+    async def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format; it has `CONTENT_TYPE`."""
+        # The process's come from files; the components' belong to the loop.
+        process = await asyncio.to_thread(generate_latest, self._process)
+        return process + generate_latest(self.registry)
+
+
+async def measure_loop_lag(metrics: Metrics, clock: Clock, *, every_s: float = 0.5) -> None:
+    """A loop that measures how late it is itself: what blocks the event loop shows here."""
+    while True:
+        due = clock.now() + every_s
+        await clock.sleep(every_s)
+        lag_s = max(0.0, clock.now() - due)
+        metrics.loop_lag.set(lag_s)
+        metrics.loop_lags.observe(lag_s)
+        if lag_s >= LAG_WARNING_S:
+            log.warning("loop_blocked lag_s=%.2f limit_s=%.2f", lag_s, LAG_WARNING_S)
+
+
+class _Statistics(Collector):
+    def __init__(self, component: str, statistics: Statistics) -> None:
+        self._component = component
+        self._statistics = statistics
+
+    def describe(self) -> list[Metric]:
+        return []  # or registering would call `statistics`, before the component is ready
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._statistics().items():
+            if not _NAME.fullmatch(name):
+                continue
+            full = f"everstep_{self._component}_{name}"
+            text = f"{name.replace('_', ' ')}, as counted by {self._component}."
+            if name.endswith("_total"):
+                yield CounterMetricFamily(full, text, value)
+            else:
+                yield GaugeMetricFamily(full, text, value)

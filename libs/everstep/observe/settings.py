@@ -1,0 +1,31 @@
+"""The [log] and [observe] sections: what is written, and where a process can be asked."""
+
+from typing import Literal
+
+from everstep.settings import Settings
+
+
+class LogSettings(Settings, frozen=True, kw_only=True):
+    """What is logged, and in which form."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important event that is still written."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """`json` has one object a line; `auto` is `console` on a terminal and `json` elsewhere."""
+
+
+class ObserveSettings(Settings, frozen=True, kw_only=True):
+    """Where a process answers `/healthz`, `/livez` and `/metrics`."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. Nothing there asks for a token: keep it inside."""
+    port: int = 9464
+    """The port to listen on; 0 takes any free one."""
+    check_within_s: float = 2.0
+    """How long one check may take before it counts as failed."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, got {self.port}")
+        if self.check_within_s <= 0:
+            raise ValueError(f"check_within_s must be above 0, got {self.check_within_s:g}")

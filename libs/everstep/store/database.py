@@ -1,0 +1,226 @@
+"""One SQL database, SQLite or PostgreSQL: opened, used within limits, its errors named."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import URL, Connection, Engine, event, exc, make_url
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
+
+from everstep.store.diagnosis import named_errors
+from everstep.store.errors import (
+    BadDatabaseUrlError,
+    DatabaseUnavailableError,
+    DriverMissingError,
+)
+
+Kind = Literal["sqlite", "postgresql"]
+
+_DRIVERS: Mapping[Kind, tuple[str, str]] = {
+    "sqlite": ("sqlite+aiosqlite", "services"),
+    "postgresql": ("postgresql+asyncpg", "postgres"),
+}
+_PROGRESS_EVERY_OPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How much of the database one process may use, and for how long."""
+
+    readers: int = 4
+    connect_within_s: float = 5.0
+    read_within_s: float = 5.0
+    write_within_s: float = 60.0
+    lock_within_s: float = 10.0
+
+
+class Database:
+    """Made by `open_database`. Reads see one moment each; writes happen one after another."""
+
+    def __init__(self, url: URL, kind: Kind, limits: StoreLimits) -> None:
+        self.kind: Kind = kind
+        self.place = url.render_as_string(hide_password=True).replace(f"{url.drivername}:", "")
+        self.place = f"{kind}:{self.place}"
+        self.limits = limits
+        self._writer = _engine(url, kind, limits, for_reading=False)
+        self._reader = _engine(url, kind, limits, for_reading=True)
+
+    @property
+    def dialect(self) -> Dialect:
+        """How this database wants its statements."""
+        return self._writer.dialect
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[AsyncConnection]:
+        """A transaction that sees one moment and changes nothing, for `read_within_s`."""
+        async with self._transaction(self._reader, self.limits.read_within_s) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[AsyncConnection]:
+        """A transaction that is committed at the end of the block, or leaves nothing."""
+        async with self._transaction(self._writer, self.limits.write_within_s) as connection:
+            yield connection
+
+    async def close(self) -> None:
+        """Give every connection back."""
+        await self._reader.dispose()
+        await self._writer.dispose()
+
+    @asynccontextmanager
+    async def _transaction(
+        self, engine: AsyncEngine, within_s: float
+    ) -> AsyncGenerator[AsyncConnection]:
+        with named_errors(self.place):
+            # Longer than the database's own limit, which says more precisely what was slow.
+            async with asyncio.timeout(within_s + self.limits.connect_within_s + 1):
+                async with engine.begin() as connection:
+                    yield connection
+
+
+@asynccontextmanager
+async def open_database(
+    url: str, *, password_file: Path | None = None, limits: StoreLimits | None = None
+) -> AsyncGenerator[Database]:
+    """The database at `sqlite:///path` or `postgresql://user@host/name`, not yet connected.
+
+    The password is better kept in a file than in the URL. A missing SQLite file is made,
+    readable by this user only.
+    """
+    parsed, kind = parse_url(url)
+    if password_file is not None:
+        parsed = parsed.set(password=await asyncio.to_thread(_read_password, password_file))
+    if kind == "sqlite":
+        await asyncio.to_thread(_make_file, parsed)
+    try:
+        # In a thread: it imports the driver, and asks the disk where a relative path leads.
+        database = await asyncio.to_thread(Database, parsed, kind, limits or StoreLimits())
+    except ModuleNotFoundError as error:
+        raise DriverMissingError(kind, _DRIVERS[kind][1]) from error
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def parse_url(url: str) -> tuple[URL, Kind]:
+    """The URL with the driver that we use, and the kind of database it names."""
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError) as error:
+        raise BadDatabaseUrlError(_without_password(url), "it cannot be parsed") from error
+    said = parsed.render_as_string(hide_password=True)
+    match parsed.drivername:
+        case "sqlite" | "sqlite+aiosqlite":
+            kind: Kind = "sqlite"
+            if parsed.database in {None, "", ":memory:"} or parsed.host:
+                raise BadDatabaseUrlError(said, "it needs a file, sqlite:///PATH")
+        case "postgresql" | "postgres" | "postgresql+asyncpg":
+            kind = "postgresql"
+            if not parsed.database:
+                raise BadDatabaseUrlError(said, "it names no database")
+        case other:
+            raise BadDatabaseUrlError(said, f"{other!r} is not supported")
+    return parsed.set(drivername=_DRIVERS[kind][0]), kind
+
+
+def _engine(url: URL, kind: Kind, limits: StoreLimits, *, for_reading: bool) -> AsyncEngine:
+    within_s = limits.read_within_s if for_reading else limits.write_within_s
+    options: dict[str, Any] = {
+        "poolclass": AsyncAdaptedQueuePool,
+        "pool_size": limits.readers if for_reading else 1,
+        "max_overflow": 0 if for_reading else 1,
+        "pool_timeout": within_s,
+        "hide_parameters": True,  # facts may hold what a log must not
+    }
+    if kind == "postgresql":
+        return create_async_engine(
+            url,
+            pool_pre_ping=True,
+            pool_recycle=1800,
+            isolation_level="REPEATABLE READ" if for_reading else "READ COMMITTED",
+            connect_args=_postgres_arguments(limits, within_s, for_reading=for_reading),
+            **options,
+        )
+    # Without the driver's own idea of when a transaction begins: see `_begin`.
+    arguments = {"isolation_level": None, "timeout": limits.lock_within_s}
+    engine = create_async_engine(url, connect_args=arguments, **options)
+    _tame_sqlite(engine.sync_engine, limits, for_reading=for_reading)
+    return engine
+
+
+def _postgres_arguments(
+    limits: StoreLimits, within_s: float, *, for_reading: bool
+) -> dict[str, Any]:
+    return {
+        "timeout": limits.connect_within_s,
+        "server_settings": {
+            "application_name": "everstep-history",
+            "statement_timeout": str(int(within_s * 1000)),
+            "lock_timeout": str(int(limits.lock_within_s * 1000)),
+            "idle_in_transaction_session_timeout": str(int(limits.write_within_s * 1000)),
+            "default_transaction_read_only": "on" if for_reading else "off",
+            "timezone": "UTC",
+        },
+    }
+
+
+def _tame_sqlite(engine: Engine, limits: StoreLimits, *, for_reading: bool) -> None:
+    within_s = limits.read_within_s if for_reading else limits.write_within_s
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, record: Any) -> None:
+        deadline = record.info["deadline"] = [float("inf")]
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",  # readers and the writer do not wait for each other
+            "synchronous=NORMAL",  # a power cut may take the newest: the stream has them still
+            "foreign_keys=ON",
+            f"busy_timeout={int(limits.lock_within_s * 1000)}",
+            "cache_size=-32768",
+            "temp_store=MEMORY",
+            "wal_autocheckpoint=8000",  # pages: copying them back less often is cheaper
+            f"query_only={'ON' if for_reading else 'OFF'}",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+        connection.run_async(
+            lambda driver: driver.set_progress_handler(
+                lambda: time.monotonic() > deadline[0], _PROGRESS_EVERY_OPS
+            )
+        )
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.info["deadline"][0] = time.monotonic() + within_s
+        # A writer takes its lock at once: one that began by reading could not wait for it.
+        connection.exec_driver_sql("BEGIN" if for_reading else "BEGIN IMMEDIATE")
+
+
+def _make_file(url: URL) -> None:
+    path = Path(str(url.database))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        place = f"sqlite:///{path}"
+        raise DatabaseUnavailableError(place, error.strerror or str(error)) from error
+
+
+def _read_password(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatabaseUnavailableError(str(path), f"no password there: {error}") from error
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else scheme

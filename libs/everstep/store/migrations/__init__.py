@@ -1,0 +1,1 @@
+"""The history of the schema: each released step stays as it was."""

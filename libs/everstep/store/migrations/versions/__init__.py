@@ -1,0 +1,1 @@
+"""One module a step, in the order of its `down_revision`."""

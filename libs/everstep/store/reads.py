@@ -1,0 +1,215 @@
+"""Questions to the tables: filtered, in pages that go on from a key, each within one moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from everstep.store import tables
+from everstep.store.changes import compact
+from everstep.store.database import Database
+from everstep.store.shapes import ENDED, FORMED, PHASES, PHASES_A_ROUND, STARTED, WAITING
+
+Key = tuple[str | int, ...]
+Record = Mapping[Any, Any]
+"""A row by the names of its columns."""
+
+
+class Head(NamedTuple):
+    """How far the log and its projections reach, and in which database."""
+
+    epoch: str
+    secret: str
+    last_n: int
+    projected_n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Columns that together tell every row apart, and the direction."""
+
+    columns: tuple[ColumnElement[Any], ...]
+    is_descending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows, and where to go on; `next_key` is None at the end."""
+
+    rows: Sequence[Record]
+    next_key: Key | None
+
+
+async def log_head(database: Database) -> Head:
+    """How far everything is now."""
+    async with database.read() as connection:
+        return await _head(connection)
+
+
+async def stream_position(database: Database) -> tuple[str, int] | None:
+    """Where reading goes on: stream and sequence. None when nothing was read yet."""
+    positions = tables.positions.c
+    query = select(positions.stream, positions.sequence)
+    query = query.order_by(positions.updated_us.desc()).limit(1)
+    async with database.read() as connection:
+        row = (await connection.execute(query)).one_or_none()
+    return None if row is None else (row.stream, row.sequence)
+
+
+async def page(
+    database: Database, query: Select[Any], order: Order, after: Key | None, limit: int
+) -> Page:
+    """The next `limit` rows of a query in this order."""
+    async with database.read() as connection:
+        found = await connection.execute(ordered(query, order, after, limit + 1))
+        rows = found.mappings().all()
+    return cut(rows, order, limit)
+
+
+async def first(database: Database, query: Select[Any]) -> Record | None:
+    """The one row of a query, if there is one."""
+    async with database.read() as connection:
+        found = await connection.execute(query.limit(1))
+        row: Record | None = found.mappings().one_or_none()
+    return row
+
+
+def ordered(query: Select[Any], order: Order, after: Key | None, limit: int) -> Select[Any]:
+    """The query, sorted, from behind a key."""
+    columns = order.columns
+    if after is not None:
+        here = tuple_(*columns)
+        there = tuple_(*map(literal, after))
+        query = query.where(here < there if order.is_descending else here > there)
+    directed = [column.desc() if order.is_descending else column for column in columns]
+    return query.order_by(*directed).limit(limit)
+
+
+def cut(rows: Sequence[Record], order: Order, limit: int) -> Page:
+    """The page, from one row more than it may have."""
+    shown = rows[:limit]
+    if len(rows) <= limit:
+        return Page(shown, None)
+    return Page(shown, tuple(shown[-1][column.key or ""] for column in order.columns))
+
+
+async def facts_page(
+    database: Database,
+    conditions: Sequence[ColumnElement[bool]],
+    *,
+    after: int | None,
+    limit: int,
+    most_bytes: int,
+    is_descending: bool = False,
+) -> Page:
+    """Facts by their place in the log; fewer than `limit` if they are large."""
+    order = Order((tables.facts.c.n,), is_descending)
+    key = None if after is None else (after,)
+    async with database.read() as connection:
+        # The sizes first: a page of a thousand large facts would not fit into memory.
+        sizes = select(tables.facts.c.n, tables.facts.c.size).where(*conditions)
+        found = (await connection.execute(ordered(sizes, order, key, limit + 1))).all()
+        fitting = _fitting([row.size for row in found[:limit]], most_bytes)
+        numbers = [row.n for row in found[:fitting]]
+        query = select(tables.facts).where(tables.facts.c.n.in_(numbers))
+        rows = (await connection.execute(ordered(query, order, None, limit))).mappings().all()
+    return Page(rows, (numbers[-1],) if fitting < len(found) else None)
+
+
+async def facts_after(
+    database: Database, n: int, *, most: int, most_bytes: int
+) -> tuple[Sequence[Record], Head]:
+    """The next facts of the whole log, and how far it reached at that moment."""
+    async with database.read() as connection:
+        head = await _head(connection)
+        facts = tables.facts.c
+        sizes = select(facts.n, facts.size).where(facts.n > n).order_by(facts.n).limit(most)
+        found = (await connection.execute(sizes)).all()
+        fitting = _fitting([row.size for row in found], most_bytes)
+        end = found[fitting - 1].n if found else n
+        query = select(tables.facts).where(facts.n > n, facts.n <= end).order_by(facts.n)
+        rows = (await connection.execute(query)).mappings().all()
+    return rows, head
+
+
+async def round_detail(
+    database: Database, job: str, number: int, *, most: int
+) -> dict[str, Any] | None:
+    """A round with its first members, exits and stalls; None when it is not known."""
+    rounds = tables.rounds
+    async with database.read() as connection:
+        here = select(rounds, round_state().label("state")).where(
+            rounds.c.job == job, rounds.c.round == number
+        )
+        row = (await connection.execute(here)).mappings().one_or_none()
+        if row is None:
+            return None
+        detail = dict(row)
+        for name, table, column in (
+            ("members", tables.round_members, tables.round_members.c.slot),
+            ("exits", tables.rank_exits, tables.rank_exits.c.n),
+            ("stalls_seen", tables.rank_stalls, tables.rank_stalls.c.n),
+        ):
+            query = select(table).where(table.c.job == job, table.c.round == number)
+            query = query.where(column.is_not(None))
+            found = await connection.execute(query.order_by(column).limit(most))
+            detail[name] = found.mappings().all()
+    return detail
+
+
+def job_state() -> ColumnElement[str]:
+    """What people call a job's state, from what its facts have claimed."""
+    jobs = tables.jobs.c
+    phase = jobs.phase_order % PHASES_A_ROUND
+    return case(
+        (jobs.end_state.is_not(None), jobs.end_state),
+        (func.coalesce(jobs.live_allocations, 1) <= 0, "idle"),
+        (phase == STARTED, PHASES[STARTED]),
+        (phase == FORMED, PHASES[FORMED]),
+        (phase == ENDED, "restarting"),
+        else_=PHASES[WAITING],
+    )
+
+
+def round_state() -> ColumnElement[str]:
+    """What people call a round's state."""
+    order = tables.rounds.c.phase_order
+    return case(dict(PHASES), value=order, else_="forming")
+
+
+def holds(column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+    """The column contains the text, whatever the case of its letters."""
+    return func.lower(column).contains(text.lower(), autoescape=True)
+
+
+def has_label(name: str, value: str) -> ColumnElement[bool]:
+    """A job has exactly this label."""
+    labels = tables.jobs.c.labels
+    text = compact_label(name, value)
+    # Not LIKE: SQLite's ignores case. Quotes inside of names and values are escaped, so the
+    # text with its quotes and what stands before it is found at a label only.
+    found = [func.replace(labels, before + text, "") != labels for before in "{,"]
+    return found[0] | found[1]
+
+
+def compact_label(name: str, value: str) -> str:
+    """One label as it stands in the column."""
+    return compact({name: value})[1:-1]
+
+
+async def _head(connection: AsyncConnection) -> Head:
+    meta = tables.meta.c
+    query = select(meta.epoch, meta.secret, meta.last_n, meta.projected_n)
+    return Head(*(await connection.execute(query)).one())
+
+
+def _fitting(sizes: Sequence[int], most_bytes: int) -> int:
+    """How many fit, but one at least, for the page to go on."""
+    room = most_bytes
+    for count, size in enumerate(sizes):
+        room -= size
+        if room < 0:
+            return max(count, 1)
+    return len(sizes)

@@ -1,0 +1,111 @@
+"""Brings a database to the schema of this version, once, whoever comes first.
+
+What cannot be made again (the log, positions, tokens) changes by alembic's steps. What is
+projected from the log has a version instead: a newer one makes the tables anew, empty, and
+the projector fills them from the log.
+"""
+
+import asyncio
+import logging
+import secrets
+from functools import cache
+from pathlib import Path
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext, RevisionStep, StampStep
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, func, select, text, update
+
+from everstep.ids import new_id
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep.store.errors import SchemaTooNewError
+from everstep.store.shapes import VERSION
+
+log = logging.getLogger(__name__)
+
+_ADVISORY_LOCK = 0x65766572_73746570  # "everstep"
+
+
+async def upgrade(database: Database) -> None:
+    """Apply the missing steps in one transaction, under a lock: replicas may start at once.
+
+    Raises `SchemaTooNewError` when a newer version has been here, and changes nothing.
+    """
+    scripts = await asyncio.to_thread(_scripts)  # reads files
+    async with database.write() as connection:
+        if database.kind == "postgresql":  # SQLite's write lock is held already
+            lock = text("SELECT pg_advisory_xact_lock(:key)")
+            await connection.execute(lock, {"key": _ADVISORY_LOCK})
+        await connection.run_sync(_upgrade, scripts, database.place)
+
+
+def head() -> str:
+    """The newest step that this version knows. Reads files."""
+    return str(_scripts().get_current_head())
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "newline")
+    scripts = ScriptDirectory.from_config(config)
+    scripts.get_heads()  # loads every step now, while we are in a thread
+    return scripts
+
+
+def _upgrade(connection: Connection, scripts: ScriptDirectory, place: str) -> None:
+    found = MigrationContext.configure(connection).get_current_revision()
+    newest = scripts.get_current_head()
+    known = {script.revision for script in scripts.walk_revisions()}
+    if found is not None and found not in known:
+        raise SchemaTooNewError(place, found, str(newest))
+
+    def missing(revision: object, context: MigrationContext) -> list[StampStep | RevisionStep]:
+        del context
+        steps = scripts._upgrade_revs("head", revision)  # type: ignore[arg-type]  # noqa: SLF001  the documented way
+        return list(steps)
+
+    if found != newest:
+        with EnvironmentContext(_config(scripts), scripts) as environment:
+            environment.configure(connection=connection, fn=missing, render_as_batch=True)
+            environment.run_migrations()
+        log.info("schema_upgraded database=%s found=%s now=%s", place, found, newest)
+    _ensure_meta(connection)
+    _ensure_projected(connection, place)
+
+
+def _config(scripts: ScriptDirectory) -> Config:
+    """What alembic wants besides the scripts, which is nothing."""
+    config = Config()
+    config.set_main_option("script_location", str(scripts.dir))
+    return config
+
+
+def _ensure_meta(connection: Connection) -> None:
+    if connection.execute(select(func.count()).select_from(tables.meta)).scalar_one():
+        return
+    row = {
+        "one": 1,
+        "epoch": new_id()[12:24],
+        "secret": secrets.token_hex(32),
+        "last_n": 0,
+        "projected_n": 0,
+        "projection": 0,
+    }
+    connection.execute(tables.meta.insert().values(row))
+
+
+def _ensure_projected(connection: Connection, place: str) -> None:
+    found = connection.execute(select(tables.meta.c.projection)).scalar_one()
+    if found > VERSION:
+        raise SchemaTooNewError(place, f"projection {found}", f"projection {VERSION}")
+    if found < VERSION:
+        projected = list(tables.projected.values())
+        tables.metadata.drop_all(connection, tables=projected)
+        tables.metadata.create_all(connection, tables=projected)
+        fresh = {"projection": VERSION, "projected_n": 0}
+        connection.execute(update(tables.meta).values(fresh))
+        log.info("projection_emptied database=%s found=%d now=%d", place, found, VERSION)

@@ -1,0 +1,274 @@
+"""Which tables are projected from the facts, and how each column merges.
+
+Times are microseconds since 1970 in UTC (`_us`): one number that sorts, and is the same on
+every database. `…_fact` is the id of the fact that a group of columns comes from: the
+evidence, and at the same time what decides between two facts that both claim to be it.
+`…_n` is a place in the log, where only what was recorded last holds.
+"""
+
+from collections.abc import Mapping
+
+from everstep.store.changes import Shape, greatest, least, led_by, total
+
+VERSION = 1
+"""Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
+made anew from the log when the first process of the newer release starts."""
+
+WAITING, FORMED, STARTED, ENDED = 1, 2, 3, 4
+"""Phases of a round, in the order in which they win; `PHASES` names them for people."""
+PHASES: Mapping[int, str] = {
+    WAITING: "forming",
+    FORMED: "starting",
+    STARTED: "running",
+    ENDED: "ended",
+}
+PHASES_A_ROUND = 10
+"""A job's `phase_order` is its round times this, and the phase: a later round always wins."""
+
+JOBS = Shape(
+    "jobs",
+    key={"job": "text"},
+    columns={
+        "first_n": least("int"),
+        "last_n": greatest("int"),
+        "updated_us": greatest("int"),
+        "facts": total(),
+        "spec_n": greatest("int"),
+        **led_by(
+            "spec_n",
+            name="text",
+            labels="text",
+            command="text",
+            config_fingerprint="text",
+            nodes_min="int",
+            nodes_max="int",
+            ranks_per_node="int",
+            spares="int",
+            max_restarts="int",
+        ),
+        "started_us": least("int"),
+        "user": greatest("text"),
+        "version": greatest("text"),
+        "live_allocations": total(),
+        "round": greatest("int"),
+        "phase_order": greatest("int"),
+        "rounds": total(),
+        "restarts": greatest("int"),
+        "world_size": greatest("int"),
+        "last_step": greatest("int"),
+        "total_steps": greatest("int"),
+        "lost_steps": total(),
+        "ranks_failed": total(),
+        "stalls": total(),
+        "nodes_lost": total(),
+        "ended_fact": greatest("text"),
+        **led_by(
+            "ended_fact",
+            ended_us="int",
+            end_state="text",
+            end_reason="text",
+            end_incident="text",
+            exit_code="int",
+        ),
+    },
+)
+
+ALLOCATIONS = Shape(
+    "allocations",
+    key={"job": "text", "allocation": "text"},
+    columns={
+        "first_n": least("int"),
+        "started_fact": greatest("text"),
+        **led_by(
+            "started_fact",
+            started_us="int",
+            scheduler="text",
+            scheduler_job="text",
+            attempt="int",
+            nodes_promised="int",
+            time_limit_s="float",
+            grace_s="float",
+        ),
+        "nodes_joined": total(),
+        "rounds": total(),
+        "ended_fact": greatest("text"),
+        **led_by(
+            "ended_fact",
+            ended_us="int",
+            end_state="text",
+            end_reason="text",
+            exit_code="int",
+            lasted_s="float",
+        ),
+    },
+)
+
+ROUNDS = Shape(
+    "rounds",
+    key={"job": "text", "round": "int"},
+    columns={
+        "first_n": least("int"),
+        "last_n": greatest("int"),
+        "facts": total(),
+        "phase_order": greatest("int"),
+        "waiting_n": greatest("int"),
+        **led_by("waiting_n", nodes_waiting="int", nodes_needed="int", waiting_reason="text"),
+        "formed_fact": greatest("text"),
+        **led_by(
+            "formed_fact",
+            formed_us="int",
+            formed_cause="text",
+            formed_reason="text",
+            allocation="text",
+            world_size="int",
+            nodes="int",
+            spares="int",
+            replaced="int",
+            restarts="int",
+            recovers_incident="text",
+            waited_s="float",
+        ),
+        "started_fact": greatest("text"),
+        **led_by(
+            "started_fact",
+            started_us="int",
+            start_s="float",
+            master_address="text",
+            master_port="int",
+            warm_ranks="int",
+            slowest_node="text",
+        ),
+        "first_step_us": least("int"),
+        "last_step": greatest("int"),
+        "lost_steps": greatest("int"),
+        "ranks_started": total(),
+        "ranks_exited": total(),
+        "ranks_failed": total(),
+        "ranks_stopped": total(),
+        "ranks_killed": total(),
+        "stalls": total(),
+        "ended_fact": greatest("text"),
+        **led_by(
+            "ended_fact",
+            ended_us="int",
+            end_cause="text",
+            end_reason="text",
+            end_node="text",
+            end_rank="int",
+            end_incident="text",
+            end_trigger="text",
+            first_step="int",
+            lasted_s="float",
+        ),
+    },
+)
+
+MEMBERS = Shape(
+    "round_members",
+    key={"job": "text", "round": "int", "slot": "int"},
+    columns={
+        "formed_fact": greatest("text"),
+        **led_by("formed_fact", node="text", first_rank="int", ranks="int"),
+        "stopped_us": greatest("int"),
+        "stop_s": greatest("float"),
+        "ranks_killed": greatest("int"),
+        "device_held_bytes": greatest("int"),
+    },
+)
+
+EXITS = Shape(
+    "rank_exits",
+    key={"n": "int"},
+    columns={
+        "id": greatest("text"),
+        "job": greatest("text"),
+        "round": greatest("int"),
+        "rank": greatest("int"),
+        "local_rank": greatest("int"),
+        "node": greatest("text"),
+        "slot": greatest("int"),
+        "at_us": greatest("int"),
+        "how": greatest("text"),
+        "is_failure": greatest("bool"),
+        "exit_code": greatest("int"),
+        "signal": greatest("text"),
+        "error_name": greatest("text"),
+        "error_text": greatest("text"),
+        "error_place": greatest("text"),
+        "first_error": greatest("text"),
+        "lasted_s": greatest("float"),
+        "step": greatest("int"),
+        "section": greatest("text"),
+        "incident": greatest("text"),
+    },
+)
+
+STALLS = Shape(
+    "rank_stalls",
+    key={"id": "text"},
+    columns={
+        "n": least("int"),
+        "job": greatest("text"),
+        "round": greatest("int"),
+        "rank": greatest("int"),
+        "node": greatest("text"),
+        "at_us": least("int"),
+        "phase": greatest("text"),
+        "section": greatest("text"),
+        "step": greatest("int"),
+        "blocked_in": greatest("text"),
+        "waited_s": greatest("float"),
+        "limit_s": greatest("float"),
+        "is_fatal": greatest("bool"),
+        "recovered_us": greatest("int"),
+        "stalled_s": greatest("float"),
+    },
+)
+
+NODES = Shape(
+    "nodes",
+    key={"node": "text"},
+    columns={
+        "first_n": least("int"),
+        "last_n": greatest("int"),
+        "updated_us": greatest("int"),
+        "state_n": greatest("int"),
+        **led_by("state_n", state="text", state_us="int", state_reason="text"),
+        "joined_n": greatest("int"),
+        **led_by(
+            "joined_n",
+            job="text",
+            allocation="text",
+            joined_us="int",
+            address="text",
+            ranks="int",
+            failure_domain="text",
+            topology="text",
+            device="text",
+            version="text",
+        ),
+        "health_n": greatest("int"),
+        **led_by("health_n", is_healthy="bool", health_us="int", health_reason="text"),
+        "refused_n": greatest("int"),
+        **led_by("refused_n", refused_us="int", refused_cause="text", refused_reason="text"),
+        "suspicion_n": greatest("int"),
+        **led_by("suspicion_n", is_suspect="bool", suspect_us="int", suspect_reason="text"),
+        "exclusion_n": greatest("int"),
+        **led_by(
+            "exclusion_n",
+            is_excluded="bool",
+            excluded_us="int",
+            excluded_until_us="int",
+            excluded_by="text",
+            excluded_reason="text",
+        ),
+        "joins": total(),
+        "losses": total(),
+        "refusals": total(),
+        "suspicions": total(),
+        "ranks_failed": total(),
+        "stalls": total(),
+    },
+)
+
+PROJECTED = (JOBS, ALLOCATIONS, ROUNDS, MEMBERS, EXITS, STALLS, NODES)

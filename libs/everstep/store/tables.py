@@ -1,0 +1,128 @@
+"""The tables: the log of facts, what is projected from it, and what the service itself needs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.types import TypeEngine
+
+from everstep.store.changes import Shape, Type
+from everstep.store.shapes import PROJECTED
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# Names and ids compare by their bytes everywhere: a database's language must not change what
+# "greater" means, nor how a page continues.
+_TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+_INT = BigInteger().with_variant(Integer(), "sqlite")  # SQLite's INTEGER has 64 bits
+
+_TYPES: Mapping[Type, TypeEngine[Any]] = {
+    "text": _TEXT,
+    "int": _INT,
+    "float": Float(53),
+    "bool": Boolean(),
+}
+
+facts = Table(
+    "facts",
+    metadata,
+    Column("n", _INT, primary_key=True, autoincrement=False),
+    Column("id", _TEXT, nullable=False, unique=True),
+    Column("stream", _TEXT, nullable=False),
+    Column("sequence", _INT, nullable=False),
+    Column("job", _TEXT, nullable=False),
+    Column("kind", _TEXT, nullable=False),
+    Column("round", _INT),
+    Column("node", _TEXT),
+    Column("at_us", _INT, nullable=False),
+    Column("source", _TEXT, nullable=False),
+    Column("received_us", _INT, nullable=False),
+    Column("size", _INT, nullable=False),
+    Column("body", _TEXT, nullable=False),
+    Index("ix_facts_job_n", "job", "n"),
+    Index("ix_facts_kind_n", "kind", "n"),
+    Index("ix_facts_at_us_n", "at_us", "n"),
+    Index(
+        "ix_facts_node_n",
+        "node",
+        "n",
+        sqlite_where=text("node IS NOT NULL"),
+        postgresql_where=text("node IS NOT NULL"),
+    ),
+)
+"""The log. `n` is given by the one writer, without gaps, in stream order."""
+
+positions = Table(
+    "positions",
+    metadata,
+    Column("stream", _TEXT, primary_key=True),
+    Column("sequence", _INT, nullable=False),
+    Column("updated_us", _INT, nullable=False),
+)
+"""How far each incarnation of the stream has been read; written with what was read."""
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", _TEXT, nullable=False),
+    Column("secret", _TEXT, nullable=False),
+    Column("last_n", _INT, nullable=False),
+    Column("projected_n", _INT, nullable=False),
+    Column("projection", _INT, nullable=False),
+    CheckConstraint("one = 1", name="one_row"),
+)
+"""One row. `epoch` names this database: another one numbers its facts differently."""
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", _TEXT, primary_key=True),
+    Column("name", _TEXT, nullable=False),
+    Column("scope", _TEXT, nullable=False),
+    Column("secret_sha256", _TEXT, nullable=False),
+    Column("created_us", _INT, nullable=False),
+    Column("expires_us", _INT),
+    Column("last_used_us", _INT),
+    Column("revoked_us", _INT),
+)
+
+
+def _projected(shape: Shape) -> Table:
+    keys = [
+        Column(name, _TYPES[type_], primary_key=True, autoincrement=False)
+        for name, type_ in shape.key.items()
+    ]
+    columns = [Column(name, _TYPES[column.type]) for name, column in shape.columns.items()]
+    return Table(shape.name, metadata, *keys, *columns)
+
+
+projected: Mapping[Shape, Table] = {shape: _projected(shape) for shape in PROJECTED}
+jobs, allocations, rounds, round_members, rank_exits, rank_stalls, nodes = projected.values()
+
+Index("ix_jobs_first_n", jobs.c.first_n)
+Index("ix_jobs_last_n", jobs.c.last_n)
+Index("ix_rank_exits_job_round_n", rank_exits.c.job, rank_exits.c.round, rank_exits.c.n)
+Index("ix_rank_exits_node_n", rank_exits.c.node, rank_exits.c.n)
+Index("ix_rank_stalls_job_round_n", rank_stalls.c.job, rank_stalls.c.round, rank_stalls.c.n)
+Index("ix_round_members_node", round_members.c.node)
+Index("ix_nodes_job", nodes.c.job)

@@ -1,0 +1,49 @@
+"""Where `everstep` starts: read the environment, find the command, turn errors into codes."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from everstep.errors import EverstepError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Never raises."""
+    try:
+        import click
+
+        from everstep_services.cli.group import everstep
+        from everstep_services.cli.invocation import Invocation
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"everstep: {error.name} is missing: pip install 'everstep[cli]'\n")
+        return 1
+    invocation = Invocation(environ=os.environ)
+    try:
+        code = everstep.main(arguments, "everstep", standalone_mode=False, obj=invocation)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except EverstepError as error:
+        return _told(error)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as error:  # click's own way out of completion, and of a closed pipe
+        code = error.code
+    return code if isinstance(code, int) else 0
+
+
+def _told(error: EverstepError) -> int:
+    from everstep.runtime import one_line
+    from everstep_services.cli.errors import exit_code
+
+    sys.stderr.write(f"everstep: {one_line(error)}\n")
+    return exit_code(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

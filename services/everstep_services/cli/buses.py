@@ -1,0 +1,33 @@
+"""Which bus a command talks to: the one in the settings, else that of a running `everstep up`."""
+
+from everstep.bus import BusSettings
+from everstep.bus.client import NatsBus
+from everstep.bus.roles import ADMIN
+from everstep.bus.serverconfig import password_file
+from everstep.settings import DEFAULT
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.state import find_state_dir
+
+
+def find_bus(invocation: Invocation) -> BusSettings:
+    """How to log in, as `admin` where the bus belongs to `everstep up`."""
+    return named_bus(invocation) or BusSettings()
+
+
+def named_bus(invocation: Invocation) -> BusSettings | None:
+    """The same; None when nobody has said where a bus is."""
+    loaded = invocation.load({"bus": BusSettings})
+    if set(loaded.origins.values()) != {DEFAULT}:
+        return loaded.section(BusSettings)
+    state = find_state_dir(invocation.environ, invocation.state_dir)
+    running = state.running()
+    if running is None:
+        return None
+    secret = password_file(state.path / "nats", ADMIN)
+    return BusSettings(url=running.bus, user=ADMIN, password_file=secret)
+
+
+def server_version(bus: NatsBus) -> str:
+    """Of the server that we are connected to."""
+    version = bus.jetstream.connection.client.connected_server_version
+    return f"{version.major}.{version.minor}.{version.patch}"

@@ -1,0 +1,79 @@
+"""The commands, found by looking into `commands/`: help imports none of them."""
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from everstep_services.cli.invocation import with_common_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMMANDS = Path(__file__).parent / "commands"
+_PACKAGE = "everstep_services.cli.commands"
+
+
+class CommandFolder(click.Group):
+    """A group whose commands are the files of a folder, each imported when it is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return sorted(
+            path.stem.replace("_", "-")
+            for path in COMMANDS.glob("*.py")
+            if not path.name.startswith("_")
+        )
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"{_PACKAGE}.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        command.name = cmd_name
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and args[0] not in names:
+            raise click.UsageError(f"no command {args[0]!r}{_did_you_mean(args[0], names)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary(name)) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        return [
+            *(
+                CompletionItem(name, help=summary(name))
+                for name in self.list_commands(ctx)
+                if name.startswith(incomplete)
+            ),
+            *click.Command.shell_complete(self, ctx, incomplete),
+        ]
+
+
+def summary(name: str) -> str:
+    """The one-line help of a command: the first line of its file."""
+    with (COMMANDS / f"{name.replace('-', '_')}.py").open(encoding="utf-8") as file:
+        return file.readline().strip().strip('"').rstrip(".")
+
+
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else "; see everstep --help"
+
+
+@click.group(cls=CommandFolder, context_settings={"help_option_names": ["-h", "--help"]})
+@with_common_options
+def everstep() -> None:
+    """Keep distributed PyTorch training stepping."""

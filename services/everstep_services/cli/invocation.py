@@ -1,0 +1,83 @@
+"""What every command shares: the environment, the options before or after its name."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from everstep.settings import Flag, Loaded, Settings
+
+FORMATS = ("table", "json", "jsonl", "name")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One run of the program. The options may stand before the command's name or after it."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    config: Path | None = None
+    output: str | None = None
+    color: bool = True
+    state_dir: Path | None = None
+    api: str | None = None
+    token_file: Path | None = None
+    timeout_s: float | None = None
+
+    def load(
+        self, sections: "Mapping[str, type[Settings]]", flags: "Iterable[Flag]" = ()
+    ) -> "Loaded":
+        """These sections of the settings, by all their layers."""
+        from everstep.settings import config_files, load
+
+        files = config_files(self.environ, self.config)
+        return load(sections, files=files, environ=self.environ, flags=flags)
+
+
+def _remembered(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def remember(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        del param
+        if value is not None:
+            setattr(ctx.ensure_object(Invocation), name, value)
+
+    return remember
+
+
+def _option(*names: str, to: str, **rest: Any) -> Callable[[F], F]:
+    return click.option(*names, expose_value=False, callback=_remembered(to), **rest)
+
+
+_COMMON = (
+    _option("--config", to="config", type=click.Path(path_type=Path), metavar="FILE",
+            help="Read this settings file only."),
+    _option("-o", "--output", to="output", type=click.Choice(FORMATS),
+            help="How to print; a table on a terminal, tab-separated lines elsewhere."),
+    _option("--no-color", to="color", is_flag=True, flag_value=False, default=None,
+            help="No colour, also on a terminal."),
+    _option("--state-dir", to="state_dir", type=click.Path(path_type=Path), metavar="DIR",
+            help="Where `everstep up` keeps its data."),
+)  # fmt: skip
+_API = (
+    _option("--api", to="api", metavar="URL", help="Where the API is."),
+    _option("--token-file", to="token_file", type=click.Path(path_type=Path), metavar="FILE",
+            help="The file that holds the API token."),
+    _option("--timeout", to="timeout_s", type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS", help="How long one answer may take (10)."),
+)  # fmt: skip
+
+
+def with_common_options(command: F) -> F:
+    """Give a command the options that every command has."""
+    for option in reversed(_COMMON):
+        command = option(command)
+    return command
+
+
+def with_api_options(command: F) -> F:
+    """Give a command the options of those that talk to the API."""
+    for option in reversed(_API):
+        command = option(command)
+    return with_common_options(command)

@@ -1,0 +1,73 @@
+"""Where the API is: as the flags say, else the settings, else what `everstep up` wrote."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.settings import Flag, Settings, read_secret
+from everstep_services.cli.client import Api
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.state import find_state_dir
+
+
+class ClientSettings(Settings, frozen=True, kw_only=True):
+    """How commands reach the API."""
+
+    url: str | None = None
+    """Where the API is, for instance http://127.0.0.1:7070; by default that of `everstep up`."""
+    token_file: Path | None = None
+    """The file that holds the API token; by default that of `everstep up`."""
+    timeout_s: float = 10.0
+    """How long one answer may take."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s must be above 0, got {self.timeout_s:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPlace:
+    """One API, and who named it."""
+
+    url: str
+    token_file: Path | None
+    timeout_s: float
+    origin: str
+
+    def open(self) -> Api:
+        """A client for it."""
+        token = None if self.token_file is None else read_secret(self.token_file)
+        return Api(self.url, token, timeout_s=self.timeout_s)
+
+
+def find_api(invocation: Invocation) -> ApiPlace | None:
+    """The API to talk to, or None when nothing names one."""
+    flags = [
+        Flag("--api", "client.url", invocation.api),
+        Flag("--token-file", "client.token_file", invocation.token_file),
+        Flag("--timeout", "client.timeout_s", invocation.timeout_s),
+    ]
+    loaded = invocation.load({"client": ClientSettings}, flags)
+    settings = loaded.section(ClientSettings)
+    state = find_state_dir(invocation.environ, invocation.state_dir)
+    url, token_file, origin = settings.url, settings.token_file, loaded.origins["client.url"]
+    if url is None:
+        running = state.running()
+        if running is None:
+            return None
+        url, origin = running.api, f"everstep up on {state.path}"
+        token_file = token_file or Path(running.token_file)
+    return ApiPlace(url, token_file, settings.timeout_s, origin)
+
+
+def open_api(invocation: Invocation) -> Api:
+    """A client for the API; exit code 4 when none is known."""
+    place = find_api(invocation)
+    if place is None:
+        state = find_state_dir(invocation.environ, invocation.state_dir)
+        raise CliError(
+            f"no API is known: start one with `everstep up` (nothing runs on {state.path}), "
+            f"or name it with --api URL or url in [client]",
+            Exit.UNREACHABLE,
+        )
+    return place.open()

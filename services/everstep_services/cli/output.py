@@ -1,0 +1,124 @@
+"""How data is printed: tables for people, tab-separated lines for pipes, JSON for programs."""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from everstep_services.cli.invocation import Invocation
+
+Record = Mapping[str, Any]
+
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def print_records(
+    invocation: Invocation, kind: str, records: Iterable[Record], columns: Sequence[str]
+) -> None:
+    """Print many records of a kind; the first column is what `-o name` shows.
+
+    JSON holds the whole records under `items`, with a `schema` that changes when their
+    meaning does; the other forms show the columns.
+    """
+    match invocation.output or _usual(invocation):
+        case "json":
+            print_json({"schema": schema(kind), "items": list(records)})
+        case "jsonl":
+            for record in records:
+                print_line(record)
+        case "name":
+            for record in records:
+                click.echo(cell(record.get(columns[0])))
+        case "table":
+            print_table(records, columns, color=wants_color(invocation))
+        case _:
+            for record in records:
+                click.echo("\t".join(cell(record.get(column)) for column in columns))
+
+
+def print_record(invocation: Invocation, kind: str, record: Record, name: str) -> None:
+    """Print one record: `key value` lines for people, an object for programs."""
+    match invocation.output:
+        case "json":
+            print_json({"schema": schema(kind), **record})
+        case "jsonl":
+            print_line(record)
+        case "name":
+            click.echo(cell(record.get(name)))
+        case _:
+            width = max(map(len, record)) + 2 if is_terminal() else 0
+            for key, value in record.items():
+                gap = " " * (width - len(key)) if width else "\t"
+                click.echo(f"{key}{gap}{cell(value)}")
+
+
+def print_json(value: object) -> None:
+    """One JSON document, indented, in UTF-8."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_line(record: Record) -> None:
+    """One JSON object on a line, written at once so that followers see it."""
+    click.echo(msgspec.json.encode(record))
+    sys.stdout.flush()
+
+
+def print_table(records: Iterable[Record], columns: Sequence[str], *, color: bool) -> None:
+    """A table as wide as the terminal, wrapped rather than cut."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.upper().replace("_", " "), overflow="fold")
+    for record in records:
+        table.add_row(*(Text(_short(cell(record.get(column)))) for column in columns))
+    Console(no_color=not color, highlight=False, markup=False).print(table)
+
+
+def cell(value: object) -> str:
+    """A value on one line, without anything that a terminal would obey."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(cell, value))
+    if isinstance(value, dict):
+        value = msgspec.json.encode(value).decode()
+    return _CONTROL.sub(" ", str(value))
+
+
+def _short(text: str) -> str:
+    """Times to the second; other texts as they are."""
+    found = _INSTANT.fullmatch(text)
+    return f"{found[1]} {found[2]}" if found else text
+
+
+def say(text: str) -> None:
+    """Talk to the person at the terminal: stdout is for data only."""
+    click.echo(text, err=True)
+
+
+def schema(kind: str) -> str:
+    """The name and version of a kind of record, as in `everstep.fact/v1`."""
+    return f"everstep.{kind}/v1"
+
+
+def wants_color(invocation: Invocation) -> bool:
+    """Whether a person would see colour and has not declined it."""
+    return is_terminal() and invocation.color and not invocation.environ.get("NO_COLOR")
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _usual(invocation: Invocation) -> str:
+    del invocation
+    return "table" if is_terminal() else "plain"

@@ -1,0 +1,27 @@
+"""Which class holds which section of the settings: one line each, imported when asked."""
+
+import importlib
+
+from everstep.settings import Settings
+
+SECTIONS = {
+    "bus": "everstep.bus.settings:BusSettings",
+    "log": "everstep.observe.settings:LogSettings",
+    "observe": "everstep.observe.settings:ObserveSettings",
+    "history": "everstep_services.history.settings:HistorySettings",
+    "api": "everstep_services.history.settings:ApiSettings",
+    "client": "everstep_services.cli.location:ClientSettings",
+}
+
+
+def known_sections() -> tuple[dict[str, type[Settings]], list[str]]:
+    """Every section that can be imported here, and one line for each that cannot."""
+    found: dict[str, type[Settings]] = {}
+    missing: list[str] = []
+    for name, place in SECTIONS.items():
+        module, _, attribute = place.partition(":")
+        try:
+            found[name] = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            missing.append(f"[{name}] is left out: {error.name} is not installed")
+    return found, missing

@@ -1,0 +1,1 @@
+"""Everything in one process, on this machine: what `everstep up` runs."""

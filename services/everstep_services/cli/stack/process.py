@@ -1,0 +1,118 @@
+"""The process of `everstep up`: settings, lock, port, and what it tells people."""
+
+import asyncio
+import os
+import sys
+from typing import IO
+
+import click
+import msgspec
+
+from everstep import __version__
+from everstep.bus import BusSettings
+from everstep.clock import SystemClock
+from everstep.observe.http import listen
+from everstep.observe.logs import configure
+from everstep.observe.settings import LogSettings, ObserveSettings
+from everstep.runtime import run
+from everstep.settings import DEFAULT, Flag, Loaded, Settings
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.output import schema
+from everstep_services.cli.stack.phases import Phases
+from everstep_services.cli.stack.up import Ground, Ready, run_stack
+from everstep_services.cli.state import StateDir, age_ms, find_state_dir
+from everstep_services.history.settings import ApiSettings, HistorySettings
+
+_REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"
+
+
+def run_up(invocation: Invocation, api_port: int | None, report_to: int | None) -> int:
+    """Run until SIGINT or SIGTERM; the exit code."""
+    phases = Phases(SystemClock(), before_ms=age_ms())
+    state = find_state_dir(invocation.environ, invocation.state_dir)
+    settings = _load(invocation, api_port)
+    _configure_logs(invocation, settings)
+    state.create()
+    with state.held():
+        ground = _ground(state, settings, phases)
+
+        def tell(ready: Ready) -> None:
+            _tell(invocation, state, ready, sys.stdout)
+            if report_to is not None:
+                with os.fdopen(report_to, "w") as parent:
+                    _tell(invocation, state, ready, parent)
+
+        async def main(stop: asyncio.Event) -> None:
+            await run_stack(ground, stop, tell)
+
+        phases.end("setup")
+        with ground.api, ground.observe:
+            return run("everstep up", main)
+
+
+def _ground(state: StateDir, settings: Loaded, phases: Phases) -> Ground:
+    api, observe = settings.section(ApiSettings), settings.section(ObserveSettings)
+    # Nobody scrapes a developer's machine at a fixed port, unless it was set.
+    port = 0 if settings.origins["observe.port"] == DEFAULT else observe.port
+    return Ground(
+        state=state,
+        settings=settings,
+        api=listen(api.host, api.port, remedy=_REMEDY),
+        observe=listen(observe.host, port, remedy="choose another port in [observe]"),
+        phases=phases,
+    )
+
+
+def _load(invocation: Invocation, api_port: int | None) -> Loaded:
+    sections: dict[str, type[Settings]] = {
+        "api": ApiSettings,
+        "bus": BusSettings,
+        "history": HistorySettings,
+        "log": LogSettings,
+        "observe": ObserveSettings,
+    }
+    return invocation.load(sections, [Flag("--api-port", "api.port", api_port)])
+
+
+def _configure_logs(invocation: Invocation, settings: Loaded) -> None:
+    log = settings.section(LogSettings)
+    if settings.origins["log.level"] == DEFAULT:  # quiet, unless somebody asked
+        log = msgspec.structs.replace(log, level="warning")
+    if settings.origins["log.format"] == DEFAULT:
+        log = msgspec.structs.replace(log, format="console")
+    configure(log, "up", environ=invocation.environ)
+
+
+def _tell(invocation: Invocation, state: StateDir, ready: Ready, to: IO[str]) -> None:
+    running, phases = ready.running, ready.phases
+    if invocation.output in {"json", "jsonl"}:
+        record = {
+            "schema": schema("up"),
+            **msgspec.structs.asdict(running),
+            "ready_ms": phases.total_ms,
+            "phases_ms": phases.took_ms,
+        }
+        click.echo(msgspec.json.encode(record), file=to)
+        return
+    took = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.took_ms.items())
+    lines = [
+        f"everstep {__version__} is ready on this machine (not for production)",
+        f"  api        {running.api}",
+        f"  metrics    {running.observe}/metrics",
+        f"  token      {_token(state, is_new=ready.has_new_token)}",
+        f"  bus        {running.bus}  nats-server {running.bus_version}",
+        f"  services   {', '.join(running.services)}",
+        f"  data       {state.path}",
+        f"  ready in   {phases.total_ms / 1000:.2f} s  (ms: {took})",
+    ]
+    click.echo("\n".join(lines), file=to)
+
+
+def _token(state: StateDir, *, is_new: bool) -> str:
+    if is_new:
+        token = state.token_file.read_text().strip()
+        return f"{token}  (shown only now; kept in {state.token_file})"
+    if state.token_file.exists():
+        return f"in {state.token_file}"
+    database = f"sqlite:///{state.path / 'history.db'}"
+    return f"lost; make one: everstep token create NAME --scope admin --database {database}"

@@ -1,0 +1,54 @@
+"""The services that `everstep up` runs: one line each, imported when it starts."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from socket import socket
+
+from everstep.bus import BusSettings
+from everstep.observe.health import Check
+from everstep.observe.metrics import Statistics
+from everstep.runtime import Drain, Loop
+from everstep.settings import Loaded
+from everstep_services.cli.state import StateDir
+
+SERVICES = {
+    "history": "everstep_services.cli.stack.history:opened",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a service is given."""
+
+    state: StateDir
+    settings: Loaded
+    bus: BusSettings
+    """How a service logs in."""
+    listener: socket
+    """Where the API is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a service wants to be run, while it is open."""
+
+    loops: tuple[Loop, ...] = ()
+    drains: tuple[Drain, ...] = ()
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    """What `/healthz` asks."""
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    """What `/metrics` shows, by component."""
+
+
+Service = Callable[[Surroundings], AbstractAsyncContextManager[Parts]]
+
+
+def services() -> Mapping[str, Service]:
+    """Every service, imported."""
+    found: dict[str, Service] = {}
+    for name, place in SERVICES.items():
+        module, _, attribute = place.partition(":")
+        found[name] = getattr(importlib.import_module(module), attribute)
+    return found

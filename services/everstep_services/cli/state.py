@@ -1,0 +1,210 @@
+"""The state directory of `everstep up`: who runs on it, and what it wrote there."""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from everstep_services.cli.errors import CliError, Exit
+
+_LOCK = "up.lock"
+_RUNNING = "up.json"
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Which process holds the directory; pid and start time together name one process."""
+
+    pid: int
+    started: str
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """What an `everstep up` that is ready tells other commands."""
+
+    pid: int
+    version: str
+    api: str
+    observe: str
+    token_file: str
+    bus: str
+    bus_version: str
+    bus_pid: int
+    services: list[str]
+
+
+class StateDir:
+    """One state directory. Nothing is made before `create`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def token_file(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "up.log"
+
+    def create(self) -> None:
+        """Make it, for this user only."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            about = self.path.stat()
+        except OSError as error:
+            raise CliError(
+                f"the state directory {self.path} cannot be made: {error.strerror}; "
+                f"choose another with --state-dir"
+            ) from error
+        if about.st_uid != os.getuid():
+            raise CliError(
+                f"the state directory {self.path} belongs to another user; "
+                f"choose another with --state-dir"
+            )
+        if about.st_mode & 0o077:
+            self.path.chmod(0o700)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Hold the directory: one process at a time. Raises at once when another has it."""
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock(descriptor)
+            holder = Holder(os.getpid(), _started(os.getpid()) or "")
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+            (self.path / _RUNNING).unlink(missing_ok=True)
+            yield
+            (self.path / _RUNNING).unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = self._holder()
+                if holder is None or _started(holder.pid) != holder.started:
+                    time.sleep(0.01)  # a command that only looks has it for a moment
+                    continue
+                raise CliError(
+                    f"everstep up already runs on {self.path} (pid {holder.pid}): stop it "
+                    f"with `everstep down`, or use another --state-dir"
+                ) from error
+            return
+
+    def announce(self, running: Running) -> None:
+        """Tell other commands that all is ready, in one atomic step."""
+        _write(self.path / _RUNNING, msgspec.json.encode(running))
+
+    def holder(self) -> Holder | None:
+        """The process that holds the directory now, if any does."""
+        try:
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CliError(f"{self.path / _LOCK} cannot be read: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._holder()
+        else:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def running(self) -> Running | None:
+        """What the running, ready `everstep up` has announced."""
+        holder = self.holder()
+        if holder is None:
+            return None
+        try:
+            running = msgspec.json.decode((self.path / _RUNNING).read_bytes(), type=Running)
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+            return None
+        return running if running.pid == holder.pid else None
+
+    def keep_token(self, token: str) -> None:
+        """Write the token where only this user can read it."""
+        _write(self.token_file, f"{token}\n".encode())
+
+    def _holder(self) -> Holder | None:
+        try:
+            return msgspec.json.decode((self.path / _LOCK).read_bytes(), type=Holder)
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+            return None
+
+
+def find_state_dir(environ: Mapping[str, str], chosen: Path | None) -> StateDir:
+    """The chosen directory, else $EVERSTEP_STATE_DIR, else everstep in $XDG_STATE_HOME."""
+    if chosen is None and environ.get("EVERSTEP_STATE_DIR"):
+        chosen = Path(environ["EVERSTEP_STATE_DIR"])
+    if chosen is None:
+        home = Path(environ["HOME"]) if environ.get("HOME") else Path("~").expanduser()
+        chosen = Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "everstep"
+    return StateDir(chosen.expanduser().absolute())
+
+
+def terminate(holder: Holder, within_s: float) -> None:
+    """Ask exactly this process to end, and wait until it has. Never touches another one."""
+    try:
+        handle = os.pidfd_open(holder.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # Read after the handle was taken: from here on the pid cannot become another process.
+        if _started(holder.pid) != holder.started:
+            raise CliError(
+                f"pid {holder.pid} is not the `everstep up` that holds this directory (does "
+                f"that one run in another container?): stop it there"
+            )
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        ended, _, _ = select.select([handle], [], [], within_s)
+        if not ended:
+            raise CliError(
+                f"everstep up (pid {holder.pid}) has not ended within {within_s:g} s of "
+                f"SIGTERM; end it with: kill -9 {holder.pid}",
+                Exit.TIMED_OUT,
+            )
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise CliError(f"pid {holder.pid} belongs to another user", Exit.FORBIDDEN) from error
+    finally:
+        os.close(handle)
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, in ticks since the boot that is named with it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return f"{boot}/{stat.rpartition(')')[2].split()[19]}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def age_ms() -> float:
+    """How long this process has been running: the start of Python, and its imports."""
+    ticks = int((_started(os.getpid()) or "/0").rpartition("/")[2])
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return round((now_s - ticks / os.sysconf("SC_CLK_TCK")) * 1000)

@@ -1,0 +1,323 @@
+"""`everstep up`, as people run it: real processes, ready or gone, nothing left behind."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from everstep.bus import BusSettings, connect
+from everstep.bus.serverconfig import password_file
+from everstep.ids import new_id
+from everstep.messages import JobEnded
+
+WITHIN_S = 50
+Up = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def environ(tmp_path: Path, state: Path) -> dict[str, str]:
+    """Nothing of the person who runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"}}
+    return {**kept, "HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}
+
+
+def everstep(
+    *arguments: str, environ: dict[str, str], cwd: Path
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "everstep_services.cli", *arguments],
+        env=environ,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(environ: dict[str, str], tmp_path: Path) -> Run:
+    return lambda *arguments: everstep(*arguments, environ=environ, cwd=tmp_path)
+
+
+@pytest.fixture
+def up(environ: dict[str, str], tmp_path: Path) -> Generator[Up, None, None]:
+    """Start `everstep up` in a process group of its own; none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", "everstep_services.cli", "up", "--api-port", "0", *arguments],
+            env=environ,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ready(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """What it tells when everything works."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+def get(url: str, token: str | None = None) -> httpx2.Response:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx2.get(url, headers=headers, trust_env=False, timeout=WITHIN_S)
+
+
+def wait_gone(pid: int, within_s: float = WITHIN_S) -> None:
+    """Until the process has ended; it is not our child. With 0, it must have already."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], within_s)[0], f"{pid} still runs"
+    finally:
+        os.close(handle)
+
+
+def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None:
+    told = ready(up("-o", "json"))
+    token = (state / "token").read_text().strip()
+    status = get(f"{told['api']}/api/v1/status", token)
+    assert status.status_code == 200
+    assert get(f"{told['api']}/api/v1/status").status_code == 401
+    health = get(f"{told['observe']}/healthz")
+    assert (health.status_code, health.json()["status"]) == (200, "ok")
+    assert set(health.json()["checks"]) == {"history.bus", "history.database"}
+    metrics = get(f"{told['observe']}/metrics").text
+    assert "everstep_history_facts_total 0.0" in metrics
+    assert "everstep_bus_connected 1.0" in metrics
+
+    assert told["services"] == ["history"]
+    assert list(told["phases_ms"]) == [
+        "python",
+        "setup",
+        "nats-server",
+        "streams",
+        "imports",
+        "services",
+        "api",
+    ]
+    assert told["ready_ms"] == sum(told["phases_ms"].values())
+    assert {told[name].rpartition(":")[0] for name in ("api", "observe", "bus")} == {
+        "http://127.0.0.1",
+        "nats://127.0.0.1",
+    }
+    for path, mode in ((state, 0o700), (state / "token", 0o600), (state / "up.json", 0o600)):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+    doctor = run("doctor", "-o", "json")
+    levels = {item["check"]: item["level"] for item in json.loads(doctor.stdout)["items"]}
+    assert {levels[name] for name in ("api", "bus", "ports", "nats_server", "clock")} == {"ok"}
+    assert doctor.returncode in {0, 1}  # the machine itself may deserve a warning
+
+
+def test_the_token_is_shown_once(up: Up, run: Run, state: Path) -> None:
+    first = up()
+    assert first.stdout is not None
+    said = [first.stdout.readline() for _ in range(8)]
+    token = (state / "token").read_text().strip()
+    assert [line for line in said if token in line] == [
+        f"  token      {token}  (shown only now; kept in {state / 'token'})\n"
+    ]
+    assert run("down").returncode == 0
+    out, err = first.communicate(timeout=WITHIN_S)
+    assert (out, first.returncode) == ("", 0)
+    assert token not in err
+
+    second = up()
+    assert second.stdout is not None
+    said = [second.stdout.readline() for _ in range(8)]
+    assert f"  token      in {state / 'token'}\n" in said
+    assert token not in "".join(said)
+
+
+def test_a_second_one_on_the_same_state_says_so(up: Up, run: Run, state: Path) -> None:
+    told = ready(up("-o", "json"))
+    second = run("up", "--api-port", "0")
+    assert (second.returncode, second.stdout, second.stderr) == (
+        1,
+        "",
+        f"everstep: everstep up already runs on {state} (pid {told['pid']}): stop it with "
+        f"`everstep down`, or use another --state-dir\n",
+    )
+    assert get(f"{told['observe']}/livez").status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_to_the_terminal_stops_everything(up: Up, state: Path, number: int) -> None:
+    process = up("-o", "json")
+    told = ready(process)
+    os.killpg(process.pid, number)  # as Ctrl-C: the whole foreground group gets it
+    out, err = process.communicate(timeout=WITHIN_S)
+    assert (out, err, process.returncode) == ("", "", 0)
+    wait_gone(told["bus_pid"], within_s=0)
+    assert not (state / "up.json").exists()
+
+
+def test_killed_it_leaves_no_server(up: Up, run: Run) -> None:
+    process = up("-o", "json")
+    told = ready(process)
+    process.kill()
+    process.communicate()
+    wait_gone(told["bus_pid"])
+    status = run("status")
+    assert status.returncode == 4
+    assert "everstep up is not running" in status.stderr
+
+
+def test_stopped_from_elsewhere(up: Up, run: Run, state: Path) -> None:
+    process = up("-o", "json")
+    told = ready(process)
+    status = json.loads(run("status", "-o", "json").stdout)
+    assert (status["pid"], status["api"]) == (told["pid"], told["api"])
+    assert status["history"]["is_bus_connected"] is True
+    down = run("down")
+    assert (down.returncode, down.stdout) == (0, "")
+    assert down.stderr == f"stopped everstep up on {state} (pid {told['pid']})\n"
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0
+    again = run("down")
+    assert (again.returncode, again.stderr) == (0, f"nothing runs on {state}\n")
+
+
+def test_in_the_background(run: Run, state: Path) -> None:
+    try:
+        started = run("up", "--detach", "--api-port", "0", "-o", "json")
+        assert started.returncode == 0, started.stderr
+        told = json.loads(started.stdout)
+        assert get(f"{told['observe']}/healthz").status_code == 200
+        assert stat.S_IMODE((state / "up.log").stat().st_mode) == 0o600
+        second = run("up", "--detach", "--api-port", "0")
+        assert second.returncode == 1
+        assert "already runs on" in second.stderr
+        assert second.stdout == ""
+    finally:
+        down = run("down")
+    assert down.returncode == 0
+    wait_gone(told["bus_pid"], within_s=0)
+
+
+def test_a_port_that_is_taken_is_one_clear_line(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        failed = run("up", "--api-port", str(port))
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr == (
+        f"everstep: cannot listen on 127.0.0.1:{port}: something else listens there already; "
+        f"choose another with --api-port PORT, or --api-port 0 for any that is free\n"
+    )
+
+
+async def record(told: dict[str, Any], state: Path, job: str) -> str:
+    """Say as a service would that a job has ended; the fact's id."""
+    secret = password_file(state / "nats", "service")
+    settings = BusSettings(url=told["bus"], user="service", password_file=secret)
+    at = datetime.now(UTC)
+    fact = JobEnded(
+        id=new_id(), job=job, at=at, source="test", state="done", exit_code=0, reason="all steps"
+    )
+    async with connect(settings, "test", spool=state / "spool") as bus:
+        await bus.record(fact)
+        await bus.flush(WITHIN_S)
+    return fact.id
+
+
+def test_facts_are_followed_and_kept(
+    up: Up, run: Run, state: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    first = up("-o", "json")
+    told = ready(first)
+    command = [sys.executable, "-m", "everstep_services.cli", "facts", "-f", "-o", "jsonl"]
+    with subprocess.Popen(
+        [*command, "--since", "1h", "--job", "llama"],
+        env=environ,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as follower:
+        assert follower.stdout is not None
+        ids = [asyncio.run(record(told, state, "llama"))]
+        asyncio.run(record(told, state, "other"))
+        ids.append(asyncio.run(record(told, state, "llama")))
+        seen = [json.loads(follower.stdout.readline())["id"] for _ in ids]
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(WITHIN_S) == 130
+    assert seen == ids
+
+    assert run("down").returncode == 0
+    first.communicate(timeout=WITHIN_S)
+    ready(up("-o", "json"))
+    listed = run("facts", "--job", "llama", "-o", "name")
+    assert (listed.returncode, listed.stdout.split()) == (0, ids)
+    newest = json.loads(run("facts", "-n", "1", "-o", "json").stdout)
+    assert newest["schema"] == "everstep.fact/v1"
+    assert [item["id"] for item in newest["items"]] == ids[-1:]
+
+
+def test_tokens_end_to_end(up: Up, run: Run, state: Path) -> None:
+    process = up("-o", "json")
+    told = ready(process)
+    made = run("token", "create", "bob", "--scope", "read", "--expires", "1d")
+    token = made.stdout.strip()
+    assert get(f"{told['api']}/api/v1/status", token).status_code == 200
+    (state / "bob").write_text(token)
+    denied = run("token", "ls", "--token-file", str(state / "bob"))
+    assert denied.returncode == 6
+    listed = json.loads(run("token", "ls", "-o", "json").stdout)["items"]
+    (bob,) = [item for item in listed if item["name"] == "bob"]
+    assert run("token", "revoke", bob["id"]).returncode == 0
+    assert run("token", "revoke", bob["id"]).returncode == 3
+    assert run("status", "--token-file", str(state / "bob")).returncode == 6
+
+    database = f"sqlite:///{state / 'history.db'}"
+    first = run("token", "create", "ops", "--scope", "admin", "--database", database)
+    assert get(f"{told['api']}/api/v1/tokens", first.stdout.strip()).status_code == 200
+
+
+def test_without_anything_running(run: Run) -> None:
+    for command in (["facts"], ["token", "ls"], ["status"]):
+        done = run(*command)
+        assert done.returncode == 4
+        assert len(done.stderr.splitlines()) == 1
+    doctor = run("doctor", "-o", "json")
+    levels = {item["check"]: item["level"] for item in json.loads(doctor.stdout)["items"]}
+    assert (levels["api"], levels["bus"]) == ("warning", "warning")
+    assert doctor.returncode == 1
