@@ -1,4 +1,7 @@
-"""A publisher to be killed: records facts, and notes each one only when it was acknowledged."""
+"""A publisher to be killed: records facts, and notes each one only when it was acknowledged.
+
+When the folder holds a file `quiet` it records no more, and only sends what still waits.
+"""
 
 import asyncio
 import os
@@ -19,7 +22,7 @@ async def main(url: str, password: Path, folder: Path) -> None:
     notes = os.open(folder / "acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     async def record_for_ever(step: int) -> None:
-        while True:
+        while not (folder / "quiet").exists():
             fact = ProgressMade(
                 id=new_id(), job="chaos", at=datetime.now(UTC), source="chaos", round=0, step=step
             )
@@ -33,6 +36,7 @@ async def main(url: str, password: Path, folder: Path) -> None:
     ):
         for step in range(10):
             tasks.create_task(record_for_ever(step))
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
 log = logging.getLogger(__name__)
 
 _BEATS_KEPT = 4096
-_BURST = 256
+_BURST = 512
 
 
 class NatsBus:
