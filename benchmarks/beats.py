@@ -51,6 +51,7 @@ async def raw(sender: Client, receiver: Client, *, coded: bool) -> float:
             done.set()
 
     subscription = await receiver.subscribe("bench.raw", cb=on_message)
+    await receiver._flush_pending(force_flush=True)  # its PING would overtake the SUB
     await receiver.flush()
     began = time.perf_counter()
     for number in range(COUNT):

@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everstep.messages import asyncapi, page
+from everstep_services.cli import page as cli
+from everstep_services.cli import settings_page
+from everstep_services.history import metrics_page
+from everstep_services.history.api import page as rest
 
 ROOT = Path(__file__).parent
 
@@ -19,6 +23,11 @@ def asyncapi_json() -> str:
 PAGES: Sequence[tuple[str, Callable[[], str]]] = (
     ("reference/messages.md", page.page),
     ("reference/asyncapi.json", asyncapi_json),
+    ("reference/cli.md", cli.page),
+    ("reference/settings.md", settings_page.page),
+    ("reference/rest.md", rest.page),
+    ("reference/openapi.json", rest.openapi_json),
+    ("reference/metrics.md", metrics_page.page),
 )
 """Each generated file, and what makes it. Add yours here."""
 

@@ -3,16 +3,18 @@
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_FIRST_US = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LAST_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 
 def to_us(moment: datetime) -> int:
     """Exact; the moment must have a zone."""
-    return (moment - _EPOCH) // _MICROSECOND
+    since = moment - _EPOCH
+    return (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def from_us(us: int) -> datetime:
     """Moments beyond the calendar, as an hour from a broken clock may be, become its end."""
     return _EPOCH + timedelta(microseconds=min(max(us, _FIRST_US), _LAST_US))
+
+
+_FIRST_US = to_us(datetime.min.replace(tzinfo=UTC))
+_LAST_US = to_us(datetime.max.replace(tzinfo=UTC))

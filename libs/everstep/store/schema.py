@@ -24,6 +24,7 @@ from everstep.store.errors import SchemaTooNewError
 from everstep.store.shapes import VERSION
 
 log = logging.getLogger(__name__)
+logging.getLogger("alembic").setLevel(logging.WARNING)  # what it does, we say in one event
 
 _ADVISORY_LOCK = 0x65766572_73746570  # "everstep"
 

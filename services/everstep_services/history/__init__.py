@@ -1,0 +1,1 @@
+"""The record: facts become tables, and tables become answers."""

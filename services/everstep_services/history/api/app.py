@@ -1,0 +1,100 @@
+"""Puts the interface together: `create_app`."""
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from everstep import __version__
+from everstep.clock import Clock
+from everstep.store.database import Database
+from everstep.store.reads import log_head
+from everstep.store.schema import head
+from everstep.store.tokens import Tokens
+from everstep_services.history.api import facts, jobs, nodes, status, tokens
+from everstep_services.history.api.context import Connectedness, Context
+from everstep_services.history.api.cursors import Cursors
+from everstep_services.history.api.feed import Feed
+from everstep_services.history.api.gate import Gate
+from everstep_services.history.api.guard import Guard
+from everstep_services.history.api.problems import Problem, handle
+from everstep_services.history.news import News
+from everstep_services.history.settings import ApiSettings
+
+BASE = "/api/v1"
+_DESCRIPTION = """\
+The record of Everstep: jobs, rounds, nodes, and the facts that all of it is derived from.
+
+Lists have pages: give `next` of one answer as `cursor` of the next question, with the same
+filters. Every error is `application/problem+json` (RFC 9457). Answers have an `ETag`; send it
+as `If-None-Match` to get 304 when nothing has changed. Every path needs a token.
+"""
+
+
+async def make_context(
+    settings: ApiSettings,
+    database: Database,
+    news: News,
+    connectedness: Connectedness,
+    *,
+    clock: Clock,
+) -> Context:
+    """What the endpoints share. The database must have its schema already."""
+    now = await log_head(database)
+    made = Tokens(database)
+    return Context(
+        settings=settings,
+        database=database,
+        tokens=made,
+        gate=Gate(settings, made, clock),
+        feed=Feed(database, news),
+        cursors=Cursors(now.secret),
+        clock=clock,
+        epoch=now.epoch,
+        schema=await asyncio.to_thread(head),
+        connectedness=connectedness,
+    )
+
+
+def create_app(context: Context) -> ASGIApp:
+    """The interface as one ASGI application, all its limits included."""
+    return Guard(create_api(context), context.settings, context.gate)
+
+
+def create_api(context: Context) -> FastAPI:
+    """The endpoints alone: behind `Guard` only, which admits the token."""
+    api = FastAPI(
+        title="Everstep",
+        version=__version__,
+        description=_DESCRIPTION,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        openapi_url=f"{BASE}/openapi.json",
+        docs_url=None,  # its scripts come from other sites
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry={"logs": False},  # they would repeat what an exception says, secrets and all
+        generate_unique_id_function=lambda route: route.name,
+    )
+    api.state.context = context
+    handle(api)
+    for part in (jobs, nodes, facts, tokens, status):
+        api.include_router(part.router, prefix=BASE)
+    _describe_problems(api)
+    return api
+
+
+def _describe_problems(api: FastAPI) -> None:
+    """Put `Problem` among the schemas, to which every endpoint refers."""
+    made = api.openapi
+
+    def described() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            schemas = made()["components"]["schemas"]
+            problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(problem.pop("$defs", {}))
+            schemas["Problem"] = problem
+        assert api.openapi_schema is not None
+        return api.openapi_schema
+
+    api.openapi = described  # type: ignore[method-assign]  # the documented way

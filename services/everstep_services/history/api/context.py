@@ -1,0 +1,96 @@
+"""What the endpoints share, and how they reach it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep.clock import Clock
+from everstep.store.database import Database
+from everstep.store.tokens import Scope, Token, Tokens, allows
+from everstep_services.history.api.cursors import Cursors
+from everstep_services.history.api.feed import Feed
+from everstep_services.history.api.gate import Gate
+from everstep_services.history.api.problems import ProblemError
+from everstep_services.history.settings import ApiSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Connectedness:
+    """What a replica knows of itself, asked at each `/status`."""
+
+    is_projecting: Callable[[], bool]
+    is_bus_connected: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The collaborators of all endpoints."""
+
+    settings: ApiSettings
+    database: Database
+    tokens: Tokens
+    gate: Gate
+    feed: Feed
+    cursors: Cursors
+    clock: Clock
+    epoch: str
+    schema: str
+    connectedness: Connectedness
+
+
+_bearer = HTTPBearer(
+    scheme_name="token",
+    bearerFormat="evs_<id>_<secret>",
+    description="A token with the scope `read`, `operate` or `admin`, each of which allows what "
+    "those before it allow. Make one with `python -m everstep_services.history token`.",
+    auto_error=False,
+)
+
+
+def get_context(request: Request) -> Context:
+    """The collaborators, from the application that serves the request."""
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context
+
+
+def requires(scope: Scope) -> Any:
+    """A dependency that lets only tokens with this scope pass, and gives the token."""
+
+    async def check(request: Request, _: Annotated[object, Security(_bearer)]) -> Token:
+        token = request.state.token
+        assert isinstance(token, Token)
+        if not allows(token.scope, scope):
+            raise ProblemError(
+                403,
+                "scope_missing",
+                f"this needs a token with the scope {scope}; yours has {token.scope}",
+                headers={"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'},
+            )
+        return token
+
+    return Depends(check)
+
+
+Ctx = Annotated[Context, Depends(get_context)]
+Reader = Annotated[Token, requires("read")]
+Admin = Annotated[Token, requires("admin")]
+
+
+class Paging(BaseModel):
+    """How much of a list, and from where. Parameters that are not known are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(100, ge=1, le=1000, description="The most items of a page.")
+    cursor: str | None = Field(
+        None, max_length=1024, description="`next` of the page before, with the same filters."
+    )
+
+    def question(self, path: str) -> list[object]:
+        """What a cursor belongs to: everything but the page."""
+        return [path, self.model_dump(mode="json", exclude={"limit", "cursor"})]

@@ -1,0 +1,159 @@
+"""What facts about nodes claim: there, healthy, suspect, excluded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.messages import (
+    Fact,
+    NodeCheckFinished,
+    NodeCleared,
+    NodeExcluded,
+    NodeIncluded,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeRefused,
+    NodeReturned,
+    NodeSuspected,
+)
+from everstep.store.changes import Changes, Recorded, compact
+from everstep.store.instants import to_us
+from everstep.store.shapes import ALLOCATIONS, JOBS
+from everstep.subjects import CLUSTER
+from everstep_services.history.claims.common import Claim, about_node
+
+
+def _node_joined(changes: Changes, one: Recorded, fact: NodeJoined) -> None:
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=one.n, nodes_joined=1)
+    about_node(
+        changes,
+        one,
+        fact.node,
+        **_state("joined", one, None),
+        joined_n=one.n,
+        job=fact.job,
+        allocation=fact.allocation,
+        joined_us=to_us(fact.at),
+        address=fact.address,
+        ranks=fact.ranks,
+        failure_domain=fact.failure_domain or None,
+        topology=compact(fact.topology),
+        device=fact.device or None,
+        version=fact.version or None,
+        joins=1,
+    )
+
+
+def _node_refused(changes: Changes, one: Recorded, fact: NodeRefused) -> None:
+    about_node(
+        changes,
+        one,
+        fact.node,
+        refusals=1,
+        refused_n=one.n,
+        refused_us=to_us(fact.at),
+        refused_cause=fact.cause,
+        refused_reason=fact.reason,
+    )
+
+
+def _node_left(changes: Changes, one: Recorded, fact: NodeLeft) -> None:
+    about_node(changes, one, fact.node, **_state("left", one, fact.reason))
+
+
+def _node_lost(changes: Changes, one: Recorded, fact: NodeLost) -> None:
+    if fact.job != CLUSTER:
+        changes.merge(JOBS, (fact.job,), nodes_lost=1)
+    about_node(changes, one, fact.node, **_state("lost", one, fact.reason), losses=1)
+
+
+def _node_returned(changes: Changes, one: Recorded, fact: NodeReturned) -> None:
+    about_node(changes, one, fact.node, **_state("joined", one, fact.reason or None))
+
+
+def _node_suspected(changes: Changes, one: Recorded, fact: NodeSuspected) -> None:
+    _suspicion(changes, one, fact, is_suspect=True)
+
+
+def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
+    _suspicion(changes, one, fact, is_suspect=False)
+
+
+def _suspicion(
+    changes: Changes, one: Recorded, fact: NodeSuspected | NodeCleared, *, is_suspect: bool
+) -> None:
+    about_node(
+        changes,
+        one,
+        fact.node,
+        suspicion_n=one.n,
+        is_suspect=is_suspect,
+        suspect_us=to_us(fact.at),
+        suspect_reason=fact.reason,
+        suspicions=int(is_suspect),
+    )
+
+
+def _node_checked(changes: Changes, one: Recorded, fact: NodeCheckFinished) -> None:
+    failed = [result for result in fact.results if result.state == "failed"]
+    said = "; ".join(f"{result.check}: {result.reason}" for result in failed)
+    about_node(
+        changes,
+        one,
+        fact.node,
+        health_n=one.n,
+        is_healthy=fact.is_healthy,
+        health_us=to_us(fact.at),
+        health_reason=said or None,
+    )
+
+
+def _node_excluded(changes: Changes, one: Recorded, fact: NodeExcluded) -> None:
+    if fact.mode == "observe":  # it was only said
+        return
+    at_us = to_us(fact.at)
+    ttl_s = fact.ttl_s
+    about_node(
+        changes,
+        one,
+        fact.node,
+        exclusion_n=one.n,
+        is_excluded=True,
+        excluded_us=at_us,
+        excluded_until_us=None if ttl_s is None else at_us + int(ttl_s * 1e6),
+        excluded_by=fact.by,
+        excluded_reason=fact.reason,
+    )
+
+
+def _node_included(changes: Changes, one: Recorded, fact: NodeIncluded) -> None:
+    about_node(
+        changes,
+        one,
+        fact.node,
+        exclusion_n=one.n,
+        is_excluded=False,
+        excluded_us=to_us(fact.at),
+        excluded_until_us=None,
+        excluded_by=fact.by,
+        excluded_reason=fact.reason,
+    )
+
+
+def _state(state: str, one: Recorded, reason: str | None) -> dict[str, Any]:
+    at_us = to_us(one.fact.at)
+    return {"state_n": one.n, "state": state, "state_us": at_us, "state_reason": reason}
+
+
+CLAIMS: Mapping[type[Fact], Claim] = {
+    NodeJoined: _node_joined,
+    NodeRefused: _node_refused,
+    NodeLeft: _node_left,
+    NodeLost: _node_lost,
+    NodeReturned: _node_returned,
+    NodeSuspected: _node_suspected,
+    NodeCleared: _node_cleared,
+    NodeCheckFinished: _node_checked,
+    NodeExcluded: _node_excluded,
+    NodeIncluded: _node_included,
+}

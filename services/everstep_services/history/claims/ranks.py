@@ -1,0 +1,133 @@
+"""What facts about ranks and their progress claim."""
+
+from collections.abc import Mapping
+
+from everstep.messages import (
+    Fact,
+    ProgressMade,
+    RankExited,
+    RankRecovered,
+    RanksStopped,
+    RankStalled,
+    RankStarted,
+)
+from everstep.store.changes import Changes, Recorded
+from everstep.store.instants import to_us
+from everstep.store.shapes import EXITS, JOBS, MEMBERS, ROUNDS, STALLS
+from everstep_services.history.claims.common import Claim, about_node
+
+FAILURES = frozenset({"error", "signal", "out_of_memory", "no_device"})
+"""How a rank fails. A word from a later release is no failure, until this one knows it."""
+
+
+def _rank_started(changes: Changes, _one: Recorded, fact: RankStarted) -> None:
+    changes.merge(ROUNDS, (fact.job, fact.round), ranks_started=1)
+
+
+def _rank_exited(changes: Changes, one: Recorded, fact: RankExited) -> None:
+    is_failure = fact.how in FAILURES
+    failed = int(is_failure)
+    changes.merge(JOBS, (fact.job,), ranks_failed=failed, last_step=fact.step)
+    changes.merge(ROUNDS, (fact.job, fact.round), ranks_exited=1, ranks_failed=failed)
+    about_node(changes, one, fact.node, ranks_failed=failed)
+    error = fact.error
+    changes.merge(
+        EXITS,
+        (one.n,),
+        id=fact.id,
+        job=fact.job,
+        round=fact.round,
+        rank=fact.rank,
+        local_rank=fact.local_rank,
+        node=fact.node,
+        slot=fact.slot,
+        at_us=to_us(fact.at),
+        how=fact.how,
+        is_failure=is_failure,
+        exit_code=fact.exit_code,
+        signal=fact.signal,
+        error_name=error.name if error else None,
+        error_text=error.text if error else None,
+        error_place=error.place if error else None,
+        first_error=fact.first_error or None,
+        lasted_s=fact.lasted_s,
+        step=fact.step,
+        section=fact.section,
+        incident=fact.incident,
+    )
+
+
+def _rank_stalled(changes: Changes, one: Recorded, fact: RankStalled) -> None:
+    changes.merge(JOBS, (fact.job,), stalls=1)
+    changes.merge(ROUNDS, (fact.job, fact.round), stalls=1)
+    about_node(changes, one, fact.node, stalls=1)
+    changes.merge(
+        STALLS,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        round=fact.round,
+        rank=fact.rank,
+        node=fact.node,
+        at_us=to_us(fact.at),
+        phase=fact.phase,
+        section=fact.section,
+        step=fact.step,
+        blocked_in=fact.blocked_in or None,
+        waited_s=fact.waited_s,
+        limit_s=fact.limit_s,
+        is_fatal=fact.is_fatal,
+    )
+
+
+def _rank_recovered(changes: Changes, _one: Recorded, fact: RankRecovered) -> None:
+    changes.merge(
+        STALLS,
+        (fact.stall,),
+        job=fact.job,
+        round=fact.round,
+        rank=fact.rank,
+        node=fact.node,
+        recovered_us=to_us(fact.at),
+        stalled_s=fact.stalled_s,
+    )
+
+
+def _ranks_stopped(changes: Changes, _one: Recorded, fact: RanksStopped) -> None:
+    stopped, killed = len(fact.ranks), len(fact.killed)
+    changes.merge(ROUNDS, (fact.job, fact.round), ranks_stopped=stopped, ranks_killed=killed)
+    changes.merge(
+        MEMBERS,
+        (fact.job, fact.round, fact.slot),
+        stopped_us=to_us(fact.at),
+        stop_s=fact.stop_s,
+        ranks_killed=killed,
+        device_held_bytes=fact.device_held_bytes,
+    )
+
+
+def _progress_made(changes: Changes, _one: Recorded, fact: ProgressMade) -> None:
+    changes.merge(
+        JOBS,
+        (fact.job,),
+        last_step=fact.step,
+        total_steps=fact.total_steps,
+        lost_steps=fact.lost_steps,
+    )
+    changes.merge(
+        ROUNDS,
+        (fact.job, fact.round),
+        first_step_us=to_us(fact.at) if fact.is_first else None,
+        last_step=fact.step,
+        lost_steps=fact.lost_steps,
+    )
+
+
+CLAIMS: Mapping[type[Fact], Claim] = {
+    RankStarted: _rank_started,
+    RankExited: _rank_exited,
+    RankStalled: _rank_stalled,
+    RankRecovered: _rank_recovered,
+    RanksStopped: _ranks_stopped,
+    ProgressMade: _progress_made,
+}

