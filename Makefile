@@ -10,7 +10,9 @@ PYTHON ?=
 JOBS ?= 2
 COMPOSE ?= docker compose
 COMPOSE_RUN ?= tools/with-compose
+export NO_MKDOCS_2_WARNING := 1
 
+BENCHMARKS := $(filter-out rig,$(basename $(notdir $(wildcard benchmarks/*.py))))
 IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
@@ -49,7 +51,8 @@ check: $(VENV)/.has-dev  ## What can be checked without running anything; stops 
 	@$(call say,mkdocs) && $(IN_VENV)mkdocs build --quiet --strict
 
 bench: $(VENV)/.has-test  ## Run every benchmark, one after the other
-	@for script in $$(grep -l __main__ benchmarks/*.py); do $(call say,$$script); $(IN_VENV)python "$$script" || exit 1; done
+	@for script in $$(grep -l __main__ benchmarks/*.py); do \
+	  $(call say,$$script); $(IN_VENV)python -m "benchmarks.$$(basename "$$script" .py)" || exit 1; done
 
 docs: $(VENV)/.has-dev  ## Write the generated pages, and build the site into site/
 	@$(IN_VENV)python docs/generate.py

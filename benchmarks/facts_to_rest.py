@@ -151,10 +151,11 @@ def raw_sqlite(folder: Path) -> float:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--rate", type=int, default=10_500)
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL of our own")
+    parser.add_argument("--sync", default="2m", help="the server's sync_interval, or `always`")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         folder = Path(name)
@@ -166,9 +167,9 @@ async def main() -> None:
             server.psql("CREATE DATABASE bench")
             socket = server.get_uri().split("host=")[1]
             url = f"postgresql://postgres@/bench?host={socket}"
-        async with rig(folder, url) as stand:
+        async with rig(folder, url, asked.sync) as stand:
             async with connect(stand.bus, "bench", spool=folder / "spool") as bus:
-                print(f"database: {url.split(':')[0]}")
+                print(f"database: {url.split(':')[0]}; sync_interval of the server: {asked.sync}")
                 await sustained(stand, bus, asked.rate, asked.seconds)
                 await delay(stand, bus, 10)
             print(

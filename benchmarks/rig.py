@@ -41,9 +41,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(folder: Path, database_url: str) -> AsyncIterator[Rig]:
+async def rig(folder: Path, database_url: str, sync: str = "2m") -> AsyncIterator[Rig]:
     """nats-server, history with REST on a database, and a client with a token."""
-    async with dev_server(folder) as nats:
+    async with dev_server(folder, sync=sync) as nats:
         async with connect(nats.settings("admin"), "setup") as bus:
             await topology.init(bus.jetstream)
         settings = nats.settings("service")

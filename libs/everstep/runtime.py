@@ -7,10 +7,13 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 
 from everstep.errors import EverstepError
+from everstep.observe.health import Check
+from everstep.observe.metrics import Statistics
 from everstep.observe.redaction import redact
 
 Loop = Callable[[], Awaitable[None]]
@@ -18,6 +21,18 @@ Loop = Callable[[], Awaitable[None]]
 Drain = Callable[[asyncio.Event], Awaitable[None]]
 """A loop that finishes by itself soon after the event is set, and not before."""
 Main = Callable[[asyncio.Event], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an open service wants to be run, whichever process runs it."""
+
+    loops: tuple[Loop, ...] = ()
+    drains: tuple[Drain, ...] = ()
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    """What `/healthz` asks."""
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    """What `/metrics` shows, by component."""
 
 
 class LoopEndedError(RuntimeError):

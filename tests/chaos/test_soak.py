@@ -25,9 +25,7 @@ GROWTH = 1.05
 
 async def fact(bus: NatsBus) -> None:
     await bus.record(
-        ProgressMade(
-            id=new_id(), job="soak", at=datetime.now(UTC), source="soak", round=0, step=1
-        )
+        ProgressMade(id=new_id(), job="soak", at=datetime.now(UTC), source="soak", round=0, step=1)
     )
 
 

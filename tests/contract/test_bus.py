@@ -336,7 +336,7 @@ async def test_renewing_keeps_a_lease_mortal(two: tuple[Bus, Bus], job: str) -> 
     held = await one.acquire(job, "one", 1)
     assert held is not None
     await one.renew(held)
-    while await other.acquire(job, "other", 30) is None:  # noqa: ASYNC110  the server's clock
+    while await other.acquire(job, "other", 30) is None:
         await asyncio.sleep(0.05)
 
 

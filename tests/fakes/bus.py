@@ -81,6 +81,10 @@ class MemoryBus:
     def connected(self) -> bool:
         return self._server.up
 
+    async def wait_connected(self) -> None:
+        async with self._server.changed:
+            await self._server.changed.wait_for(lambda: self._server.up)
+
     def send(self, subject: str, message: Message) -> None:
         self._waiting.append((subject, message))
         self._deliver()

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.devserver import DevServer, find_program
+from everstep.bus.devserver import DevServer, _port_in, find_program
 from everstep.bus.errors import (
     BusConfigError,
     BusDeniedError,
@@ -57,9 +57,9 @@ async def server_with(folder: Path, config: dict[str, object]) -> AsyncIterator[
     )
     ports = folder / f"nats-server_{process.pid}.ports"
     try:
-        while not await asyncio.to_thread(ports.exists):
+        while (port := await asyncio.to_thread(_port_in, ports)) is None:
             await asyncio.sleep(0.01)
-        yield int(json.loads(await asyncio.to_thread(ports.read_text))["nats"][0].split(":")[-1])
+        yield port
     finally:
         process.kill()
         await process.wait()
@@ -183,7 +183,7 @@ async def test_a_password_file_that_is_not_there(shared_nats: DevServer, tmp_pat
 
 
 def _pair(kind: int) -> Any:
-    return nkeys.from_seed(nkeys.encode_seed(os.urandom(32), kind))  # type: ignore[no-untyped-call]
+    return nkeys.from_seed(nkeys.encode_seed(os.urandom(32), kind))
 
 
 def _jwt(claims: dict[str, object], subject: Any, issuer: Any) -> str:
@@ -235,8 +235,8 @@ class Operator:
 
     def write_user(self, path: Path, ends_at: int) -> None:
         user = _pair(nkeys.PREFIX_BYTE_USER)
-        claims = {"name": "u", "iat": 1, "exp": ends_at,
-                  "nats": {"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1}}  # fmt: skip
+        rights = {"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1}
+        claims = {"name": "u", "iat": 1, "exp": ends_at, "nats": rights}
         path.write_text(
             f"-----BEGIN NATS USER JWT-----\n{_jwt(claims, user, self._account)}\n"
             f"------END NATS USER JWT------\n\n-----BEGIN USER NKEY SEED-----\n"
@@ -264,7 +264,7 @@ async def test_credentials_that_expire_are_read_anew_without_a_restart(tmp_path:
         async with connect(settings, "rotating") as bus:
             await topology.init(bus.jetstream)
             operator.write_user(creds, int(time.time()) + 600)
-            while not bus.statistics()["rebuilds"] or not bus.connected:  # noqa: ASYNC110
+            while not bus.statistics()["rebuilds"] or not bus.connected:
                 await asyncio.sleep(0.05)
             await bus.prove()
 
@@ -365,7 +365,10 @@ async def test_setting_up_twice_changes_nothing_and_a_changed_stream_is_correcte
 
 async def test_a_server_that_cannot_do_what_is_asked_is_told_on(nats: DevServer) -> None:
     async with connect(nats.settings("admin"), "test") as bus:
-        with pytest.raises(TopologyError, match="the server refuses STREAM.CREATE.FACTS"):
+        with pytest.raises(
+            TopologyError,
+            match="cannot be set up: STREAM.CREATE.FACTS: the server refused",
+        ):
             await topology.init(bus.jetstream, replicas=3)  # it is no cluster
 
 

@@ -314,3 +314,26 @@ async def test_no_reader_is_left_on_the_server(bus: NatsBus) -> None:
             await reader.fetch(10, 2)
     info = await bus.jetstream.api("STREAM.INFO.FACTS")
     assert info["state"]["consumer_count"] == 0
+
+
+async def test_after_a_flush_the_stream_has_every_recorded_fact(bus: NatsBus) -> None:
+    for count in range(1, 200):
+        await bus.record(ended(count))
+        await bus.flush(5)
+        info = await bus.jetstream.api("STREAM.INFO.FACTS")
+        assert info["state"]["messages"] == count
+
+
+async def test_facts_that_the_stream_dropped_unread_are_counted(bus: NatsBus) -> None:
+    for number in range(10):
+        await bus.record(ended(number))
+    await bus.flush(5)
+    async with bus.facts(None) as reader:
+        first = await reader.fetch(3, 2)
+    assert first.missed == 0
+    config = (await bus.jetstream.api("STREAM.INFO.FACTS"))["config"]
+    await bus.jetstream.api("STREAM.UPDATE.FACTS", {**config, "max_msgs": 2})
+    async with bus.facts(first.position) as reader:
+        after = await reader.fetch(10, 2)
+    assert [one.sequence for one in after.facts] == [9, 10]
+    assert after.missed == 8 - first.position.sequence

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,8 @@ from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusDeniedError, BusError
 from everstep.bus.roles import agent, by_name
-from everstep.ids import BadNameError
+from everstep.ids import BadNameError, new_id
+from everstep.messages import ProgressMade
 
 A, B = "job-a", "job-b"
 
@@ -143,6 +146,26 @@ async def test_an_agent_keeps_and_reads_evidence_of_its_own_job(agent_a: NatsBus
     assert await agent_a.blobs.get(ref) == b"evidence"
     with pytest.raises(BusDeniedError):
         await agent_a.blobs.put(B, b"forged")
+
+
+async def test_a_denied_fact_is_kept_aside_and_holds_up_no_other(
+    nats: DevServer, agent_a: NatsBus, tmp_path: Path
+) -> None:
+    def fact(job: str) -> ProgressMade:
+        return ProgressMade(
+            id=new_id(), job=job, at=datetime.now(UTC), source="test", round=0, step=1
+        )
+
+    async with connect(nats.settings("agent", A), "recording", spool=tmp_path / "s") as bus:
+        forged = fact(B)
+        for one in (fact(A), forged, fact(A)):
+            await bus.record(one)
+        await bus.flush(10)
+        assert bus.statistics()["facts_rejected"] == 1
+    assert forged.id in (tmp_path / "s" / "rejected").read_text()
+    async with connect(nats.settings("admin"), "look") as admin:
+        info = await admin.jetstream.api("STREAM.INFO.FACTS")
+    assert info["state"]["messages"] == 2
 
 
 @pytest.mark.parametrize("job", ["a.b", "*", ">", "", "a b", "-x", "x" * 129, "a\r\nPUB x"])

@@ -208,6 +208,8 @@ BAD_QUESTIONS: list[tuple[str, Mapping[str, Any], tuple[int, str]]] = [
     ("jobs", {"cursor": "AAAA"}, (400, "bad_cursor")),
     ("jobs", {"cursor": "é"}, (400, "bad_cursor")),
     ("jobs", {"q": "a\x00b"}, (422, "invalid_request")),
+    ("jobs", {"state": "a\x00b"}, (422, "invalid_request")),
+    ("facts", {"kind": "a\x00b"}, (422, "invalid_request")),
     ("jobs/a%00b", {}, (422, "invalid_request")),
     ("jobs/" + "a" * 200, {}, (422, "invalid_request")),
     ("jobs/j/rounds/-1", {}, (422, "invalid_request")),
@@ -279,6 +281,14 @@ async def test_sizes_are_limited(api: Api) -> None:
     assert problem(chunked) == (413, "body_too_large")
     assert problem(url) == (414, "url_too_long")
     assert problem(headers) == (431, "headers_too_large")
+
+
+async def test_an_answer_that_would_be_too_large_is_not_sent(api: Api) -> None:
+    await api.open(max_response_bytes=3000)
+    await api.add(*(make("job_started", job=f"j{n}") for n in range(20)))
+    async with api.client(await api.token()) as client:
+        assert problem(await client.get("jobs")) == (400, "answer_too_large")
+        assert (await client.get("jobs", params={"limit": 2})).status_code == 200
 
 
 async def test_only_names_that_are_served_are_answered(api: Api) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -224,3 +225,16 @@ async def test_large_facts_are_projected_a_few_at_a_time(database: Database, log
     while await log.catch_up():
         pass
     assert len((await projected(database))["rank_exits"]) == 30
+
+
+async def test_tables_hold_of_long_texts_what_a_page_can_show(
+    database: Database, log: FactLog
+) -> None:
+    long = make("round_ended", round=1, reason="x" * 500_000)
+    started = make("job_started")
+    spec = msgspec.structs.replace(started.spec, command=("y" * 100_000,))  # type: ignore[attr-defined]
+    await append(log, long, msgspec.structs.replace(started, spec=spec))
+    tables_now = await projected(database)
+    assert tables_now["rounds"]["j", 1]["end_reason"] == "x" * 8192
+    assert "command" not in tables_now["jobs"]["j",]
+    assert tables_now["jobs"]["j",]["labels"] == '{"team":"vision"}'

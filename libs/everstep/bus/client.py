@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _BEATS_KEPT = 4096
 _BURST = 512
+_PROOF_BYTES = 64 * 1024
 
 
 class NatsBus:
@@ -57,6 +58,9 @@ class NatsBus:
     @property
     def connected(self) -> bool:
         return self._connection.connected
+
+    async def wait_connected(self) -> None:
+        await self._connection.wait_connected()
 
     @property
     def jetstream(self) -> JetStream:
@@ -162,8 +166,8 @@ class NatsBus:
     async def prove(self) -> None:
         bucket = self.documents(PROBE)
         key = self._connection.name.replace(".", "-")
-        mark = os.urandom(8).hex().encode()
-        revision = await bucket.put(key, mark, revision=None)
+        # As large as many facts: on a disk that is all but full, something small still fits.
+        revision = await bucket.put(key, os.urandom(_PROOF_BYTES), revision=None)
         found = await bucket.get(key)
         if found.revision < revision:
             raise BusTimeoutError(f"the bus took {PROBE}/{key} but does not give it back")

@@ -107,9 +107,13 @@ class NatsFactReader:
     def _take(self, most: int) -> Batch:
         assert self._position is not None
         facts = [self._arrived.popleft() for _ in range(min(most, len(self._arrived)))]
+        missed = 0
         if facts:
+            before = self._position.sequence
+            if before:  # whoever starts at the beginning takes what there is
+                missed = facts[-1].sequence - before - len(facts)
             self._position = StreamPosition(self._position.stream, facts[-1].sequence)
-        return Batch(self._position, facts)
+        return Batch(self._position, facts, missed)
 
     async def on_message(self, message: Msg) -> None:
         if message.reply.startswith("$JS.ACK."):

@@ -24,7 +24,6 @@ from everstep import subjects
 from everstep.bus.beside import beside
 from everstep.bus.connection import Connection
 from everstep.bus.errors import (
-    BusDeniedError,
     BusError,
     BusTimeoutError,
     BusUnreachableError,
@@ -33,7 +32,7 @@ from everstep.bus.errors import (
     NoStreamError,
     SpoolError,
 )
-from everstep.bus.jetstream import Problem, pub_ack
+from everstep.bus.jetstream import pub_ack
 from everstep.bus.spool import Position, Spool
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
@@ -60,12 +59,21 @@ class _Window:
 
     def __init__(self, records: list[bytes]) -> None:
         self.waiting = dict(enumerate(records))
+        self.rejected: list[bytes] = []
         self.trouble: BusError | None = None
         self.settled = asyncio.Event()
 
     def stop(self, trouble: BusError) -> None:
         self.trouble = trouble
         self.settled.set()
+
+    def reject(self, index: int) -> None:
+        """The stream will never take this one."""
+        record = self.waiting.pop(index, None)
+        if record is not None:
+            self.rejected.append(record)
+        if not self.waiting:
+            self.settled.set()
 
 
 class Outbox:
@@ -80,11 +88,12 @@ class Outbox:
         self._kept = asyncio.Event()
         self._kept.set()  # what an earlier process left is to be sent, too
         self._sent = spool.acked
-        self._idle = asyncio.Event()
+        self._advanced = asyncio.Event()
         self._came_up = asyncio.Event()
         self._window: _Window | None = None
         self._number = 0
         self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
+        self._said: set[str] = set()
         self.trouble: BusError | None = None
         self.counters = {"recorded": 0, "acknowledged": 0, "resent": 0, "rejected": 0}
 
@@ -98,7 +107,6 @@ class Outbox:
             raise MessageTooLargeError(subject, len(data), limit)
         group = self._group
         group.records.append(f"{subject}\n{fact.id}\n".encode() + data)
-        self._idle.clear()
         self._grew.set()
         await group.kept.wait()
         if group.error is not None:
@@ -131,12 +139,12 @@ class Outbox:
                 records, end = await loop.run_in_executor(
                     self._thread, self._spool.read, self._sent, _WINDOW
                 )
+                if records:
+                    await self._deliver(records)
+                await loop.run_in_executor(self._thread, self._forget, end)
+                self._advanced.set()
                 if not records:
                     break
-                await self._deliver(records)
-                await loop.run_in_executor(self._thread, self._forget, end)
-            if not self._kept.is_set() and not self._grew.is_set():
-                self._idle.set()
 
     def _forget(self, end: Position) -> None:
         self._sent = end
@@ -150,6 +158,8 @@ class Outbox:
             await self._connection.wait_connected()
             self._came_up.clear()
             await self._send(window)
+            if window.rejected:
+                await self._set_aside(window)
             if not window.waiting:
                 self.trouble = None
                 return
@@ -202,7 +212,8 @@ class Outbox:
             window.waiting.pop(int(index), None)
             self.counters["acknowledged"] += 1
         elif ack.error.err_code == _MESSAGE_TOO_LARGE:
-            self._reject(window.waiting.pop(int(index), None), ack.error)
+            self._say_rejected(ack.error.description)
+            window.reject(int(index))
         else:
             problem = ack.error
             window.stop(
@@ -213,10 +224,17 @@ class Outbox:
         if not window.waiting:
             window.settled.set()
 
-    def _reject(self, record: bytes | None, problem: Problem) -> None:
-        if record is not None:
-            self.counters["rejected"] += 1
-            log.error("fact_rejected reason=%s fact=%r", problem.description, record[:400])
+    async def _set_aside(self, window: _Window) -> None:
+        records, window.rejected = window.rejected, []
+        self.counters["rejected"] += len(records)
+        await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._spool.set_aside, records
+        )
+
+    def _say_rejected(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            log.error("facts_rejected reason=%s kept=%s", reason, self._spool.rejected)
 
     def _complain(self, trouble: BusError | None) -> None:
         if str(trouble) != str(self.trouble):
@@ -233,8 +251,14 @@ class Outbox:
             self._window.stop(BusUnreachableError("the connection to the bus is lost"))
 
     def denied(self, subject: str) -> None:
-        if self._window is not None and subject.startswith("es.fact."):
-            self._window.stop(BusDeniedError(f"we may not publish to {subject}"))
+        """These must not hold up the others for ever: they are kept aside, and said."""
+        window = self._window
+        if window is None or not subject.startswith("es.fact."):
+            return
+        self._say_rejected(f"we may not publish to {subject}")
+        for index, record in list(window.waiting.items()):
+            if record.partition(b"\n")[0].decode().lower() == subject:
+                window.reject(index)
 
     # -- for the owner ---------------------------------------------------------------------
 
@@ -247,14 +271,22 @@ class Outbox:
         return self._spool.pending_bytes
 
     async def flush(self, within_s: float) -> None:
+        end = self._spool.end
         try:
             async with asyncio.timeout(within_s):
-                await self._idle.wait()
+                while self._sent < end:
+                    self._advanced.clear()
+                    await self._advanced.wait()
         except TimeoutError:
             raise FactsWaitingError(
                 f"facts ({self.pending_bytes} bytes) are safe in the spool but not yet in the "
-                f"stream after {within_s:g} s: {self.trouble or 'still sending'}"
+                f"stream after {within_s:g} s: {self._why_waiting()}"
             ) from None
+
+    def _why_waiting(self) -> str:
+        if not self._connection.connected:
+            return self._connection.trouble or f"no connection to {self._connection.settings.url}"
+        return str(self.trouble or "still sending")
 
 
 @asynccontextmanager

@@ -40,6 +40,9 @@ class Batch:
 
     position: StreamPosition
     facts: Sequence[Delivered]
+    missed: int = 0
+    """Facts before these that the stream had dropped before they could be read: its limits
+    are too small, or the reader was away for too long."""
 
 
 class FactReader(Protocol):
@@ -145,6 +148,10 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    async def wait_connected(self) -> None:
+        """Return when there is a connection; at once when there is."""
+        ...
 
     def send(self, subject: str, message: Message) -> None:
         """Fire and forget. While there is no server the newest wait and the oldest are dropped."""

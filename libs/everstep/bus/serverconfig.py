@@ -1,7 +1,7 @@
 """The NATS server's own configuration: JetStream, users by role, limits.
 
-Written for the dev server and, by `everstep bus config`, for production. The
-files: `nats.json` for the server, and a password file a user for the clients, all 0600.
+Written for the dev server, and for production by whoever sets it up (`deploy/docker` does).
+The files: `nats.json` for the server, and a password file a user for the clients, all 0600.
 """
 
 import os

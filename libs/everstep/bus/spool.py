@@ -69,6 +69,11 @@ class Spool:
         return sum(self._sizes.values()) - self._acked.offset
 
     @property
+    def rejected(self) -> Path:
+        """Where records are kept that the stream will never take."""
+        return self._folder / "rejected"
+
+    @property
     def acked(self) -> Position:
         return self._acked
 
@@ -138,6 +143,13 @@ class Spool:
         with (self._folder / "acked").open("r+b", buffering=0) as file:
             os.pwrite(file.fileno(), body + zlib.crc32(body).to_bytes(4, "little"), 0)
         self._forget_before(upto.segment)
+
+    def set_aside(self, records: Sequence[bytes]) -> None:
+        """Keep records that the stream will never take in the file `rejected`, for people."""
+        with self.rejected.open("ab") as file:
+            file.writelines(record + b"\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         for fd in (self._fd, self._lock):

@@ -97,7 +97,11 @@ def _bucket(name: str, common: dict[str, Any], *, announced: bool = False) -> St
 
 
 async def init(
-    jetstream: JetStream, *, replicas: int = 1, retention: Retention | None = None
+    jetstream: JetStream,
+    *,
+    replicas: int = 1,
+    retention: Retention | None = None,
+    correct: bool = True,
 ) -> list[str]:
     """Make what is missing, correct what differs, and say what was done, one line each.
 
@@ -105,26 +109,26 @@ async def init(
     """
     done: list[str] = []
     for plan in plans(replicas, retention or Retention()):
-        word = await _ensure(jetstream, plan)
+        word = await _ensure(jetstream, plan, correct=correct)
         if word != "kept":
             log.info("stream_%s name=%s", word, plan.name)
         done.append(f"{plan.name} {word}")
     return done
 
 
-async def keep_for_ever(
-    jetstream: JetStream, *, replicas: int = 1, retention: Retention | None = None
-) -> None:
+async def keep_for_ever(jetstream: JetStream, *, replicas: int = 1) -> None:
     """Put the streams back whenever they are gone: after a wipe, at the latest in a minute.
 
-    A service of the control plane runs this beside its work; any number of them may.
+    A service of the control plane runs this beside its work; any number of them may. It never
+    changes a stream that is there: an operator, or a newer release, may have meant it so.
     """
     look = asyncio.Event()
     with jetstream.connection.noticing(up=look.set):
         while True:
+            await jetstream.connection.wait_connected()
             look.clear()
             try:
-                await init(jetstream, replicas=replicas, retention=retention)
+                await init(jetstream, replicas=replicas, correct=False)
             except BusError as error:
                 log.warning("streams_not_verified error=%s", error)
             with contextlib.suppress(TimeoutError):
@@ -132,7 +136,7 @@ async def keep_for_ever(
                     await look.wait()
 
 
-async def _ensure(jetstream: JetStream, plan: StreamPlan) -> str:
+async def _ensure(jetstream: JetStream, plan: StreamPlan, *, correct: bool) -> str:
     wanted = {"name": plan.name, **plan.config}
     try:
         found = await _config(jetstream, plan.name)
@@ -140,7 +144,7 @@ async def _ensure(jetstream: JetStream, plan: StreamPlan) -> str:
         word = "made"
         await _call(jetstream, f"STREAM.CREATE.{plan.name}", wanted)
     else:
-        if not _differences(plan, found):
+        if not correct or not _differences(plan, found):
             return "kept"
         word = "corrected"
         await _call(jetstream, f"STREAM.UPDATE.{plan.name}", {**found, **wanted})
@@ -159,7 +163,7 @@ async def _call(jetstream: JetStream, verb: str, body: dict[str, Any]) -> None:
                 f"the server has too little JetStream storage for {verb.split('.')[-1]}: raise "
                 f"max_file_store, or lower the retention"
             ) from error
-        raise TopologyError(f"the server refuses {verb}: {error}") from error
+        raise TopologyError(f"the stream cannot be set up: {error}") from error
 
 
 async def _config(jetstream: JetStream, name: str) -> dict[str, Any]:

@@ -20,7 +20,16 @@ _LONGEST_VALUE = 8192
 _COLORS = {"DEBUG": "2", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127) if code != ord("\t")}
 _CONTROL |= {ord("\n"): "\\n", ord("\r"): "\\r"}
-_QUIET = ("uvicorn", "uvicorn.error", "httpx2", "httpcore2", "asyncio", "nats", "aiosqlite")
+_QUIET = (
+    "alembic",
+    "uvicorn",
+    "uvicorn.error",
+    "httpx2",
+    "httpcore2",
+    "asyncio",
+    "nats",
+    "aiosqlite",
+)
 """Libraries that report what our own events already say."""
 
 

@@ -8,15 +8,19 @@ from everstep.errors import EverstepError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Never raises."""
+    """Run one command and return its exit code. Raises only what is a bug."""
     try:
-        import click
-
-        from everstep_services.cli.group import everstep
-        from everstep_services.cli.invocation import Invocation
+        return _run(arguments)
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"everstep: {error.name} is missing: pip install 'everstep[cli]'\n")
-        return 1
+        return _missing(error)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    import click
+
+    from everstep_services.cli.group import everstep
+    from everstep_services.cli.invocation import Invocation
+
     invocation = Invocation(environ=os.environ)
     try:
         code = everstep.main(arguments, "everstep", standalone_mode=False, obj=invocation)
@@ -35,6 +39,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as error:  # click's own way out of completion, and of a closed pipe
         code = error.code
     return code if isinstance(code, int) else 0
+
+
+_EXTRAS = {
+    **dict.fromkeys(["click", "httpx2", "rich"], "cli"),
+    **dict.fromkeys(["nats", "xxhash", "zstandard"], "bus"),
+    "asyncpg": "postgres",
+}
+"""The extra that brings a module; `services` brings the others."""
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    module = (error.name or "").partition(".")[0]
+    if module in {"", "everstep", "everstep_services", "trainer_sdk"}:
+        raise error  # ours: a bug, not an installation
+    extra = _EXTRAS.get(module, "services")
+    sys.stderr.write(f"everstep: {module} is missing: pip install 'everstep[{extra}]'\n")
+    return 1
 
 
 def _told(error: EverstepError) -> int:

@@ -63,7 +63,16 @@ class Projector:
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
-        names = ("facts", "duplicates", "unknown", "refused", "unstorable", "batches", "retries")
+        names = (
+            "facts",
+            "missed",
+            "duplicates",
+            "unknown",
+            "refused",
+            "unstorable",
+            "batches",
+            "retries",
+        )
         counts = {f"{name}_total": float(self._counts[name]) for name in names}
         return {**counts, "projecting": float(self.is_projecting), "last_n": self._news.last_n}
 
@@ -71,6 +80,7 @@ class Projector:
         """Whenever the lease is free, take it and write; survive the bus and the database."""
         while True:
             try:
+                await self._bus.wait_connected()
                 await self._project_while_leased()
                 await self._clock.sleep(self._settings.lease_ttl_s / 3)
             except SchemaTooNewError:
@@ -122,6 +132,11 @@ class Projector:
                     batch = await reader.fetch(
                         self._settings.batch_facts, self._settings.fetch_within_s
                     )
+                if batch.missed:
+                    self._counts["missed"] += batch.missed
+                    log.error(
+                        "facts_missed count=%d before=%d", batch.missed, batch.position.sequence
+                    )
                 if batch.facts:
                     await self._store(batch.position.stream, batch.facts)
                 if 0 < len(batch.facts) < self._settings.batch_facts // 2:
@@ -169,11 +184,15 @@ class Projector:
 
     async def _catch_up(self) -> None:
         """Finish a rebuild that somebody began."""
+        remaining = await self._log.catch_up()
+        if not remaining:
+            return
         began = self._clock.now()
-        while remaining := await self._log.catch_up():
-            log.info("rebuilding remaining=%d", remaining)
+        log.info("rebuild_goes_on remaining=%d", remaining)
+        while remaining:
             await self._renew()
-        log.debug("projected_to_the_end took_s=%.1f", self._clock.now() - began)
+            remaining = await self._log.catch_up()
+        log.info("rebuild_done took_s=%.1f", self._clock.now() - began)
 
     async def _renew(self) -> None:
         assert self._held is not None

@@ -66,7 +66,7 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     """The address to listen on. Beyond loopback, put TLS in front of it."""
-    port: int = 9460
+    port: int = 7070
     """The port to listen on; 0 takes any free one."""
     allowed_hosts: tuple[str, ...] = ()
     """Names by which clients may call us (the Host header); none allows every name."""

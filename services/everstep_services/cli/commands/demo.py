@@ -1,4 +1,4 @@
-"""Show facts surviving: a server, then everything, killed under load"""
+"""Show facts surviving: a server, then everything, killed under load."""
 
 import click
 

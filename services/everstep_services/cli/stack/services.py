@@ -3,13 +3,11 @@
 import importlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from socket import socket
 
 from everstep.bus import BusSettings
-from everstep.observe.health import Check
-from everstep.observe.metrics import Statistics
-from everstep.runtime import Drain, Loop
+from everstep.runtime import Parts
 from everstep.settings import Loaded
 from everstep_services.cli.state import StateDir
 
@@ -28,18 +26,6 @@ class Surroundings:
     """How a service logs in."""
     listener: socket
     """Where the API is served."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a service wants to be run, while it is open."""
-
-    loops: tuple[Loop, ...] = ()
-    drains: tuple[Drain, ...] = ()
-    checks: Mapping[str, Check] = field(default_factory=dict)
-    """What `/healthz` asks."""
-    statistics: Mapping[str, Statistics] = field(default_factory=dict)
-    """What `/metrics` shows, by component."""
 
 
 Service = Callable[[Surroundings], AbstractAsyncContextManager[Parts]]

@@ -18,11 +18,11 @@ from everstep.observe.health import Check, Health
 from everstep.observe.http import observe_app, serve_asgi, url_of
 from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
-from everstep.runtime import Drain, serve
+from everstep.runtime import Drain, Parts, serve
 from everstep.settings import Loaded
 from everstep_services.cli.buses import server_version
 from everstep_services.cli.stack.phases import Phases
-from everstep_services.cli.stack.services import Parts, Surroundings, services
+from everstep_services.cli.stack.services import Surroundings, services
 from everstep_services.cli.state import Running, StateDir
 
 _READY_WITHIN_S = 30.0

@@ -1,0 +1,70 @@
+"""History as a process, while the bus under it is wiped, and while it is away."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everstep.bus import connect, topology
+from everstep.bus.client import NatsBus
+from everstep.bus.devserver import DevServer
+from everstep.ids import new_id
+from everstep.messages import ProgressMade
+from tests.processes import history, in_sql, kept_running
+
+
+@pytest.fixture
+async def bus(nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
+    settings = msgspec.structs.replace(
+        nats.settings("service"), reconnect_jitter_s=0.01, reconnect_wait_s=0.05
+    )
+    async with connect(settings, "test", spool=tmp_path / "spool") as bus:
+        await topology.init(bus.jetstream)
+        async with kept_running(history(nats, tmp_path)):
+            yield bus
+
+
+async def record(bus: NatsBus, count: int) -> set[str]:
+    facts = [
+        ProgressMade(id=new_id(), job="j", at=datetime.now(UTC), source="test", round=0, step=step)
+        for step in range(count)
+    ]
+    for fact in facts:
+        await bus.record(fact)
+    return {fact.id for fact in facts}
+
+
+async def arrive(folder: Path, ids: set[str]) -> None:
+    while not ids <= set(await asyncio.to_thread(in_sql, folder)):
+        await asyncio.sleep(0.02)
+
+
+async def test_a_wiped_bus_comes_back_and_the_record_keeps_what_it_had(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    before = await record(bus, 20)
+    await arrive(tmp_path, before)
+    shutil.rmtree(tmp_path / "own-nats" / "nats" / "store")
+    os.kill(nats.pid, signal.SIGKILL)
+    # Nobody sets the streams up again by hand: history does.
+    after = await record(bus, 20)
+    await arrive(tmp_path, before | after)
+    found = in_sql(tmp_path)
+    assert set(found) == before | after
+    assert max(found.values()) == 1
+
+
+async def test_what_was_recorded_while_the_bus_was_away_is_projected_when_it_is_back(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    await arrive(tmp_path, await record(bus, 1))
+    os.kill(nats.pid, signal.SIGSTOP)
+    ids = await record(bus, 50)
+    os.kill(nats.pid, signal.SIGCONT)
+    await arrive(tmp_path, ids)
