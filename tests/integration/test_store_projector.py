@@ -1,6 +1,7 @@
 """The projector over a real database: nothing is lost or doubled, whatever fails."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -74,8 +75,11 @@ class Replica:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; it is looked at whenever the projector waits."""
-        async with asyncio.timeout(WITHIN_S), self.clock.slept:
-            await self.clock.slept.wait_for(holds)
+        async with asyncio.timeout(WITHIN_S):
+            while not holds():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.05), self.clock.slept:
+                        await self.clock.slept.wait()
 
     async def reached(self, n: int) -> None:
         await self.news.wait_beyond(n - 1, WITHIN_S)

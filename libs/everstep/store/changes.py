@@ -15,7 +15,7 @@ from everstep.messages import Fact
 
 Value = str | int | float | bool | None
 Key = tuple[str | int, ...]
-Type = Literal["text", "int", "float", "bool"]
+Type = Literal["text", "json", "int", "float", "bool"]
 
 
 class Recorded(NamedTuple):

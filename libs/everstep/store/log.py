@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.messages import Fact
@@ -88,13 +89,9 @@ class FactLog:
         """
         async with self._database.write() as connection:
             head = await self._lock(connection)
-            new = await _unseen(connection, batch)
+            new = await self._add(connection, stream, batch, head.last_n, received_us)
             last_n = head.last_n + len(new)
             is_projected = head.projected_n == head.last_n
-            await self._insert.run(
-                connection,
-                [_row(stream, n, received_us, f) for n, f in enumerate(new, head.last_n + 1)],
-            )
             if is_projected:
                 await self._project(connection, _recorded(new, head.last_n, received_us))
             projected_n = last_n if is_projected else head.projected_n
@@ -130,6 +127,30 @@ class FactLog:
             raise SchemaTooNewError(self._database.place, found, known)
         return head
 
+    async def _add(
+        self,
+        connection: AsyncConnection,
+        stream: str,
+        batch: Sequence[NewFact],
+        last_n: int,
+        received_us: int,
+    ) -> Sequence[NewFact]:
+        """Write what the log does not have: the first of each id."""
+
+        def rows(facts: Sequence[NewFact]) -> list[Row]:
+            return [_row(stream, n, received_us, f) for n, f in enumerate(facts, last_n + 1)]
+
+        new = list({fact.id: fact for fact in reversed(batch)}.values())[::-1]
+        try:
+            # Almost always all are new, and the index finds that out while it is written.
+            async with connection.begin_nested():
+                await self._insert.run(connection, rows(new))
+        except IntegrityError:
+            seen = await _seen(connection, [fact.id for fact in new])
+            new = [fact for fact in new if fact.id not in seen]
+            await self._insert.run(connection, rows(new))
+        return new
+
     async def _project(self, connection: AsyncConnection, recorded: Iterable[Recorded]) -> None:
         for shape, rows in self._fold(recorded):
             await self._upserts[shape].run(connection, rows)
@@ -163,16 +184,9 @@ async def _set_head(connection: AsyncConnection, *, last_n: int, projected_n: in
     await connection.execute(update(tables.meta).values(values))
 
 
-async def _unseen(connection: AsyncConnection, batch: Sequence[NewFact]) -> list[NewFact]:
-    """The first of each id that the log does not have: a wiped stream is filled again."""
-    by_id: dict[str, NewFact] = {}
-    for fact in batch:
-        by_id.setdefault(fact.id, fact)
-    if by_id:
-        query = select(tables.facts.c.id).where(tables.facts.c.id.in_(list(by_id)))
-        for (seen,) in await connection.execute(query):
-            del by_id[seen]
-    return list(by_id.values())
+async def _seen(connection: AsyncConnection, ids: Sequence[str]) -> set[str]:
+    query = select(tables.facts.c.id).where(tables.facts.c.id.in_(ids))
+    return set((await connection.execute(query)).scalars())
 
 
 def _row(stream: str, n: int, received_us: int, fact: NewFact) -> Row:

@@ -37,6 +37,7 @@ _INT = BigInteger().with_variant(Integer(), "sqlite")  # SQLite's INTEGER has 64
 
 _TYPES: Mapping[Type, TypeEngine[Any]] = {
     "text": _TEXT,
+    "json": _TEXT,
     "int": _INT,
     "float": Float(53),
     "bool": Boolean(),
@@ -122,7 +123,5 @@ jobs, allocations, rounds, round_members, rank_exits, rank_stalls, nodes = proje
 Index("ix_jobs_first_n", jobs.c.first_n)
 Index("ix_jobs_last_n", jobs.c.last_n)
 Index("ix_rank_exits_job_round_n", rank_exits.c.job, rank_exits.c.round, rank_exits.c.n)
-Index("ix_rank_exits_node_n", rank_exits.c.node, rank_exits.c.n)
 Index("ix_rank_stalls_job_round_n", rank_stalls.c.job, rank_stalls.c.round, rank_stalls.c.n)
-Index("ix_round_members_node", round_members.c.node)
 Index("ix_nodes_job", nodes.c.job)

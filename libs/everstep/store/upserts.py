@@ -1,6 +1,7 @@
 """The two statements that the log and its projections are written with, for each database."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Table, bindparam, case, func, literal_column, or_
@@ -9,7 +10,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from everstep.store.changes import Column, Key, Rule, Shape, Value
+from everstep.store.changes import Column, Key, Rule, Shape, Type, Value
 
 Row = tuple[Any, ...]
 Columns = ReadOnlyColumnCollection[str, Any]
@@ -17,6 +18,10 @@ Columns = ReadOnlyColumnCollection[str, Any]
 
 _PLANS = 256
 """How many combinations of columns get a statement of their own."""
+
+
+_LONGEST: Mapping[Type, int] = {"text": 8192, "json": 65_536}
+"""In characters."""
 
 
 class Insert:
@@ -36,6 +41,14 @@ class Insert:
             await connection.exec_driver_sql(self._sql, list(rows))
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    columns: list[str]
+    sql: str
+    longest: Mapping[int, int]
+    """Which places of a row hold texts, and how long they may be."""
+
+
 class Upsert:
     """Merges changes into one projected table by its columns' rules.
 
@@ -46,7 +59,7 @@ class Upsert:
         self._shape = shape
         self._table = table
         self._dialect = dialect
-        self._plans: dict[frozenset[str], tuple[list[str], str]] = {}
+        self._plans: dict[frozenset[str], _Plan] = {}
         self._every = self._plan(frozenset(shape.columns))
 
     async def run(
@@ -57,21 +70,23 @@ class Upsert:
         for key, values in changes.items():
             groups.setdefault(frozenset(values), []).append(key)
         for names, keys in sorted(groups.items(), key=lambda group: group[1][0]):
-            columns, sql = self._plan(names)
+            plan = self._plan(names)
             rows = [
-                (*key, *[values.get(name) for name in columns])
+                (*key, *[values.get(name) for name in plan.columns])
                 for key in sorted(keys)
                 for values in (changes[key],)
             ]
-            await connection.exec_driver_sql(sql, cleaned(rows))
+            await connection.exec_driver_sql(plan.sql, bounded(rows, plan.longest))
 
-    def _plan(self, names: frozenset[str]) -> tuple[list[str], str]:
+    def _plan(self, names: frozenset[str]) -> _Plan:
         plan = self._plans.get(names)
         if plan is None:
             if len(self._plans) == _PLANS:
                 return self._every
             columns = [name for name in self._shape.columns if name in names]
-            plan = self._plans[names] = columns, self._compile(columns)
+            types = [*self._shape.key.values(), *(self._shape.columns[n].type for n in columns)]
+            longest = {i: _LONGEST[t] for i, t in enumerate(types) if t in _LONGEST}
+            plan = self._plans[names] = _Plan(columns, self._compile(columns), longest)
         return plan
 
     def _compile(self, columns: list[str]) -> str:
@@ -84,16 +99,24 @@ class Upsert:
         return _compiled(insert, [*self._shape.key, *columns], self._dialect)
 
 
-def cleaned(rows: list[Row]) -> list[Row]:
-    """The rows without what PostgreSQL refuses in a text."""
+def bounded(rows: list[Row], longest: Mapping[int, int]) -> list[Row]:
+    """The rows with texts that a page can show, and PostgreSQL takes; the log has them whole."""
     for index, row in enumerate(rows):
-        for value in row:
-            if type(value) is str and "\x00" in value:
+        for place, limit in longest.items():
+            text = row[place]
+            if text is not None and (len(text) > limit or "\x00" in text):
                 rows[index] = tuple(
-                    v.replace("\x00", "\ufffd") if isinstance(v, str) else v for v in row
+                    _bounded(value, longest[i]) if i in longest else value
+                    for i, value in enumerate(row)
                 )
                 break
     return rows
+
+
+def _bounded(text: str | None, limit: int) -> str | None:
+    if text is None or (len(text) > limit and limit == _LONGEST["json"]):
+        return None  # a part of a structure would be none
+    return text[:limit].replace("\x00", "\ufffd")
 
 
 def _insert(table: Table, dialect: Dialect) -> sqlite.Insert | postgresql.Insert:

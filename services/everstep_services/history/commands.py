@@ -32,7 +32,7 @@ async def rebuild(fact_log: FactLog, most: int = 2000) -> int:
     """
     facts = await fact_log.start_rebuild()
     while remaining := await fact_log.catch_up(most):
-        log.info("rebuilding remaining=%d", remaining)
+        log.debug("rebuilding remaining=%d", remaining)
     return facts
 
 

@@ -10,11 +10,19 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from everstep.store.database import parse_url
-from everstep.store.tables import metadata
+from everstep.store.tables import metadata, projected
+
+_PROJECTED = {table.name for table in projected.values()}
 
 
 def _run(connection: Connection) -> None:
-    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        render_as_batch=True,
+        include_name=lambda name, kind, _: kind != "table" or name not in _PROJECTED,
+        include_object=lambda _, name, kind, *__: kind != "table" or name not in _PROJECTED,
+    )
     with context.begin_transaction():
         context.run_migrations()
 

@@ -8,11 +8,14 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.store.instants import from_us
+from everstep.store.shapes import PROJECTED
 from everstep.store.tokens import Scope
 
 T = TypeVar("T")
 
-_STRUCTURED = frozenset({"labels", "command", "topology"})
+_STRUCTURED = frozenset(
+    name for shape in PROJECTED for name, column in shape.columns.items() if column.type == "json"
+)
 
 
 def present(row: Mapping[Any, Any]) -> dict[str, Any]:

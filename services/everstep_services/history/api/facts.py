@@ -12,7 +12,7 @@ from everstep.store.instants import to_us
 from everstep.store.reads import Record, facts_page, first, log_head
 from everstep_services.history.api.context import Ctx, Paging, Reader
 from everstep_services.history.api.dto import FactOut, PageOf
-from everstep_services.history.api.jobs import LARGEST, NAME, TEXT
+from everstep_services.history.api.jobs import LARGEST, NAME, TEXT, Word
 from everstep_services.history.api.live import LiveStream, check_room, start_of
 from everstep_services.history.api.problems import not_found, responses
 from everstep_services.history.api.wire import fact_json, facts_json
@@ -26,7 +26,7 @@ class Which(BaseModel):
     """Which facts, in a page and in a stream alike."""
 
     job: str | None = Field(None, pattern=NAME, description="About this job.")
-    kind: list[str] | None = Field(
+    kind: list[Word] | None = Field(
         None,
         max_length=50,
         description="Of one of these kinds.",
@@ -48,7 +48,11 @@ class Which(BaseModel):
             facts.source: self.source,
         }
         equal = [column == value for column, value in wanted.items() if value is not None]
-        return equal if self.kind is None else [*equal, facts.kind.in_(self.kind)]
+        if self.kind is None:
+            return equal
+        # With a job, its index is the one to use; SQLite would take that of the kind.
+        kind = facts.kind if self.job is None else facts.kind.concat("")
+        return [*equal, kind.in_(self.kind)]
 
     def matches(self, row: Record) -> bool:
         """Whether one row of the log is wanted."""

@@ -1,5 +1,6 @@
 """Who may ask: bearer tokens, looked up rarely, and bad ones slowed down."""
 
+import logging
 from collections import OrderedDict
 from hashlib import sha256
 
@@ -8,6 +9,8 @@ from everstep.store.instants import to_us
 from everstep.store.tokens import Token, Tokens
 from everstep_services.history.api.problems import ProblemError
 from everstep_services.history.settings import ApiSettings
+
+log = logging.getLogger(__name__)
 
 _REMEMBERED = 1000
 _ADDRESSES = 10_000
@@ -99,6 +102,8 @@ class Gate:
         if now - began >= _MINUTE_S:
             began, times = now, 0
         self._failed[address] = (began, times + 1)
+        if times + 1 == self._settings.failed_logins_per_minute:
+            log.warning("logins_refused address=%s failed=%d", address, times + 1)
         while len(self._failed) > _ADDRESSES:
             self._failed.popitem(last=False)
 

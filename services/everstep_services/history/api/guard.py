@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +17,9 @@ from everstep_services.history.settings import ApiSettings
 log = logging.getLogger(__name__)
 
 LIVE = "/api/v1/facts/stream"
+_BOUNDED = "/api/v1/facts"
+"""Pages of facts end early by themselves; one fact is always shown."""
+_PORT = re.compile(r":[0-9]+$")
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -38,7 +42,8 @@ class Guard:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        answer = _Answer(send, is_head=scope["method"] == "HEAD")
+        most = self._settings.max_response_bytes
+        answer = _Answer(send, scope["path"], most, is_head=scope["method"] == "HEAD")
         try:
             await self._answer(scope, receive, answer)
         except ProblemError as problem:
@@ -97,16 +102,18 @@ class Guard:
 
     def _check_host(self, headers: Headers) -> None:
         allowed = self._settings.allowed_hosts
-        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-        if allowed and host.strip("[]").lower() not in allowed:
+        host = _PORT.sub("", headers.get("host", "")).strip("[]").lower()
+        if allowed and host not in allowed:
             raise ProblemError(400, "wrong_host", "this name is not served here")
 
 
 class _Answer:
     """Sends an answer with the safe headers, and as 304 when the client has it already."""
 
-    def __init__(self, send: Send, *, is_head: bool) -> None:
+    def __init__(self, send: Send, path: str, most_bytes: int, *, is_head: bool) -> None:
         self._send = send
+        self._path = path
+        self._most_bytes = most_bytes
         self._is_head = is_head
         self._start: Message | None = None
         self._parts: list[bytes] = []
@@ -131,7 +138,16 @@ class _Answer:
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._tagged(self._start, b"".join(self._parts))
+                await self._finish(self._start, b"".join(self._parts))
+
+    async def _finish(self, start: Message, body: bytes) -> None:
+        if len(body) <= self._most_bytes or self._path.startswith(_BOUNDED):
+            await self._tagged(start, body)
+            return
+        self._start = None
+        detail = "the answer would be too large: ask for fewer items with `limit`"
+        problem = ProblemError(400, "answer_too_large", detail).response(self._path)
+        await problem({"type": "http"}, _nothing_more, self)
 
     async def _tagged(self, start: Message, body: bytes) -> None:
         tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
@@ -151,6 +167,10 @@ class _Answer:
 
 
 _OF_THE_BODY: Sequence[bytes] = (b"content-length", b"content-type")
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def _matches(asked: str, tag: str) -> bool:

@@ -39,6 +39,7 @@ router = APIRouter(tags=["jobs"])
 NAME = r"^[A-Za-z0-9_-]{1,128}$"
 TEXT = r"^[^\x00-\x1f\x7f]*$"
 LARGEST = 2**53 - 1
+Word = Annotated[str, Field(max_length=256, pattern=TEXT)]
 _MOST_ALLOCATIONS = 100
 _MOST_SHOWN = 1000
 
@@ -58,11 +59,11 @@ _SORTS: Mapping[str, Order] = {
 class JobFilter(Paging):
     """Which jobs."""
 
-    state: list[str] | None = Field(
+    state: list[Word] | None = Field(
         None, max_length=10, description="One of these states.", examples=[["running"]]
     )
     user: str | None = Field(None, max_length=128, pattern=TEXT, description="Who started it.")
-    label: list[str] | None = Field(
+    label: list[Word] | None = Field(
         None,
         max_length=10,
         description="`name:value`; with several, all of them.",

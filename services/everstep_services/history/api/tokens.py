@@ -1,5 +1,6 @@
 """`/tokens`: who may ask. For administrators."""
 
+import logging
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -13,6 +14,7 @@ from everstep_services.history.api.dto import NewToken, PageOf, TokenOut, TokenW
 from everstep_services.history.api.jobs import paged
 from everstep_services.history.api.problems import not_found, responses
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["tokens"])
 
 
@@ -28,9 +30,7 @@ async def list_tokens(
 
 
 @router.post("/tokens", summary="Make a token", status_code=201, responses=responses())
-async def make_token(
-    context: Ctx, _token: Admin, wanted: TokenWanted, answer: Response
-) -> NewToken:
+async def make_token(context: Ctx, by: Admin, wanted: TokenWanted, answer: Response) -> NewToken:
     """A new token. Its text is in this answer, and nowhere else."""
     now_us = to_us(context.clock.wall())
     lasts_s = wanted.expires_in_s
@@ -38,6 +38,7 @@ async def make_token(
     token, text = await context.tokens.make(
         wanted.name, wanted.scope, now_us=now_us, expires_us=expires_us
     )
+    log.info("token_made token=%s scope=%s by=%s", token.id, token.scope, by.id)
     answer.headers["Cache-Control"] = "no-store"
     row: dict[str, Any] = {name: getattr(token, name) for name in token.__slots__}
     return NewToken(**present(row), token=text)
@@ -52,7 +53,7 @@ async def make_token(
 )
 async def revoke_token(
     context: Ctx,
-    _token: Admin,
+    by: Admin,
     id_: Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="Its id.")],
 ) -> Response:
     """From now on it is refused; on other replicas a few seconds later."""
@@ -60,4 +61,5 @@ async def revoke_token(
     context.gate.forget(id_)
     if not known:
         raise not_found(f"token {id_} that is not revoked")
+    log.info("token_revoked token=%s by=%s", id_, by.id)
     return Response(status_code=204)
