@@ -14,10 +14,14 @@ from typing import Any
 import nkeys
 import pytest
 import trustme
+import xxhash
+import zstandard
 
+from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.devserver import DevServer, _port_in, find_program
 from everstep.bus.errors import (
+    BlobMissingError,
     BusConfigError,
     BusDeniedError,
     BusError,
@@ -32,6 +36,7 @@ from everstep.bus.errors import (
     TopologyError,
 )
 from everstep.bus.login import read_secret
+from everstep.messages import BlobRef
 
 WITHIN_S = 3.0
 
@@ -378,3 +383,35 @@ def test_secrets_are_short_text(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(BusConfigError, match="holds no secret"):
             read_secret(path, "password_file")
+
+
+# -- blobs that lie ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        (zstandard.compress(b"x" * (1 << 30)), "is not 1000 bytes long"),
+        (b"no zstd frame at all", "cannot be opened"),
+        (zstandard.compress(b"y" * 1000)[:-3], "cannot be opened"),
+    ],
+    ids=["bomb", "rubbish", "cut short"],
+)
+async def test_a_blob_that_lies_costs_an_error_and_no_memory(
+    shared_nats: DevServer, job: str, stored: bytes, said: str
+) -> None:
+    ref = BlobRef(job=job, id=xxhash.xxh3_128_hexdigest(stored), size_bytes=1000, parts=1)
+    async with connect(shared_nats.settings("service"), "test") as bus:
+        await bus.jetstream.publish(subjects.blob(job, ref.id, 0), stored)
+        with pytest.raises(BlobMissingError, match=said):
+            await bus.blobs.get(ref)
+
+
+async def test_a_blob_whose_bytes_are_others_than_its_name_says(
+    shared_nats: DevServer, job: str
+) -> None:
+    ref = BlobRef(job=job, id="0" * 32, size_bytes=5, parts=1)
+    async with connect(shared_nats.settings("service"), "test") as bus:
+        await bus.jetstream.publish(subjects.blob(job, ref.id, 0), zstandard.compress(b"forged"))
+        with pytest.raises(BlobMissingError, match="is damaged: its hash does not match"):
+            await bus.blobs.get(ref)

@@ -68,3 +68,21 @@ async def test_what_was_recorded_while_the_bus_was_away_is_projected_when_it_is_
     ids = await record(bus, 50)
     os.kill(nats.pid, signal.SIGCONT)
     await arrive(tmp_path, ids)
+
+
+async def test_a_second_copy_that_the_stream_took_is_not_projected(
+    bus: NatsBus, tmp_path: Path
+) -> None:
+    """As after an outage longer than the stream remembers ids, when an answer was lost."""
+    config = (await bus.jetstream.api("STREAM.INFO.FACTS"))["config"]
+    short = {**config, "duplicate_window": 100_000_000}
+    await bus.jetstream.api("STREAM.UPDATE.FACTS", short)
+    fact = ProgressMade(id=new_id(), job="j", at=datetime.now(UTC), source="test", round=0, step=1)
+    copies = 0
+    while copies < 2:
+        await bus.record(fact)
+        await bus.flush(5)
+        copies = (await bus.jetstream.api("STREAM.INFO.FACTS"))["state"]["messages"]
+    last = await record(bus, 1)
+    await arrive(tmp_path, last)
+    assert in_sql(tmp_path)[fact.id] == 1

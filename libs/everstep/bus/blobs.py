@@ -70,8 +70,9 @@ def _opened(ref: BlobRef, stored: bytes) -> bytes:
     if xxhash.xxh3_128_hexdigest(stored) != ref.id:
         raise BlobMissingError(f"blob {ref.id} of {ref.job} is damaged: its hash does not match")
     try:
-        return zstandard.ZstdDecompressor().decompress(
-            stored, max_output_size=ref.size_bytes, allow_extra_data=False
-        )
+        # The frame says itself how much memory it wants: believe only what the reference allows.
+        if zstandard.frame_content_size(stored) != ref.size_bytes:
+            raise BlobMissingError(f"blob {ref.id} of {ref.job} is not {ref.size_bytes} bytes long")
+        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BlobMissingError(f"blob {ref.id} of {ref.job} cannot be opened: {error}") from error

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _READY_WITHIN_S = 10.0
 _STOP_WITHIN_S = 5.0
 _RESTART_MAX_S = 5.0
+_SOFT_MEMORY = "384MiB"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 
@@ -96,6 +97,7 @@ class DevServer:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            env=_environment(),
             preexec_fn=_die_with_parent(os.getpid()),
             # Ctrl-C is for us: the server stays until we have said our last to it.
             process_group=0,
@@ -171,6 +173,11 @@ class DevServer:
             bad = [line for line in lines if "[FTL]" in line or "[ERR]" in line]
             return (bad or lines or ["its log is empty"])[-1]
         return f"it wrote no log into {self._folder}"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with a soft bound on the server's memory unless somebody set one."""
+    return {"GOMEMLIMIT": _SOFT_MEMORY, **os.environ}  # noqa: TID251  handed on, not read
 
 
 def _read_port(path: Path) -> int | None:
