@@ -24,6 +24,7 @@ from everstep_services.history.settings import HistorySettings
 
 MEANINGS: Mapping[str, str] = {
     "everstep_history_facts_total": "Facts written into the log by this replica.",
+    "everstep_history_missed_total": "Facts that the stream had dropped before they could be read.",
     "everstep_history_duplicates_total": "Facts that came a second time, and were passed over.",
     "everstep_history_unknown_total": "Facts of a newer release: kept, not projected.",
     "everstep_history_refused_total": "Messages on a fact's subject that are no such fact.",
