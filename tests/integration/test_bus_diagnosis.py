@@ -269,7 +269,7 @@ async def test_credentials_that_expire_are_read_anew_without_a_restart(tmp_path:
         async with connect(settings, "rotating") as bus:
             await topology.init(bus.jetstream)
             operator.write_user(creds, int(time.time()) + 600)
-            while not bus.statistics()["rebuilds"] or not bus.connected:
+            while not bus.statistics()["rebuilds_total"] or not bus.connected:
                 await asyncio.sleep(0.05)
             await bus.prove()
 

@@ -4,8 +4,9 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +17,8 @@ import pytest
 from everstep import ids, subjects
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
-from everstep.bus.errors import FactsWaitingError, SpoolFullError
+from everstep.bus.devserver import DevServer, dev_server
+from everstep.bus.errors import BusError, FactsWaitingError, SpoolFullError
 from everstep.bus.roles import SERVICE
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode
@@ -177,7 +178,7 @@ async def test_beats_sent_while_the_server_is_away_are_bounded_and_the_newest_ar
         while last.sequence < 9_999:
             last = await heard.get()
     numbers = bus.statistics()
-    assert numbers["send_dropped"] >= 10_000 - 4_096
+    assert numbers["send_dropped_total"] >= 10_000 - 4_096
     assert numbers["beats_waiting"] == 0
 
 
@@ -188,7 +189,7 @@ async def test_a_server_that_hangs_is_left_and_found_again(nats: DevServer) -> N
         await until(lambda: not bus.connected)
         os.kill(nats.pid, signal.SIGCONT)
         await until(lambda: bus.connected)
-        assert bus.statistics()["reconnects"] >= 1
+        assert bus.statistics()["reconnects_total"] >= 1
 
 
 @pytest.mark.parametrize("how", ["async", "blocking"])
@@ -221,7 +222,7 @@ async def test_a_handler_that_takes_long_costs_no_connection(
         go_on.set()
         assert (await asking).text == "slow"
         assert busy.connected
-        assert busy.statistics()["reconnects"] == 0
+        assert busy.statistics()["reconnects_total"] == 0
 
 
 def block(seconds: float) -> None:
@@ -275,7 +276,7 @@ async def test_rubbish_and_messages_from_the_future_are_skipped_counted_and_said
         bus.send(subjects.beat("j", "n"), beat(7))
         assert (await heard.get()).sequence == 7
         assert heard.undecodable == 3
-        assert bus.statistics()["undecodable"] == 3
+        assert bus.statistics()["undecodable_total"] == 3
     assert caplog.text.count("message_skipped") == 1
 
 
@@ -290,7 +291,7 @@ async def test_a_full_spool_refuses_facts_while_beats_go_on(
                     await small.record(ended(number))
             small.send(subjects.beat("j", "n"), beat(1))
         await small.flush(20)
-        await until(lambda: small.statistics()["sent"] == 1)
+        await until(lambda: small.statistics()["sent_total"] == 1)
         await small.record(ended(5000))
 
 
@@ -337,3 +338,58 @@ async def test_facts_that_the_stream_dropped_unread_are_counted(bus: NatsBus) ->
         after = await reader.fetch(10, 2)
     assert [one.sequence for one in after.facts] == [9, 10]
     assert after.missed == 8 - first.position.sequence
+
+
+async def test_a_server_killed_right_after_it_acknowledged_still_has_the_fact(
+    tmp_path: Path,
+) -> None:
+    async with (
+        dev_server(tmp_path / "always", sync="always") as nats,
+        connect(settings_of(nats), "test", spool=tmp_path / "spool") as bus,
+    ):
+        await topology.init(bus.jetstream)
+        for number in range(10):
+            await bus.record(ended(number))
+            await bus.flush(20)
+            os.kill(nats.pid, signal.SIGKILL)
+            await until(lambda count=number + 1: nats.restarts == count and bus.connected)
+            info = await bus.jetstream.api("STREAM.INFO.FACTS")
+            assert info["state"]["messages"] == number + 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for little; only root may mount one."""
+    folder = tmp_path / "small"
+    (folder / "nats" / "store").mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder / "nats" / "store")]
+    made = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip() or 'not root'}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder / "nats" / "store")], check=True)
+
+
+async def test_a_full_disk_of_the_server_is_said_and_loses_nothing(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    async with dev_server(small_disk) as nats:
+        settings = settings_of(nats, request_within_s=1.0)
+        async with connect(settings, "test", spool=tmp_path / "spool") as bus:
+            await topology.init(bus.jetstream)
+            await bus.prove()
+            with pytest.raises(FactsWaitingError, match="safe in the spool"):
+                for number in range(200):
+                    large = msgspec.structs.replace(ended(number), reason="x" * 500_000)
+                    await bus.record(large)
+                    await bus.flush(3)
+            with pytest.raises(BusError):  # what /healthz shows
+                await bus.prove()
+            more = ["mount", "-o", "remount,size=400m", str(small_disk / "nats" / "store")]
+            await asyncio.to_thread(subprocess.run, more, check=True)
+            os.kill(nats.pid, signal.SIGKILL)  # it takes no more before it was started again
+            await bus.flush(30)
+            found = await numbers(bus, 10)
+            assert found == list(range(len(found)))
+            info = await bus.jetstream.api("STREAM.INFO.FACTS")
+            assert info["state"]["messages"] == bus.statistics()["facts_recorded_total"]

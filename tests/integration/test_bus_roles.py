@@ -161,7 +161,7 @@ async def test_a_denied_fact_is_kept_aside_and_holds_up_no_other(
         for one in (fact(A), forged, fact(A)):
             await bus.record(one)
         await bus.flush(10)
-        assert bus.statistics()["facts_rejected"] == 1
+        assert bus.statistics()["facts_rejected_total"] == 1
     assert forged.id in (tmp_path / "s" / "rejected").read_text()
     async with connect(nats.settings("admin"), "look") as admin:
         info = await admin.jetstream.api("STREAM.INFO.FACTS")

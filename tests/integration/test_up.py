@@ -169,6 +169,19 @@ def test_the_token_is_shown_once(up: Up, run: Run, state: Path) -> None:
     assert token not in "".join(said)
 
 
+def test_other_processes_are_told_where_the_bus_is(up: Up, run: Run, state: Path) -> None:
+    nothing = run("env")
+    assert (nothing.returncode, nothing.stdout) == (4, "")
+    assert "no bus is known: `everstep up` is not running" in nothing.stderr
+
+    told = ready(up("-o", "json"))
+    assert run("env").stdout.splitlines() == [
+        f"export EVERSTEP_BUS__URL={told['bus']}",
+        "export EVERSTEP_BUS__USER=service",
+        f"export EVERSTEP_BUS__PASSWORD_FILE={state}/nats/service.password",
+    ]
+
+
 def test_a_second_one_on_the_same_state_says_so(up: Up, run: Run, state: Path) -> None:
     told = ready(up("-o", "json"))
     second = run("up", "--api-port", "0")

@@ -179,16 +179,15 @@ class NatsBus:
             now["heard"] += inbox.received
             now["heard_dropped"] += inbox.dropped
             now["undecodable"] += inbox.undecodable
-        numbers: dict[str, float] = {
+        now |= self._connection.counters
+        levels: dict[str, float] = {
             "connected": float(self.connected),
             "beats_waiting": len(self._beats),
-            **now,
-            **self._connection.counters,
         }
         if self._outbox is not None:
-            numbers |= {f"facts_{key}": value for key, value in self._outbox.counters.items()}
-            numbers["facts_pending_bytes"] = self._outbox.pending_bytes
-        return numbers
+            now |= {f"facts_{key}": value for key, value in self._outbox.counters.items()}
+            levels["facts_pending_bytes"] = self._outbox.pending_bytes
+        return levels | {f"{key}_total": float(value) for key, value in now.items()}
 
     def _count(self, inbox: Counted) -> None:
         self._counters["heard"] += inbox.received

@@ -314,18 +314,34 @@ async def _settle(client: Client, within_s: float) -> None:
 
 
 async def _clear_away(client: Client) -> None:
-    """What nats-py's `close` leaves behind when the server is not there: a task, a socket."""
-    reconnecting = client._reconnection_task  # noqa: SLF001
-    for _ in range(10):
-        if reconnecting is None or reconnecting.done():
+    """What nats-py's `close` leaves behind when the server is not there.
+
+    A reconnect that was just succeeding swallows the cancellation, goes on, and starts new
+    tasks on the closed client; so look again until there is nothing left.
+    """
+    for _ in range(20):
+        client._status = Client.CLOSED  # noqa: SLF001
+        left = [
+            task
+            for task in (
+                client._reconnection_task,  # noqa: SLF001
+                client._reading_task,  # noqa: SLF001
+                client._ping_interval_task,  # noqa: SLF001
+                client._flusher_task,  # noqa: SLF001
+            )
+            if task is not None and not task.done()
+        ]
+        if not left:
             break
-        reconnecting.cancel()  # it may swallow the first one
-        await asyncio.wait([reconnecting], timeout=0.1)
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
     if client._transport is not None:  # noqa: SLF001
         client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 async def _dispose(client: Client) -> None:
+    client.options["allow_reconnect"] = False
     try:
         async with asyncio.timeout(_CLOSE_WITHIN_S):
             if client.is_connected:

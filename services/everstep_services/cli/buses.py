@@ -2,9 +2,10 @@
 
 from everstep.bus import BusSettings
 from everstep.bus.client import NatsBus
-from everstep.bus.roles import ADMIN
+from everstep.bus.roles import ADMIN, SERVICE
 from everstep.bus.serverconfig import password_file
 from everstep.settings import DEFAULT
+from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.state import find_state_dir
 
@@ -14,8 +15,21 @@ def find_bus(invocation: Invocation) -> BusSettings:
     return named_bus(invocation) or BusSettings()
 
 
-def named_bus(invocation: Invocation) -> BusSettings | None:
-    """The same; None when nobody has said where a bus is."""
+def service_bus(invocation: Invocation) -> BusSettings:
+    """How a process logs in, as `service` where the bus belongs to `everstep up`."""
+    settings = named_bus(invocation, SERVICE)
+    if settings is None:
+        state = find_state_dir(invocation.environ, invocation.state_dir)
+        raise CliError(
+            f"no bus is known: `everstep up` is not running on {state.path}, and no settings name "
+            f"another",
+            Exit.UNREACHABLE,
+        )
+    return settings
+
+
+def named_bus(invocation: Invocation, role: str = ADMIN) -> BusSettings | None:
+    """Where the bus is and how to log in there; None when nobody has said where one is."""
     loaded = invocation.load({"bus": BusSettings})
     if set(loaded.origins.values()) != {DEFAULT}:
         return loaded.section(BusSettings)
@@ -23,8 +37,8 @@ def named_bus(invocation: Invocation) -> BusSettings | None:
     running = state.running()
     if running is None:
         return None
-    secret = password_file(state.path / "nats", ADMIN)
-    return BusSettings(url=running.bus, user=ADMIN, password_file=secret)
+    secret = password_file(state.path / "nats", role)
+    return BusSettings(url=running.bus, user=role, password_file=secret)
 
 
 def server_version(bus: NatsBus) -> str:
