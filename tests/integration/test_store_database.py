@@ -117,6 +117,25 @@ async def test_replicas_may_start_at_once(database_url: str) -> None:
     assert len({task.result() for task in started}) == 1
 
 
+async def test_a_new_file_that_another_process_has_alone_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    holder = await asyncio.to_thread(sqlite3.connect, path, check_same_thread=False)
+    await asyncio.to_thread(holder.execute, "BEGIN EXCLUSIVE")
+
+    async def start() -> str:
+        async with open_database(f"sqlite:///{path}") as database:
+            await upgrade(database)
+            return (await log_head(database)).epoch
+
+    async with asyncio.TaskGroup() as tasks:
+        starting = tasks.create_task(start())
+        done, _ = await asyncio.wait([starting], timeout=0.3)
+        assert not done
+        await asyncio.to_thread(holder.rollback)
+    await asyncio.to_thread(holder.close)
+    assert starting.result()
+
+
 async def test_every_database_has_an_epoch_of_its_own(tmp_path: Path) -> None:
     epochs = set()
     for name in ("a", "b"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -172,6 +173,24 @@ def _postgres_arguments(
     }
 
 
+def _use_wal(connection: Any, cursor: Any, within_s: float) -> None:
+    """Let readers and the writer not wait for each other.
+
+    The first change of a new file needs it alone, and SQLite's busy_timeout does not cover
+    that: processes that start together must try again.
+    """
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            connection.run_async(lambda _: asyncio.sleep(0.01))
+        else:
+            return
+
+
 def _tame_sqlite(engine: Engine, limits: StoreLimits, *, for_reading: bool) -> None:
     within_s = limits.read_within_s if for_reading else limits.write_within_s
 
@@ -179,8 +198,8 @@ def _tame_sqlite(engine: Engine, limits: StoreLimits, *, for_reading: bool) -> N
     def _connect(connection: Any, record: Any) -> None:
         deadline = record.info["deadline"] = [float("inf")]
         cursor = connection.cursor()
+        _use_wal(connection, cursor, limits.lock_within_s)
         for pragma in (
-            "journal_mode=WAL",  # readers and the writer do not wait for each other
             "synchronous=NORMAL",  # a power cut may take the newest: the stream has them still
             "foreign_keys=ON",
             f"busy_timeout={int(limits.lock_within_s * 1000)}",
