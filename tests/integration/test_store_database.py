@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, select, text, update
 
 from everstep.store import tables
-from everstep.store.database import Database, StoreLimits, open_database, parse_url
+from everstep.store.database import Database, StoreLimits, _use_wal, open_database, parse_url
 from everstep.store.errors import (
     BadDatabaseUrlError,
     DatabaseDamagedError,
@@ -134,6 +134,31 @@ async def test_a_new_file_that_another_process_has_alone_is_waited_for(tmp_path:
         await asyncio.to_thread(holder.rollback)
     await asyncio.to_thread(holder.close)
     assert starting.result()
+
+
+class _Contended:
+    """A file that two processes change to WAL at once: SQLite refuses one of them, unasked."""
+
+    def __init__(self, refusals: int, said: str = "database is locked") -> None:
+        self.refusals, self.said = refusals, said
+
+    def execute(self, _: str) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise sqlite3.OperationalError(self.said)
+
+    def run_async(self, _: object) -> None:
+        """Would wait a moment."""
+
+
+def test_the_change_of_a_new_file_is_tried_again_when_another_process_makes_it() -> None:
+    contended = _Contended(refusals=3)
+    _use_wal(contended, contended, within_s=60)
+    assert contended.refusals == 0
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        _use_wal(contended, _Contended(refusals=10**9), within_s=0)
+    with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+        _use_wal(contended, _Contended(1, "disk I/O error"), within_s=60)
 
 
 async def test_every_database_has_an_epoch_of_its_own(tmp_path: Path) -> None:
