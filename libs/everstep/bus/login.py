@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from everstep.bus.errors import BusConfigError
 from everstep.bus.settings import BusSettings
-
-_MAX_SECRET_BYTES = 64 * 1024
+from everstep.settings import SettingsError
+from everstep.settings import read_secret as read_any_secret
 
 
 def login(settings: BusSettings) -> dict[str, Any]:
@@ -68,19 +68,11 @@ def _check(server: str) -> None:
 
 
 def read_secret(path: Path, setting: str) -> str:
-    """The content of a secret file, without the newline at its end."""
+    """What a secret file holds, or the error that names its setting."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_SECRET_BYTES + 1)
-    except OSError as error:
-        raise BusConfigError(f"{setting} {path} cannot be read: {error.strerror}") from error
-    try:
-        text = data.decode().strip()
-    except UnicodeDecodeError:
-        text = ""
-    if not text or len(data) > _MAX_SECRET_BYTES:
-        raise BusConfigError(f"{setting} {path} holds no secret: it must be a short text file")
-    return text
+        return read_any_secret(path)
+    except SettingsError as error:
+        raise BusConfigError(f"{setting}: {error}") from error
 
 
 def _tls(settings: BusSettings) -> ssl.SSLContext:
