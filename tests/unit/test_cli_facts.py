@@ -1,7 +1,7 @@
 """Facts on the screen: which are asked for, and how they look."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,8 +35,9 @@ def fact(n: int) -> dict[str, Any]:
 class History:
     """An API with three facts; its stream says what it is told and then refuses."""
 
-    def __init__(self, stream: bytes = b"") -> None:
+    def __init__(self, stream: bytes = b"", facts: Sequence[int] = (1, 2, 3)) -> None:
         self.asked: list[httpx2.URL] = []
+        self.facts = facts
         self.stream = [stream]
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
@@ -48,7 +49,7 @@ class History:
                 return httpx2.Response(403, content=b'{"detail":"revoked"}')
             headers = {"Content-Type": "text/event-stream"}
             return httpx2.Response(200, content=self.stream.pop(), headers=headers)
-        items = [fact(n) for n in (1, 2, 3)]
+        items = [fact(n) for n in self.facts]
         if request.url.params["order"] == "desc":
             items.reverse()
         return httpx2.Response(200, content=json.dumps({"items": items, "next": None}).encode())
@@ -69,6 +70,16 @@ Printed = Callable[[], str]
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     return lambda: capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", [None, "table", "name", "jsonl"])
+def test_when_there_are_none_it_says_so_beside_the_data(
+    capsys: pytest.CaptureFixture[str], output: str | None
+) -> None:
+    past(History(facts=()), output)
+    out, err = capsys.readouterr()
+    assert "no such facts" in err
+    assert "no such facts" not in out
 
 
 def test_the_newest_come_last(printed: Printed) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import click
@@ -40,6 +41,11 @@ def wanted(
 def print_past(invocation: Invocation, api: Api, asked: Wanted) -> None:
     """The first facts since a moment, or, without one, the newest; the oldest first."""
     found = _past(api, asked, most=asked.most)
+    first = next(found, None)
+    if first is None:
+        say("no such facts")
+    else:
+        found = chain([first], found)
     if asked.since is None:
         found = reversed(list(found))
     if invocation.output not in {"json", "jsonl"}:
