@@ -18,7 +18,7 @@ from everstep import ids, subjects
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer, dev_server
-from everstep.bus.errors import BusError, FactsWaitingError, SpoolFullError
+from everstep.bus.errors import BusError, FactsWaitingError, SpoolFullError, SpoolWriteError
 from everstep.bus.roles import SERVICE
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode
@@ -393,3 +393,28 @@ async def test_a_full_disk_of_the_server_is_said_and_loses_nothing(
             assert found == list(range(len(found)))
             info = await bus.jetstream.api("STREAM.INFO.FACTS")
             assert info["state"]["messages"] == bus.statistics()["facts_recorded_total"]
+
+
+async def test_on_a_full_disk_of_our_own_facts_are_refused_and_beats_go_on(
+    small_disk: Path, nats: DevServer, bus: NatsBus
+) -> None:
+    disk = small_disk / "nats" / "store"
+    ballast = disk / "ballast"
+    async with (
+        connect(settings_of(nats), "full", spool=disk / "spool") as full,
+        bus.subscribe(subjects.beat("j"), NodeBeat) as heard,
+    ):
+        await full.record(ended(1))
+        with pytest.raises(OSError, match="No space left"):
+            await asyncio.to_thread(ballast.write_bytes, b"x" * (32 << 20))
+        with pytest.raises(SpoolWriteError, match="No space left on device. Free space there"):
+            for number in range(100):  # what is left of a page may still take some
+                await full.record(ended(-number))
+        full.send(subjects.beat("j", "n"), beat(7))
+        assert (await heard.get()).sequence == 7
+        await asyncio.to_thread(ballast.unlink)
+        await full.record(ended(2))
+        await full.flush(10)
+        kept = int(full.statistics()["facts_recorded_total"])
+    found = [number for number in await numbers(bus, kept) if number > 0]
+    assert found == [1, 2]
