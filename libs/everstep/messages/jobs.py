@@ -28,6 +28,18 @@ class JobSpec(Part, frozen=True, kw_only=True):
     """The world grows and shrinks by whole units of so many slots."""
     max_restarts: Int | None = None
     """The restart budget as configured; None for no limit."""
+    max_restarts_per_hour: Int | None = None
+    """How many of them within an hour; None for no limit of its own."""
+    no_progress_limit: Int | None = None
+    """Rounds in a row that may end without a new step; None for no limit."""
+    slots_per_segment: Int = 1
+    """So many slots, next to each other, must be in one network domain."""
+    join_within_s: float | None = None
+    """How long a round may take to form; None for what rendezvous is set to."""
+    stop_grace_s: float | None = None
+    """From SIGTERM to SIGKILL in a round that is broken; None for what rendezvous is set to."""
+    enforce: tuple[str, ...] = ()
+    """Actuators that act for this job instead of only saying what they would do: `stop`."""
 
 
 class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started.v1"):

@@ -9,7 +9,7 @@ from everstep.messages.documents import Exclusion, LimitsDocument, RoundDocument
 from everstep.messages.health import CheckResult, SectionLimit
 from everstep.messages.incidents import VerdictReached
 from everstep.messages.jobs import JobSpec
-from everstep.messages.orders import Peer
+from everstep.messages.orders import Peer, StandBy, StartRanks, StopRanks
 from everstep.messages.stragglers import Score
 
 
@@ -62,7 +62,14 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     replica_port: Int | None = None
     """Where its replica server listens."""
     running_round: Int | None = None
-    """The round whose ranks it still runs, when it was cut off and is back."""
+    """The round whose ranks it still runs, when it was cut off and is back; None says that it
+    runs none: those of `last_round` are gone."""
+    master_port: Int | None = None
+    """A port that it keeps free, for ranks to meet at should it get slot 0."""
+    evidence_s: float = 0.0
+    """How long it collected evidence at the end of `last_round`."""
+    stop_s: float = 0.0
+    """How long it then took until the last process of that round was gone."""
     device: str = ""
     """What its ranks run on."""
     version: str = ""
@@ -88,6 +95,8 @@ class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
     """Ask again after so long; None for not unless something changes."""
     exit_code: Int | None = None
     """Exit with this: the job is over, or the node will never be welcome."""
+    order: StartRanks | StopRanks | StandBy | None = None
+    """What it was ordered and may not have heard: a lost order is late, never missed."""
 
 
 class Leave(Question, frozen=True, kw_only=True, tag="leave.v1"):
@@ -138,6 +147,10 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """How long ago the node's ranks last moved."""
     grace_s: float | None = None
     """For `preempted`: how much time there is."""
+    instance: str = ""
+    """The agent's own id, as in `join`: another agent's report about its slot is refused."""
+    warm_ranks: Int = 0
+    """For `started`: how many of its ranks were forked from a warm process."""
 
 
 class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):
