@@ -79,8 +79,8 @@ $(VENV)/bin/pip-knows-groups:
 	@touch $@
 
 $(VENV)/.has-demo: pyproject.toml $(VENV)/bin/pip-knows-groups
-	@echo "installing Everstep into $(VENV)"
-	@$(PIP) install -e '.[all]'
+	@echo "installing Everstep and torch into $(VENV)"
+	@$(PIP) install -e '.[all]' torch==2.13.0
 	@touch $@
 
 $(VENV)/.has-test: pyproject.toml $(VENV)/bin/pip-knows-groups

@@ -1,17 +1,12 @@
 """What every bus promises: run over the one in memory and over the real server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from everstep import ids, subjects
-from everstep.bus import connect
 from everstep.bus.asking import RefusalError
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
@@ -33,36 +28,6 @@ from everstep.messages import (
     ShowRound,
 )
 from everstep.messages.codec import decode
-from tests.fakes.bus import MemoryBus, MemoryServer
-
-Make = Callable[[], AbstractAsyncContextManager[Bus]]
-
-
-@pytest.fixture(params=["memory", "nats"])
-def server(request: pytest.FixtureRequest) -> DevServer | None:
-    """None for the bus in memory. Not async: starting a server would block the loop."""
-    return request.getfixturevalue("shared_nats") if request.param == "nats" else None
-
-
-@pytest.fixture
-async def two(server: DevServer | None, tmp_path: Path) -> AsyncIterator[tuple[Bus, Bus]]:
-    """Two processes on one bus."""
-    if server is None:
-        memory = MemoryServer()
-        yield MemoryBus(memory), MemoryBus(memory)
-        return
-    async with AsyncExitStack() as stack:
-        settings = server.settings("service")
-        one = await stack.enter_async_context(connect(settings, "one", spool=tmp_path / "one"))
-        other = await stack.enter_async_context(
-            connect(settings, "other", spool=tmp_path / "other")
-        )
-        yield one, other
-
-
-@pytest.fixture
-def bus(two: tuple[Bus, Bus]) -> Bus:
-    return two[0]
 
 
 def beat(job: str, sequence: int = 1) -> NodeBeat:
@@ -120,6 +85,16 @@ async def test_messages_of_another_type_are_passed_over(bus: Bus, job: str) -> N
         bus.send(subjects.beat(job, "n1"), ended(job))
         bus.send(subjects.beat(job, "n1"), beat(job))
         assert isinstance(await both.get(), NodeBeat)
+
+
+async def test_a_message_about_another_job_than_its_subject_is_skipped_and_counted(
+    bus: Bus, job: str
+) -> None:
+    async with bus.subscribe(subjects.beat(job), NodeBeat) as heard:
+        bus.send(subjects.beat(job, "n1"), beat("another"))
+        bus.send(subjects.beat(job, "n1"), beat(job))
+        assert (await heard.get()).job == job
+        assert heard.undecodable == 1
 
 
 # -- facts ---------------------------------------------------------------------------------

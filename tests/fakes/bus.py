@@ -15,6 +15,7 @@ from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
     BlobMissingError,
+    BusTimeoutError,
     BusUnreachableError,
     ConflictError,
     FactsWaitingError,
@@ -56,6 +57,11 @@ class MemoryServer:
         async with self.changed:
             self.changed.notify_all()
 
+    def tell(self, subject: str, data: bytes) -> int:
+        """Put it into every inbox that hears the subject; how many took it."""
+        heard = [inbox for pattern, inbox in self.inboxes if _matches(pattern, subject)]
+        return sum([inbox.put(subject, data) for inbox in heard])
+
     async def wipe(self) -> None:
         self.wipes += 1
         self.facts.clear()
@@ -92,9 +98,15 @@ class MemoryBus:
     def _deliver(self) -> None:
         while self._server.up and self._waiting:
             subject, message = self._waiting.popleft()
-            for pattern, inbox in self._server.inboxes:
-                if _matches(pattern, subject):
-                    inbox.put(encode(message))
+            self._server.tell(subject, encode(message))
+
+    async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
+        self._need_server()
+        if not any(_matches(pattern, subject) for pattern, _ in self._server.inboxes):
+            return False
+        if self._server.tell(subject, encode(message)):
+            return True
+        raise BusTimeoutError(f"no answer to {subject} within {within_s:g} s")
 
     async def record(self, fact: Fact) -> None:
         self._spool.append(fact)
@@ -108,6 +120,7 @@ class MemoryBus:
                 subject = subjects.fact(fact.job, kind_of(fact))
                 number = len(self._server.facts) + 1
                 self._server.facts.append(Delivered(number, subject, encode(fact)))
+                self._server.tell(subject, encode(fact))
         await self._server.announce()
 
     async def flush(self, within_s: float) -> None:

@@ -28,6 +28,7 @@ from everstep_services.history.domain import fold
 from everstep_services.history.news import News
 from everstep_services.history.reading import read
 from everstep_services.history.settings import ApiSettings
+from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.history_facts import delivered
 
 
@@ -102,14 +103,21 @@ class Api:
         self.clock = clock
         self.news = News()
         self.is_bus_connected = True
+        self.is_projecting = True
+        self.bus = MemoryBus(MemoryServer())
         self.context: Context
         self.app: ASGIApp
 
     async def open(self, **settings: Any) -> None:
         """Make the application, with these settings."""
-        connectedness = Connectedness(lambda: True, lambda: self.is_bus_connected)
+        connectedness = Connectedness(lambda: self.is_projecting, lambda: self.is_bus_connected)
         self.context = await make_context(
-            ApiSettings(**settings), self.database, self.news, connectedness, clock=self.clock
+            ApiSettings(**settings),
+            self.database,
+            self.news,
+            connectedness,
+            clock=self.clock,
+            blobs=self.bus.blobs,
         )
         self.app = create_app(self.context)
 

@@ -350,10 +350,13 @@ async def test_a_missing_stream_has_its_name(nats: DevServer, job: str) -> None:
                 await reader.fetch(1, 0.1)
 
 
-async def test_a_document_too_large_for_the_bus(shared_nats: DevServer, job: str) -> None:
+@pytest.mark.parametrize("size", [(1 << 20) - 40, 2 << 20])
+async def test_a_document_too_large_for_the_bus(
+    shared_nats: DevServer, job: str, size: int
+) -> None:
     async with connect(shared_nats.settings("service"), "test") as bus:
         with pytest.raises(MessageTooLargeError, match="put the content into a blob"):
-            await bus.documents("ROUNDS").put(job, b"x" * (2 << 20), revision=0)
+            await bus.documents("ROUNDS").put(job, os.urandom(size), revision=0)
         await bus.prove()  # and the connection is still there
 
 

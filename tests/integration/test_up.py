@@ -21,6 +21,7 @@ from everstep.bus import BusSettings, connect
 from everstep.bus.serverconfig import password_file
 from everstep.ids import new_id
 from everstep.messages import JobEnded
+from everstep_services.cli.stack.services import SERVICES
 
 WITHIN_S = 50
 Up = Callable[..., "subprocess.Popen[str]"]
@@ -120,12 +121,14 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
     assert get(f"{told['api']}/api/v1/status").status_code == 401
     health = get(f"{told['observe']}/healthz")
     assert (health.status_code, health.json()["status"]) == (200, "ok")
-    assert set(health.json()["checks"]) == {"history.bus", "history.database"}
+    checks = {"health.bus", "history.bus", "history.database", "rendezvous.bus"}
+    assert set(health.json()["checks"]) == checks
     metrics = get(f"{told['observe']}/metrics").text
     assert "everstep_history_facts_total 0.0" in metrics
-    assert "everstep_bus_connected 1.0" in metrics
+    for service in SERVICES:
+        assert f'everstep_bus_connected{{of="{service}"}} 1.0' in metrics
 
-    assert told["services"] == ["history"]
+    assert told["services"] == list(SERVICES)
     assert list(told["phases_ms"]) == [
         "python",
         "setup",

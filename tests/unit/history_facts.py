@@ -18,8 +18,14 @@ KINDS: Mapping[str, type[Fact]] = {kind_of(fact): fact for fact in FACTS}
 _ids = itertools.count()
 
 PROJECTED_KINDS = [
+    "action_decided",
+    "action_taken",
     "allocation_ended",
     "allocation_started",
+    "evidence_collected",
+    "incident_closed",
+    "incident_extended",
+    "incident_opened",
     "job_ended",
     "job_started",
     "node_check_finished",
@@ -42,6 +48,7 @@ PROJECTED_KINDS = [
     "round_formed",
     "round_started",
     "round_waiting",
+    "verdict_reached",
 ]
 
 
@@ -73,6 +80,9 @@ _small: Mapping[str, st.SearchStrategy[object]] = {
     "step": st.integers(0, 100),
     "last_step": st.one_of(st.none(), st.integers(0, 100)),
     "how": st.sampled_from(["done", "error", "signal", "from_the_future"]),
+    "incident": st.sampled_from(["i1", "i2"]),
+    "decision": st.sampled_from(["d1", "d2"]),
+    "revision": st.integers(0, 3),
     "stall": st.sampled_from(["s1", "s2"]),
     "state": st.sampled_from(["done", "failed", "stopped"]),
     "reason": st.sampled_from(["because", "„naïve“", "nul \x00 inside"]),

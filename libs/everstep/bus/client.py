@@ -11,10 +11,11 @@ from pathlib import Path
 from nats import errors as nats_errors
 from nats.aio.msg import Msg
 
-from everstep.bus import asking
+from everstep.bus import asking, delivery
 from everstep.bus.beside import beside
 from everstep.bus.blobs import NatsBlobs
 from everstep.bus.connection import Connection, open_connection
+from everstep.bus.delivery import acknowledge
 from everstep.bus.documents import Bucket
 from everstep.bus.errors import BusTimeoutError, MessageTooLargeError
 from everstep.bus.facts import NatsFactReader, open_reader
@@ -103,7 +104,8 @@ class NatsBus:
         inbox = BoundedInbox(subject, of, capacity)
 
         async def on_message(message: Msg) -> None:
-            inbox.put(message.data)
+            if inbox.put(message.subject, message.data):
+                await acknowledge(self._connection, message)
 
         self._inboxes.append(inbox)
         try:
@@ -112,6 +114,9 @@ class NatsBus:
         finally:
             self._inboxes.remove(inbox)
             self._count(inbox)
+
+    async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
+        return await delivery.deliver(self._jetstream, subject, message, within_s=within_s)
 
     # -- facts -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from math import ceil
+from math import ceil, inf
 from typing import Protocol
 
 from nats import errors as nats_errors
@@ -70,6 +70,8 @@ class Connection:
         self._denied_subscriptions: set[str] = set()
         self.counters = {"reconnects": 0, "rebuilds": 0, "errors": 0, "slow": 0, "denied": 0}
         self.trouble: str | None = None
+        self._has_been_lost = False
+        self._came_back_at: float | None = None
 
     # -- what the rest of the bus uses -----------------------------------------------------
 
@@ -90,6 +92,13 @@ class Connection:
         if self._client is None:
             raise BusUnreachableError(f"not connected yet to {self._settings.url}")
         return self._client
+
+    @property
+    def back_for_s(self) -> float:
+        """Since the connection came back after a loss; without end if it was never lost."""
+        if self._came_back_at is None:
+            return inf
+        return asyncio.get_running_loop().time() - self._came_back_at
 
     @property
     def inbox_prefix(self) -> str:
@@ -272,11 +281,14 @@ class Connection:
         return self._settings.user or str(self._settings.credentials_file or "(anonymous)")
 
     def _came_up(self) -> None:
+        if self._has_been_lost:
+            self._came_back_at = asyncio.get_running_loop().time()
         for up, _, _ in list(self._listeners):
             up()
         self._up.set()
 
     def _went_down(self) -> None:
+        self._has_been_lost = True
         for _, down, _ in list(self._listeners):
             down()
 

@@ -25,6 +25,7 @@ from everstep.bus.errors import BusConfigError, BusUnreachableError
 from everstep.bus.roles import ADMIN, SERVICE, user_for
 from everstep.bus.serverconfig import (
     ServerPlan,
+    admit,
     ensure_users,
     password_file,
     write_config,
@@ -49,7 +50,6 @@ class DevServer:
         self._program = program
         self._folder = folder
         self._plan = plan
-        self._started_as = plan  # a reload must not seem to change the port
         self._process: asyncio.subprocess.Process | None = None
         self.restarts = 0
 
@@ -69,7 +69,8 @@ class DevServer:
 
     async def grant(self, job: str) -> BusSettings:
         """Let the agents of a job in; everybody else stays connected."""
-        await asyncio.to_thread(self._admit, user_for("agent", job).name)
+        name = user_for("agent", job).name
+        await asyncio.to_thread(admit, self._folder / "nats.json", self._folder, name)
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)  # read the configuration again
         return self.settings("agent", job)
@@ -160,12 +161,7 @@ class DevServer:
     def _prepare(self) -> None:
         for path in self._folder.glob("*.ports"):
             path.unlink(missing_ok=True)
-        self._started_as = self._plan
         write_config(self._folder / "nats.json", self._plan, self._folder)
-
-    def _admit(self, name: str) -> None:
-        ensure_users(self._folder, [name])
-        write_config(self._folder / "nats.json", self._started_as, self._folder)
 
     def _last_complaint(self) -> str:
         with contextlib.suppress(OSError):

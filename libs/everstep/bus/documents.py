@@ -9,7 +9,8 @@ from nats.aio.msg import Msg
 
 from everstep import subjects
 from everstep.bus.beside import beside
-from everstep.bus.errors import BusError, ConflictError
+from everstep.bus.bodies import packed, unpacked
+from everstep.bus.errors import BusError, ConflictError, DocumentDamagedError
 from everstep.bus.jetstream import JetStream, Stored
 from everstep.bus.ports import Document
 
@@ -28,11 +29,17 @@ class Bucket:
         self._stream = f"KV_{name}"
 
     async def get(self, key: str) -> Document:
-        stored = await self._jetstream.last(self._stream, subjects.document(self._name, key))
-        return Document(key, None, 0) if stored is None else _document(key, stored)
+        stored = await self._stored(key)
+        return Document(key, None, 0) if stored is None else self.document(key, stored)
+
+    def document(self, key: str, stored: Stored) -> Document:
+        """What a stored message says; `DocumentDamagedError` when nobody can tell."""
+        if _is_gone(stored):
+            return Document(key, None, stored.sequence)
+        return Document(key, unpacked(stored.data, f"{self._name}/{key}"), stored.sequence)
 
     async def put(self, key: str, data: bytes, *, revision: int | None) -> int:
-        return await self._write(key, data, revision, {})
+        return await self._write(key, packed(data, f"{self._name}/{key}"), revision, {})
 
     async def delete(self, key: str, *, revision: int | None) -> None:
         await self._write(key, b"", revision, {_OPERATION: "DEL"})
@@ -49,8 +56,8 @@ class Bucket:
             found += page
             if not page or len(found) >= int(answer.get("total", 0)):
                 break
-        documents = [await self.get(key) for key in sorted(set(found))]
-        return [document.key for document in documents if document.data is not None]
+        last = [(key, await self._stored(key)) for key in sorted(set(found))]
+        return [key for key, stored in last if stored is not None and not _is_gone(stored)]
 
     @asynccontextmanager
     async def follow(self, key: str | None = None) -> AsyncIterator[AsyncIterator[Document]]:
@@ -64,6 +71,9 @@ class Bucket:
             ):
                 yield news
 
+    async def _stored(self, key: str) -> Stored | None:
+        return await self._jetstream.last(self._stream, subjects.document(self._name, key))
+
     async def _write(
         self, key: str, data: bytes, revision: int | None, headers: dict[str, str]
     ) -> int:
@@ -73,9 +83,9 @@ class Bucket:
         written = await self._jetstream.publish_if(subject, data, revision, headers)
         if written is None and revision == 0:
             # A deleted document still has a last message: "none there" holds all the same.
-            gone = await self.get(key)
-            if gone.data is None and gone.revision:
-                written = await self._jetstream.publish_if(subject, data, gone.revision, headers)
+            last = await self._stored(key)
+            if last is not None and _is_gone(last):
+                written = await self._jetstream.publish_if(subject, data, last.sequence, headers)
         if written is None:
             raise ConflictError(f"{self._name}/{key}", revision)
         return written
@@ -103,7 +113,11 @@ class _News(AsyncIterator[Document]):
         key = headers.get("Nats-Subject", "").split(".", 2)[2]
         revision = int(headers["Nats-Sequence"])
         if revision > self._seen.get(key, 0):
-            self._offer(_document(key, Stored(revision, message.data, headers)))
+            try:
+                stored = Stored(revision, message.data, headers)
+                self._offer(self._bucket.document(key, stored))
+            except DocumentDamagedError as error:
+                log.error("document_passed_over key=%s error=%s", key, error)
 
     def verify_now(self) -> None:
         self._verify.set()
@@ -126,7 +140,11 @@ class _News(AsyncIterator[Document]):
         gone = [key for key, revision in self._seen.items() if revision and key not in keys]
         for key in (*keys, *gone):
             before = self._seen.get(key)
-            document = await self._bucket.get(key)
+            try:
+                document = await self._bucket.get(key)
+            except DocumentDamagedError as error:  # the others are as good as before
+                log.error("document_passed_over key=%s error=%s", key, error)
+                continue
             # An announcement that came meanwhile is newer than what we just read. A lower
             # revision without one means that the bucket was wiped and begins again.
             if self._seen.get(key) == before and document.revision != before:
@@ -138,6 +156,5 @@ class _News(AsyncIterator[Document]):
         self._changed.set()
 
 
-def _document(key: str, stored: Stored) -> Document:
-    gone = stored.headers.get(_OPERATION) in {"DEL", "PURGE"} or _MARKER in stored.headers
-    return Document(key, None if gone else stored.data, stored.sequence)
+def _is_gone(stored: Stored) -> bool:
+    return stored.headers.get(_OPERATION) in {"DEL", "PURGE"} or _MARKER in stored.headers

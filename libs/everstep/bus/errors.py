@@ -15,6 +15,7 @@ EverstepError
     ├── BusTimeoutError       the server did not answer in time
     ├── BusRefusedError       JetStream said no, with its own code and words
     ├── ConflictError         somebody else wrote first
+    ├── DocumentDamagedError
     ├── LeaseLostError
     ├── BlobMissingError
     ├── SpoolError            the local spool of facts
@@ -102,6 +103,17 @@ class ConflictError(BusError):
         super().__init__(f"{key} is no longer at revision {revision}: somebody else wrote it")
         self.key = key
         self.revision = revision
+
+
+class DocumentDamagedError(BusError):
+    """What is stored under a document's key cannot be read as one."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(
+            f"the document {name} is damaged: {problem}. Look at it with the `nats` tool, or "
+            f"delete it: whoever owns it writes a new one"
+        )
+        self.name = name
 
 
 class LeaseLostError(BusError):

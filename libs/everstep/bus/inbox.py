@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Generic, Protocol, TypeVar
 
-from everstep.messages import Message
+from everstep import subjects
+from everstep.messages import Message, tag_of
 from everstep.messages.codec import BadMessageError, decode
 
 log = logging.getLogger(__name__)
@@ -36,23 +37,26 @@ class BoundedInbox(Generic[M]):
         self.dropped = 0
         self.undecodable = 0
 
-    def put(self, data: bytes) -> None:
+    def put(self, subject: str, data: bytes) -> bool:
+        """Take one in; False for what nobody can read or wants here."""
         self.received += 1
         try:
             message = decode(data)
+            _refuse_foreign(subject, message)
         except BadMessageError as error:
             self.undecodable += 1
             if not self._complained:
                 self._complained = True
                 log.warning("message_skipped subject=%s error=%s", self._subject, error)
-            return
+            return False
         if not isinstance(message, self._of):
-            return
+            return False
         if len(self._waiting) >= self._capacity:
             self._waiting.popleft()
             self.dropped += 1
         self._waiting.append(message)
         self._filled.set()
+        return True
 
     async def get(self) -> M:
         while not self._waiting:
@@ -65,3 +69,10 @@ class BoundedInbox(Generic[M]):
 
     async def __anext__(self) -> M:
         return await self.get()
+
+
+def _refuse_foreign(subject: str, message: Message) -> None:
+    # The server let this sender speak for the job in the subject, and for no other.
+    job = getattr(message, "job", None)
+    if job is not None and subjects.job_of(subject) != job:
+        raise BadMessageError(f"{subject} brought a {tag_of(message)} about another job: {job!r}")

@@ -97,8 +97,9 @@ class JetStream:
         if not self._connection.connected:
             raise BusUnreachableError(f"no connection to {self._connection.settings.url}")
         client = self._connection.client
-        if len(data) > client.max_payload:
-            raise MessageTooLargeError(subject, len(data), client.max_payload)
+        size = len(data) + _size_of(headers)
+        if size > client.max_payload:
+            raise MessageTooLargeError(subject, size, client.max_payload)
         limit_s = within_s or self._connection.settings.request_within_s
         token = str(next(self._tokens))
         reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
@@ -193,6 +194,14 @@ class JetStream:
         for subject, reply in self._waiting.values():
             if subject.lower() == denied:
                 _fail(reply, BusDeniedError(f"user {who} may not publish to {subject}"))
+
+
+def _size_of(headers: Mapping[str, str] | None) -> int:
+    """What the server counts beside the data: a first line, the headers, an empty line."""
+    if not headers:
+        return 0
+    lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+    return len("NATS/1.0\r\n\r\n") + lines
 
 
 def _fail(reply: asyncio.Future[Msg], error: BusError) -> None:

@@ -165,10 +165,26 @@ class Bus(Protocol):
         """Wait until the stream has acknowledged every fact recorded so far."""
         ...
 
+    async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
+        """Send, and learn whether anybody heard it.
+
+        True when one subscriber has it in its inbox. False, at once, when the server knows
+        that no connection listens there: whoever should is gone or cut off from the server.
+        A `BusError` when it cannot be told: `BusTimeoutError` when somebody listens but took
+        nothing in, which a connection that is just breaking causes, too (ask again), and
+        `BusUnreachableError` while we are away ourselves or have just come back.
+        """
+        ...
+
     def subscribe(
         self, subject: str, of: type[M], *, capacity: int = 4096
     ) -> AbstractAsyncContextManager[Inbox[M]]:
-        """Hear a subject; messages of other types and undecodable ones are skipped and counted."""
+        """Hear a subject; messages of other types and undecodable ones are skipped and counted.
+
+        A message about another job than its subject counts as undecodable: the server let its
+        sender speak for the subject's job only. What was sent by `deliver`
+        is acknowledged once it is in the inbox.
+        """
         ...
 
     def facts(self, after: StreamPosition | None) -> AbstractAsyncContextManager[FactReader]:

@@ -4,6 +4,7 @@ Written for the dev server, and for production by whoever sets it up (`deploy/do
 The files: `nats.json` for the server, and a password file a user for the clients, all 0600.
 """
 
+import fcntl
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,13 +66,7 @@ def write_config(path: Path, plan: ServerPlan, passwords: Path) -> None:
             "sync_interval": plan.sync,
             "max_file_store": plan.max_file_bytes,
         },
-        "authorization": {
-            "timeout": 10,
-            "users": [
-                _entry(by_name(name), read_secret(password_file(passwords, name), "password_file"))
-                for name in users(passwords)
-            ],
-        },
+        "authorization": _authorization(passwords),
     }
     if plan.beside is not None:
         config |= {
@@ -81,8 +76,32 @@ def write_config(path: Path, plan: ServerPlan, passwords: Path) -> None:
         }
     if plan.monitor is not None:
         config["http"] = plan.monitor
+    _write(path, config)
+
+
+def admit(path: Path, passwords: Path, name: str) -> None:
+    """Add a user to a configuration; the server reads it again on SIGHUP.
+
+    Several processes may do so at once.
+    """
+    ensure_users(passwords, [name])
+    with (passwords / ".admitting").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        _write(path, config | {"authorization": _authorization(passwords)})
+
+
+def _write(path: Path, config: dict[str, Any]) -> None:
     # The server's configuration language takes JSON; quoted, a `$` is no variable there.
     write_private(path, msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n")
+
+
+def _authorization(passwords: Path) -> dict[str, Any]:
+    entries = [
+        _entry(by_name(name), read_secret(password_file(passwords, name), "password_file"))
+        for name in users(passwords)
+    ]
+    return {"timeout": 10, "users": entries}
 
 
 def _entry(user: User, password: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _bucket(name: str, common: dict[str, Any], *, announced: bool = False) -> St
     config: dict[str, Any] = common | {
         "subjects": [f"$KV.{name}.>"],
         "max_msgs_per_subject": 1,
-        "max_msg_size": 512 * 1024,
+        "max_msg_size": _MIB,
         "max_bytes": 256 * _MIB,
         "discard": "new",
         "allow_rollup_hdrs": True,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from everstep.messages.base import DocumentBody, Int, Part, Time
 from everstep.messages.health import SectionLimit
-from everstep.messages.incidents import Budget
+from everstep.messages.incidents import Budget, Ledger
 from everstep.messages.jobs import JobSpec
 
 
@@ -33,6 +33,82 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     """Where its replica server listens."""
     warm: bool = False
     """It holds a process that has imported the script's modules already."""
+    stage: str = "idle"
+    """`idle` (joined, no ranks), `starting` (ordered to), `running`, `finished` (all ranks exited
+    with 0), `stopping` (ordered to, and not back yet), `absent` (it did not come back in time) or
+    `gone` (only its slot is still remembered)."""
+    instance: str = ""
+    """The agent's own id: whoever comes with another one is somebody else."""
+    allocation: str = ""
+    """The allocation that it came with; empty for the document's."""
+    failure_domain: str = ""
+    """What fails together with it."""
+    master_port: Int | None = None
+    """A port that it keeps free, for ranks to meet at."""
+    is_leaving: bool = False
+    """It is to be replaced: drained, or about to be taken away."""
+
+
+class OpenIncident(Part, frozen=True, kw_only=True):
+    """The incident that is open, and what its end will need."""
+
+    id: str
+    """The incident's id."""
+    trigger: str
+    """As in `incident_opened`, of the report that is taken for the cause."""
+    reason: str
+    """What that report said."""
+    opened_at: Time
+    """When the first report came."""
+    round: Int
+    """The round that it ended."""
+    counted_until: Time
+    """How far the ledger goes."""
+    ledger: Ledger
+    """Where the time went so far."""
+    node: str | None = None
+    """The node that the cause is about."""
+    rank: Int | None = None
+    """The rank that the cause is about."""
+    fingerprint: str = ""
+    """Of the cause."""
+    exit_code: Int | None = None
+    """The rank's, of the cause."""
+    weight: Int = 0
+    """How well the cause explains the others; a weightier report takes its place."""
+    trigger_fact: str | None = None
+    """The cause's fact."""
+    reports: Int = 1
+    """How many reports belong to it."""
+    ranks: Int = 0
+    """How many ranks they are about."""
+    unsaid: tuple[str, ...] = ()
+    """Facts of reports that no `incident_extended` has named yet, at most 100."""
+    unsaid_nodes: tuple[str, ...] = ()
+    """The nodes that those are about."""
+    is_decided: bool = False
+    """What to do about the latest end of a round is settled."""
+    delay_s: float = 0.0
+    """How long the next round waits."""
+    evidence_s: float = 0.0
+    """The longest that any node took for its evidence."""
+    stop_s: float = 0.0
+    """The longest that any node took until its ranks were gone."""
+
+
+class PlannedEnd(Part, frozen=True, kw_only=True):
+    """An end of the round that waits until the ranks had time to save."""
+
+    cause: str
+    """As in `round_ended`."""
+    reason: str
+    """Why, and who asked."""
+    within_s: float
+    """How long to wait."""
+    node: str | None = None
+    """The node that it is for."""
+    exit_code: Int | None = None
+    """What agents then exit with; None for another round."""
 
 
 class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document.v1"):
@@ -45,7 +121,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     job: str
     """The job."""
     round: Int
-    """The newest round: the fencing token of everything about this job."""
+    """The newest round, 0 before the first: the fencing token of everything about this job."""
     phase: str
     """`joining`, `forming`, `running`, `ending`, `done` or `stopped`."""
     spec: JobSpec
@@ -57,27 +133,55 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     reason: str = ""
     """Why it is in this phase."""
     seats: tuple[Seat, ...] = ()
-    """Every node that has joined."""
-    started: tuple[Int, ...] = ()
-    """While starting: the slots whose ranks run; empty once all do."""
-    stopped: tuple[Int, ...] = ()
-    """While ending: the slots whose ranks are gone."""
+    """Every node that has joined, and those whose slot is not given to another yet."""
+    slots: Int = 0
+    """Slots of this round."""
     world_size: Int = 0
     """Ranks in this round."""
     master_address: str = ""
     """Where the ranks meet."""
     master_port: Int = 0
     """The port there."""
-    incident: str | None = None
+    start_order: str = ""
+    """The id of the order that began this round."""
+    stop_order: str = ""
+    """The id of the order that ended it."""
+    warm_ranks: Int = 0
+    """How many of its ranks were forked from a warm process."""
+    has_stepped: bool = False
+    """It has made its first step."""
+    first_step: Int | None = None
+    """The step after which it went on."""
+    round_step: Int | None = None
+    """The highest step that it reached, as far as it was said."""
+    incident: OpenIncident | None = None
     """The incident that is open, if any."""
+    planned: PlannedEnd | None = None
+    """How the round is going to end, once the ranks had time to save."""
     restarts: Int = 0
-    """Restarts so far."""
+    """Restarts that count against the budget."""
+    refilled: Int = 0
+    """How many of them progress has given back."""
+    recent: tuple[Int, ...] = ()
+    """The numbers of the restarts that may lie within the last hour."""
+    quick_failures: Int = 0
+    """Rounds in a row that failed soon and without progress."""
+    idle_rounds: Int = 0
+    """Rounds in a row that ended without a new step."""
     budgets: tuple[Budget, ...] = ()
     """What is left of each limit."""
     last_step: Int | None = None
-    """The highest step that any round reached."""
+    """The highest step that any round before this one reached."""
     fingerprints: tuple[str, ...] = ()
     """Of the latest failures, the newest last, at most 10."""
+    allocations: tuple[str, ...] = ()
+    """Those whose agents are here."""
+    waiting: str = ""
+    """What was said last about why no round forms."""
+    refused: tuple[str, ...] = ()
+    """`node cause` of each refusal that is on record, at most 1000."""
+    outbox: tuple[str, ...] = ()
+    """Facts that are decided and may not be recorded yet, as JSON."""
     exit_code: Int | None = None
     """Once it is done or stopped: what agents exit with."""
 

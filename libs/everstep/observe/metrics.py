@@ -36,6 +36,7 @@ class Metrics:
 
     def __init__(self, service: str) -> None:
         self.registry = CollectorRegistry()
+        self._watched: dict[str, _Statistics] = {}
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         Gauge(
@@ -56,9 +57,17 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, component: str, statistics: Statistics) -> None:
-        """Publish what a component counts as `everstep_<component>_<name>`, read when asked."""
-        self.registry.register(_Statistics(component, statistics))
+    def watch(self, component: str, statistics: Statistics, *, of: str = "") -> None:
+        """Publish what a component counts as `everstep_<component>_<name>`, read when asked.
+
+        Where several services in one process have such a component, `of` says whose it is: it
+        becomes the label `of`.
+        """
+        known = self._watched.get(component)
+        if known is None:
+            known = self._watched[component] = _Statistics(component)
+            self.registry.register(known)
+        known.sources.append((of, statistics))
 
     async def exposition(self) -> bytes:
         """All metrics in Prometheus' text format; it has `CONTENT_TYPE`."""
@@ -80,20 +89,26 @@ async def measure_loop_lag(metrics: Metrics, clock: Clock, *, every_s: float = 0
 
 
 class _Statistics(Collector):
-    def __init__(self, component: str, statistics: Statistics) -> None:
+    def __init__(self, component: str) -> None:
         self._component = component
-        self._statistics = statistics
+        self.sources: list[tuple[str, Statistics]] = []
 
     def describe(self) -> list[Metric]:
         return []  # or registering would call `statistics`, before the component is ready
 
     def collect(self) -> Iterator[Metric]:
-        for name, value in self._statistics().items():
-            if not _NAME.fullmatch(name):
-                continue
-            full = f"everstep_{self._component}_{name}"
-            text = f"{name.replace('_', ' ')}, as counted by {self._component}."
-            if name.endswith("_total"):
-                yield CounterMetricFamily(full, text, value)
-            else:
-                yield GaugeMetricFamily(full, text, value)
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for of, statistics in self.sources:
+            for name, value in statistics().items():
+                if not _NAME.fullmatch(name):
+                    continue
+                family = families.get(name) or self._family(name, labelled=bool(of))
+                families[name] = family
+                family.add_metric([of] if of else [], value)
+        yield from families.values()
+
+    def _family(self, name: str, *, labelled: bool) -> CounterMetricFamily | GaugeMetricFamily:
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        text = f"{name.replace('_', ' ')}, as counted by {self._component}."
+        labels = ["of"] if labelled else []
+        return kind(f"everstep_{self._component}_{name}", text, labels=labels)

@@ -135,9 +135,12 @@ async def facts_after(
 
 
 async def round_detail(
-    database: Database, job: str, number: int, *, most: int
+    database: Database, job: str, number: int, *, most: int, most_exits: int
 ) -> dict[str, Any] | None:
-    """A round with its first members, exits and stalls; None when it is not known."""
+    """A round with its first members, exits and stalls; None when it is not known.
+
+    Of exits fewer: each may have a traceback.
+    """
     rounds = tables.rounds
     async with database.read() as connection:
         here = select(rounds, round_state().label("state")).where(
@@ -147,14 +150,14 @@ async def round_detail(
         if row is None:
             return None
         detail = dict(row)
-        for name, table, column in (
-            ("members", tables.round_members, tables.round_members.c.slot),
-            ("exits", tables.rank_exits, tables.rank_exits.c.n),
-            ("stalls_seen", tables.rank_stalls, tables.rank_stalls.c.n),
+        for name, table, column, limit in (
+            ("members", tables.round_members, tables.round_members.c.slot, most),
+            ("exits", tables.rank_exits, tables.rank_exits.c.n, most_exits),
+            ("stalls_seen", tables.rank_stalls, tables.rank_stalls.c.n, most),
         ):
             query = select(table).where(table.c.job == job, table.c.round == number)
             query = query.where(column.is_not(None))
-            found = await connection.execute(query.order_by(column).limit(most))
+            found = await connection.execute(query.order_by(column).limit(limit))
             detail[name] = found.mappings().all()
     return detail
 

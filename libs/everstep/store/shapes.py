@@ -9,8 +9,9 @@ evidence, and at the same time what decides between two facts that both claim to
 from collections.abc import Mapping
 
 from everstep.store.changes import Shape, greatest, least, led_by, total
+from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
 
-VERSION = 1
+VERSION = 2
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 
@@ -45,6 +46,8 @@ JOBS = Shape(
             ranks_per_node="int",
             spares="int",
             max_restarts="int",
+            max_restarts_per_hour="int",
+            no_progress_limit="int",
         ),
         "started_us": least("int"),
         "user": greatest("text"),
@@ -61,6 +64,9 @@ JOBS = Shape(
         "ranks_failed": total(),
         "stalls": total(),
         "nodes_lost": total(),
+        "incidents": total(),
+        "budgets_n": greatest("int"),
+        **led_by("budgets_n", budgets="json"),
         "ended_fact": greatest("text"),
         **led_by(
             "ended_fact",
@@ -169,10 +175,18 @@ MEMBERS = Shape(
     columns={
         "formed_fact": greatest("text"),
         **led_by("formed_fact", node="text", first_rank="int", ranks="int"),
-        "stopped_us": greatest("int"),
-        "stop_s": greatest("float"),
+        "stopped_fact": greatest("text"),
+        **led_by(
+            "stopped_fact",
+            stopped_us="int",
+            stopped_ranks="json",
+            killed_ranks="json",
+            stop_s="float",
+            evidence_s="float",
+            device_wait_s="float",
+            device_held_bytes="int",
+        ),
         "ranks_killed": greatest("int"),
-        "device_held_bytes": greatest("int"),
     },
 )
 
@@ -195,7 +209,12 @@ EXITS = Shape(
         "error_name": greatest("text"),
         "error_text": greatest("text"),
         "error_place": greatest("text"),
+        "error_chain": greatest("json"),
+        "traceback": greatest("text"),
         "first_error": greatest("text"),
+        "log": greatest("json"),
+        "pid": greatest("int"),
+        "core_dumped": greatest("bool"),
         "lasted_s": greatest("float"),
         "step": greatest("int"),
         "section": greatest("text"),
@@ -271,4 +290,4 @@ NODES = Shape(
     },
 )
 
-PROJECTED = (JOBS, ALLOCATIONS, ROUNDS, MEMBERS, EXITS, STALLS, NODES)
+PROJECTED = (JOBS, ALLOCATIONS, ROUNDS, MEMBERS, EXITS, STALLS, NODES, INCIDENTS, ACTIONS, EVIDENCE)

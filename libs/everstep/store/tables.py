@@ -11,6 +11,7 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -107,6 +108,20 @@ tokens = Table(
     Column("revoked_us", _INT),
 )
 
+kept_blobs = Table(
+    "kept_blobs",
+    metadata,
+    Column("id", _TEXT, primary_key=True),
+    Column("job", _TEXT, nullable=False),
+    Column("kept_us", _INT, nullable=False),
+    Column("size", _INT, nullable=False),
+    Column("body", LargeBinary),
+    Column("absent", _TEXT),
+    Index("ix_kept_blobs_kept_us", "kept_us"),
+)
+"""Copies of small pieces of evidence, by the blob's id: the stream forgets them after a while.
+`body` is compressed by zlib, and null where `absent` says why there is no copy."""
+
 
 def _projected(shape: Shape) -> Table:
     keys = [
@@ -118,10 +133,27 @@ def _projected(shape: Shape) -> Table:
 
 
 projected: Mapping[Shape, Table] = {shape: _projected(shape) for shape in PROJECTED}
-jobs, allocations, rounds, round_members, rank_exits, rank_stalls, nodes = projected.values()
+(
+    jobs,
+    allocations,
+    rounds,
+    round_members,
+    rank_exits,
+    rank_stalls,
+    nodes,
+    incidents,
+    actions,
+    evidence,
+) = projected.values()
 
 Index("ix_jobs_first_n", jobs.c.first_n)
 Index("ix_jobs_last_n", jobs.c.last_n)
 Index("ix_rank_exits_job_round_n", rank_exits.c.job, rank_exits.c.round, rank_exits.c.n)
 Index("ix_rank_stalls_job_round_n", rank_stalls.c.job, rank_stalls.c.round, rank_stalls.c.n)
 Index("ix_nodes_job", nodes.c.job)
+Index("ix_incidents_first_n", incidents.c.first_n)
+Index("ix_incidents_job_first_n", incidents.c.job, incidents.c.first_n)
+Index("ix_actions_job_n", actions.c.job, actions.c.n)
+Index("ix_evidence_job_incident", evidence.c.job, evidence.c.incident)
+Index("ix_evidence_job_round_rank", evidence.c.job, evidence.c.round, evidence.c.rank)
+Index("ix_evidence_n", evidence.c.n)

@@ -81,6 +81,10 @@ class Api:
         """What is there now."""
         return self._ask("GET", path, params=params)
 
+    def text(self, path: str, params: Params | None = None) -> str:
+        """What is there now, where it is text and not JSON."""
+        return self._ask_bytes("GET", path, params=params).decode(errors="replace")
+
     def probe(self) -> Mapping[str, str]:
         """The headers of an answer that needs a token."""
         self._ask("GET", "status")
@@ -130,6 +134,15 @@ class Api:
     def _ask(
         self, method: str, path: str, *, params: Params | None = None, body: object = None
     ) -> Any:
+        data = self._ask_bytes(method, path, params=params, body=body)
+        try:
+            return msgspec.json.decode(data) if data else None
+        except msgspec.DecodeError as error:
+            raise CliError(f"{self.url} did not answer in JSON: is it the Everstep API?") from error
+
+    def _ask_bytes(
+        self, method: str, path: str, *, params: Params | None = None, body: object = None
+    ) -> bytes:
         deadline = time.monotonic() + self._timeout_s
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if content is None else {"Content-Type": "application/json"}
@@ -149,10 +162,7 @@ class Api:
         if not response.is_success:
             raise _refused(response.status_code, bytes(data))
         self._headers = response.headers
-        try:
-            return msgspec.json.decode(data) if data else None
-        except msgspec.DecodeError as error:
-            raise CliError(f"{self.url} did not answer in JSON: is it the Everstep API?") from error
+        return bytes(data)
 
     def _unreachable(self, error: httpx2.HTTPError) -> CliError:
         if isinstance(error, httpx2.TimeoutException):

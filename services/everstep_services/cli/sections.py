@@ -6,9 +6,12 @@ from everstep.settings import Settings
 
 SECTIONS = {
     "bus": "everstep.bus.settings:BusSettings",
+    "agent": "everstep_services.agent.settings:AgentSettings",
     "log": "everstep.observe.settings:LogSettings",
     "observe": "everstep.observe.settings:ObserveSettings",
     "history": "everstep_services.history.settings:HistorySettings",
+    "health": "everstep_services.health.settings:HealthSettings",
+    "rendezvous": "everstep_services.rendezvous.settings:RendezvousSettings",
     "api": "everstep_services.history.settings:ApiSettings",
     "client": "everstep_services.cli.location:ClientSettings",
 }

@@ -36,6 +36,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     bus_version: str
     bus_pid: int
     services: list[str]
+    command: str = "up"
+    """`up`, or `run` for one that ends with its job."""
 
 
 class StateDir:

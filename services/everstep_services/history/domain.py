@@ -11,7 +11,7 @@ from everstep.messages import Fact
 from everstep.store.changes import Changes, Recorded
 from everstep.store.shapes import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
-from everstep_services.history.claims import jobs, nodes, ranks, rounds
+from everstep_services.history.claims import actions, incidents, jobs, nodes, ranks, rounds
 from everstep_services.history.claims.common import Claim
 
 _Heard = list[int]
@@ -22,6 +22,8 @@ _CLAIMS: Mapping[type[Fact], Claim] = {
     **rounds.CLAIMS,
     **ranks.CLAIMS,
     **nodes.CLAIMS,
+    **incidents.CLAIMS,
+    **actions.CLAIMS,
 }
 """Kinds that change a table of their own; every other fact only counts for its job and round."""
 

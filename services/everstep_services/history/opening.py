@@ -13,12 +13,14 @@ from everstep.clock import SystemClock
 from everstep.observe.http import serve_asgi
 from everstep.runtime import Parts
 from everstep.store.database import Database, StoreLimits, open_database
+from everstep.store.kept import KeptBlobs
 from everstep.store.log import FactLog
 from everstep.store.reads import log_head
 from everstep.store.schema import upgrade
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness
 from everstep_services.history.commands import make_first_token
+from everstep_services.history.copying import LogCopier
 from everstep_services.history.domain import fold
 from everstep_services.history.news import News
 from everstep_services.history.service import Projector
@@ -44,7 +46,11 @@ async def opened(
         fact_log, name = FactLog(database, fold), f"{socket.gethostname()}/{os.getpid()}"
         projector = Projector(settings, bus, database, fact_log, news, clock=clock, name=name)
         connectedness = Connectedness(lambda: projector.is_projecting, lambda: bus.connected)
-        context = await make_context(api, database, news, connectedness, clock=clock)
+        context = await make_context(
+            api, database, news, connectedness, clock=clock, blobs=bus.blobs
+        )
+        most_bytes = settings.keep_log_bytes
+        copier = LogCopier(KeptBlobs(database), bus.blobs, news, clock=clock, most_bytes=most_bytes)
 
         async def close_streams(stop: asyncio.Event) -> None:
             await stop.wait()
@@ -54,6 +60,7 @@ async def opened(
             loops=(
                 projector.project_for_ever,
                 projector.poll_for_ever,
+                partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
                 context.gate.write_used_for_ever,
                 partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
             ),

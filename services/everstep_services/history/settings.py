@@ -37,6 +37,9 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     """The first wait after the database or the bus failed; it doubles."""
     retry_most_s: float = 10.0
     """The longest wait between two attempts."""
+    keep_log_bytes: int = 256 << 20
+    """The ends of failed ranks' logs are copied into the database, up to so much, compressed: then
+    the oldest go. 0 copies none; they can be read as long as the bus has them."""
     poll_every_s: float = 0.5
     """How often a replica that does not write looks for what another has written."""
 
@@ -52,6 +55,8 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
             "retry_first_s",
             "poll_every_s",
         )
+        if self.keep_log_bytes < 0:
+            raise ValueError(f"keep_log_bytes must not be negative, got {self.keep_log_bytes}")
         if self.batch_facts > 20_000:
             raise ValueError(f"batch_facts must be at most 20000, got {self.batch_facts}")
         if self.fetch_within_s * 3 > self.lease_ttl_s:

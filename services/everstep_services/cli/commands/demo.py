@@ -1,4 +1,4 @@
-"""Show facts surviving: a server, then everything, killed under load."""
+"""Show a training that is killed twice, and goes on."""
 
 import click
 
@@ -7,17 +7,21 @@ from everstep_services.cli.invocation import Invocation, with_common_options
 
 @click.command()
 @click.option(
-    "--facts", default=6000, type=click.IntRange(300, 1_000_000), help="How many to record."
+    "--steps",
+    default=400,
+    type=click.IntRange(100, 1_000_000),
+    metavar="N",
+    help="How long the training is (400 steps).",
 )
 @with_common_options
 @click.pass_obj
-def command(invocation: Invocation, *, facts: int) -> int:
-    """Start everything in a new folder, record facts, and kill what lies between.
+def command(invocation: Invocation, *, steps: int) -> int:
+    """Train a small real model on three agents of this machine, and kill what trains.
 
-    First the NATS server, then every service at once, each while facts are being recorded.
-    At the end REST must show each fact once. Nothing is left behind. Training joins the show
-    when there is something that trains.
+    First one rank, then a whole node with its agent: a spare takes its slot. At the end a table
+    says what happened and how long each phase of coming back took. No container, no root, no
+    GPU; what it made stays in a folder that it names.
     """
-    from everstep_services.cli.demonstration import demonstrate
+    from everstep_services.cli.demonstration.show import demonstrate
 
-    return demonstrate(invocation, facts)
+    return demonstrate(invocation, steps)

@@ -21,7 +21,9 @@ from everstep_services.cli.output import schema
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.up import Ground, Ready, run_stack
 from everstep_services.cli.state import StateDir, age_ms, find_state_dir
+from everstep_services.health.settings import HealthSettings
 from everstep_services.history.settings import ApiSettings, HistorySettings
+from everstep_services.rendezvous.settings import RendezvousSettings
 
 _REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"
 
@@ -63,15 +65,21 @@ def _ground(state: StateDir, settings: Loaded, phases: Phases) -> Ground:
     )
 
 
-def _load(invocation: Invocation, api_port: int | None) -> Loaded:
-    sections: dict[str, type[Settings]] = {
+def stack_sections() -> dict[str, type[Settings]]:
+    """The settings of everything that runs here."""
+    return {
         "api": ApiSettings,
         "bus": BusSettings,
+        "health": HealthSettings,
         "history": HistorySettings,
         "log": LogSettings,
         "observe": ObserveSettings,
+        "rendezvous": RendezvousSettings,
     }
-    return invocation.load(sections, [Flag("--api-port", "api.port", api_port)])
+
+
+def _load(invocation: Invocation, api_port: int | None) -> Loaded:
+    return invocation.load(stack_sections(), [Flag("--api-port", "api.port", api_port)])
 
 
 def _configure_logs(invocation: Invocation, settings: Loaded) -> None:

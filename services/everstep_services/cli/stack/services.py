@@ -13,6 +13,8 @@ from everstep_services.cli.state import StateDir
 
 SERVICES = {
     "history": "everstep_services.cli.stack.history:opened",
+    "health": "everstep_services.cli.stack.health:opened",
+    "rendezvous": "everstep_services.cli.stack.rendezvous:opened",
 }
 
 

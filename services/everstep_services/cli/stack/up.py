@@ -54,10 +54,20 @@ class Ground:
     api: socket
     observe: socket
     phases: Phases
+    command: str = "up"
+    """Which command runs it: `up`, or `run` for the length of its job."""
 
 
-async def run_stack(ground: Ground, stop: asyncio.Event, tell: Callable[[Ready], None]) -> None:
-    """Run the bus, every service and the API until `stop`; `tell` is called when it is ready."""
+async def run_stack(
+    ground: Ground,
+    stop: asyncio.Event,
+    tell: Callable[[Ready], None],
+    when_open: Callable[[DevServer], None] = lambda _: None,
+) -> None:
+    """Run the bus, every service and the API until `stop`; `tell` is called when it is ready.
+
+    `when_open` is called earlier: the bus is there, and the services are about to answer.
+    """
     state, phases = ground.state, ground.phases
     async with AsyncExitStack() as stack:
         importing = asyncio.get_running_loop().run_in_executor(None, services)
@@ -74,6 +84,7 @@ async def run_stack(ground: Ground, stop: asyncio.Event, tell: Callable[[Ready],
             for name, service in known.items()
         }
         phases.end("services")
+        when_open(server)
         running = _running(ground, server, version, list(opened))
 
         async def announce(stop: asyncio.Event) -> None:
@@ -95,7 +106,7 @@ async def _serve(
     for name, parts in opened.items():
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
         for component, statistics in parts.statistics.items():
-            metrics.watch(component, statistics)
+            metrics.watch(component, statistics, of="" if component == name else name)
     within_s = ground.settings.section(ObserveSettings).check_within_s
     health = Health("up", __version__, checks, clock, within_s=within_s)
     await serve(
@@ -128,6 +139,7 @@ def _running(ground: Ground, server: DevServer, version: str, names: list[str]) 
         bus_version=version,
         bus_pid=server.pid,
         services=names,
+        command=ground.command,
     )
 
 

@@ -7,12 +7,14 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from everstep import __version__
+from everstep.bus.ports import Blobs
 from everstep.clock import Clock
 from everstep.store.database import Database
+from everstep.store.kept import KeptBlobs
 from everstep.store.reads import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
-from everstep_services.history.api import facts, jobs, nodes, status, tokens
+from everstep_services.history.api import facts, incidents, jobs, logs, nodes, status, tokens
 from everstep_services.history.api.context import Connectedness, Context
 from everstep_services.history.api.cursors import Cursors
 from everstep_services.history.api.feed import Feed
@@ -24,7 +26,8 @@ from everstep_services.history.settings import ApiSettings
 
 BASE = "/api/v1"
 _DESCRIPTION = """\
-The record of Everstep: jobs, rounds, nodes, and the facts that all of it is derived from.
+The record of Everstep: jobs, rounds, incidents, nodes, and the facts that all of it is derived
+from.
 
 Lists have pages: give `next` of one answer as `cursor` of the next question, with the same
 filters. Every error is `application/problem+json` (RFC 9457). Answers have an `ETag`; send it
@@ -39,6 +42,7 @@ async def make_context(
     connectedness: Connectedness,
     *,
     clock: Clock,
+    blobs: Blobs,
 ) -> Context:
     """What the endpoints share. The database must have its schema already."""
     now = await log_head(database)
@@ -49,6 +53,8 @@ async def make_context(
         tokens=made,
         gate=Gate(settings, made, clock),
         feed=Feed(database, news),
+        kept=KeptBlobs(database),
+        blobs=blobs,
         cursors=Cursors(now.secret),
         clock=clock,
         epoch=now.epoch,
@@ -78,7 +84,7 @@ def create_api(context: Context) -> FastAPI:
     )
     api.state.context = context
     handle(api)
-    for part in (jobs, nodes, facts, tokens, status):
+    for part in (jobs, incidents, logs, nodes, facts, tokens, status):
         api.include_router(part.router, prefix=BASE)
     _describe_problems(api)
     return api

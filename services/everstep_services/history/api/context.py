@@ -8,8 +8,10 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
+from everstep.bus.ports import Blobs
 from everstep.clock import Clock
 from everstep.store.database import Database
+from everstep.store.kept import KeptBlobs
 from everstep.store.tokens import Scope, Token, Tokens, allows
 from everstep_services.history.api.cursors import Cursors
 from everstep_services.history.api.feed import Feed
@@ -35,6 +37,8 @@ class Context:
     tokens: Tokens
     gate: Gate
     feed: Feed
+    kept: KeptBlobs
+    blobs: Blobs
     cursors: Cursors
     clock: Clock
     epoch: str

@@ -31,6 +31,7 @@ from everstep_services.history.api.dto import (
     RoundDetail,
     Stall,
     present,
+    shown_exit,
 )
 from everstep_services.history.api.problems import ProblemError, not_found, responses
 
@@ -42,6 +43,7 @@ LARGEST = 2**53 - 1
 Word = Annotated[str, Field(max_length=256, pattern=TEXT)]
 _MOST_ALLOCATIONS = 100
 _MOST_SHOWN = 1000
+_MOST_EXITS = 200
 
 JobName = Annotated[str, Path(pattern=NAME, description="The job's id.", examples=["llama-8b"])]
 RoundNumber = Annotated[int, Path(ge=0, le=LARGEST, description="The round's number.")]
@@ -135,7 +137,7 @@ async def list_rounds(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[RoundFilter, Query()]
 ) -> PageOf[Round]:
     """Rounds by number, the newest first."""
-    await _known(context, job)
+    await check_known(context, job)
     conditions: list[ColumnElement[bool]] = []
     if asked.state is not None:
         conditions.append(round_state() == asked.state)
@@ -150,7 +152,9 @@ async def list_rounds(
 @router.get("/jobs/{job}/rounds/{number}", summary="One round", responses=responses(404))
 async def get_round(context: Ctx, _token: Reader, job: JobName, number: RoundNumber) -> RoundDetail:
     """A round with who took part, who exited, and who stalled."""
-    detail = await round_detail(context.database, job, number, most=_MOST_SHOWN)
+    detail = await round_detail(
+        context.database, job, number, most=_MOST_SHOWN, most_exits=_MOST_EXITS
+    )
     if detail is None:
         raise not_found(f"round {number} of job {job}")
     lists = [detail.pop(name) for name in ("members", "exits", "stalls_seen")]
@@ -158,9 +162,9 @@ async def get_round(context: Ctx, _token: Reader, job: JobName, number: RoundNum
     return RoundDetail(
         **present(detail),
         members=[Member(**present(row)) for row in members],
-        exits=[Exit(**present(row)) for row in exits],
+        exits=[shown_exit(row) for row in exits],
         stalls_seen=[Stall(**present(row)) for row in stalls],
-        is_cut=any(len(rows) == _MOST_SHOWN for rows in lists),
+        is_cut=len(exits) == _MOST_EXITS or _MOST_SHOWN in {len(members), len(stalls)},
     )
 
 
@@ -175,7 +179,7 @@ async def list_members(
     asked: Annotated[Paging, Query()],
 ) -> PageOf[Member]:
     """Nodes with a slot, by slot."""
-    await _known(context, job, number)
+    await check_known(context, job, number)
     members = tables.round_members
     query = select(members).where(members.c.job == job, members.c.round == number)
     place = f"/jobs/{job}/rounds/{number}/members"
@@ -194,7 +198,7 @@ async def list_exits(
     asked: Annotated[ExitFilter, Query()],
 ) -> PageOf[Exit]:
     """Ranks that ended by themselves, in the order of the log."""
-    await _known(context, job, number)
+    await check_known(context, job, number)
     exits = tables.rank_exits
     query = select(exits).where(exits.c.job == job, exits.c.round == number)
     if asked.failed is not None:
@@ -203,7 +207,7 @@ async def list_exits(
         query = query.where(exits.c.node == asked.node)
     place = f"/jobs/{job}/rounds/{number}/exits"
     found = await paged(context, query, Order((exits.c.n,)), asked, place)
-    return PageOf[Exit](items=[Exit(**present(row)) for row in found.rows], next=found.next)
+    return PageOf[Exit](items=[shown_exit(row) for row in found.rows], next=found.next)
 
 
 class Found:
@@ -225,7 +229,8 @@ async def paged(
     return Found(found, None if key is None else context.cursors.make(key, question))
 
 
-async def _known(context: Context, job: str, number: int | None = None) -> None:
+async def check_known(context: Context, job: str, number: int | None = None) -> None:
+    """404 when no fact has named this job, or this round of it."""
     if number is None:
         query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job)
         what = f"job {job}"

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from everstep.store.changes import Changes, Recorded
+import msgspec
+
+from everstep.messages import BlobRef
+from everstep.store.changes import Changes, Recorded, compact
 from everstep.store.shapes import NODES
 
 Claim = Callable[[Changes, Recorded, Any], None]
@@ -13,3 +16,8 @@ Claim = Callable[[Changes, Recorded, Any], None]
 def about_node(changes: Changes, one: Recorded, node: str, **values: Any) -> None:
     """Change a node's row, and note that it was heard of."""
     changes.merge(NODES, (node,), first_n=one.n, last_n=one.n, updated_us=one.received_us, **values)
+
+
+def blob_text(blob: BlobRef | None) -> str | None:
+    """Where a blob is, as it stands in a column; `BlobRef` reads it back."""
+    return None if blob is None else compact(msgspec.structs.asdict(blob))

@@ -47,6 +47,8 @@ def _spec(changes: Changes, job: str, n: int, spec: JobSpec) -> None:
         ranks_per_node=spec.ranks_per_node,
         spares=spec.spares,
         max_restarts=spec.max_restarts,
+        max_restarts_per_hour=spec.max_restarts_per_hour,
+        no_progress_limit=spec.no_progress_limit,
     )
 
 

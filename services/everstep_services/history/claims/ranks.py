@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from everstep.messages import (
+    ErrorRecord,
     Fact,
     ProgressMade,
     RankExited,
@@ -11,13 +12,15 @@ from everstep.messages import (
     RankStalled,
     RankStarted,
 )
-from everstep.store.changes import Changes, Recorded
+from everstep.store.changes import Changes, Recorded, compact
 from everstep.store.instants import to_us
 from everstep.store.shapes import EXITS, JOBS, MEMBERS, ROUNDS, STALLS
-from everstep_services.history.claims.common import Claim, about_node
+from everstep_services.history.claims.common import Claim, about_node, blob_text
 
 FAILURES = frozenset({"error", "signal", "out_of_memory", "no_device"})
 """How a rank fails. A word from a later release is no failure, until this one knows it."""
+_TRACEBACK = 8000
+"""So much of a traceback's end is in the table; the log has it whole."""
 
 
 def _rank_started(changes: Changes, _one: Recorded, fact: RankStarted) -> None:
@@ -30,7 +33,6 @@ def _rank_exited(changes: Changes, one: Recorded, fact: RankExited) -> None:
     changes.merge(JOBS, (fact.job,), ranks_failed=failed, last_step=fact.step)
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_exited=1, ranks_failed=failed)
     about_node(changes, one, fact.node, ranks_failed=failed)
-    error = fact.error
     changes.merge(
         EXITS,
         (one.n,),
@@ -46,15 +48,32 @@ def _rank_exited(changes: Changes, one: Recorded, fact: RankExited) -> None:
         is_failure=is_failure,
         exit_code=fact.exit_code,
         signal=fact.signal,
-        error_name=error.name if error else None,
-        error_text=error.text if error else None,
-        error_place=error.place if error else None,
+        **_error(fact.error),
         first_error=fact.first_error or None,
+        log=blob_text(fact.log),
+        pid=fact.pid,
+        core_dumped=fact.core_dumped,
         lasted_s=fact.lasted_s,
         step=fact.step,
         section=fact.section,
         incident=fact.incident,
     )
+
+
+def _error(error: ErrorRecord | None) -> dict[str, str | None]:
+    if error is None:
+        return {}
+    traceback = error.traceback
+    if len(traceback) > _TRACEBACK:
+        # The innermost frames are the last ones, and lines stay whole.
+        traceback = "…\n" + traceback[-_TRACEBACK:].partition("\n")[2]
+    return {
+        "error_name": error.name,
+        "error_text": error.text,
+        "error_place": error.place or None,
+        "error_chain": compact(error.chain) if error.chain else None,
+        "traceback": traceback or None,
+    }
 
 
 def _rank_stalled(changes: Changes, one: Recorded, fact: RankStalled) -> None:
@@ -99,10 +118,15 @@ def _ranks_stopped(changes: Changes, _one: Recorded, fact: RanksStopped) -> None
     changes.merge(
         MEMBERS,
         (fact.job, fact.round, fact.slot),
+        stopped_fact=fact.id,
         stopped_us=to_us(fact.at),
+        stopped_ranks=compact(fact.ranks),
+        killed_ranks=compact(fact.killed),
         stop_s=fact.stop_s,
-        ranks_killed=killed,
+        evidence_s=fact.evidence_s,
+        device_wait_s=fact.device_wait_s,
         device_held_bytes=fact.device_held_bytes,
+        ranks_killed=killed,
     )
 
 

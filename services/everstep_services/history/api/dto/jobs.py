@@ -1,49 +1,19 @@
-"""What REST answers: shapes for people and programs. Nothing behind HTTP uses these."""
+"""Jobs, their rounds, and what became of the ranks, as REST shows them."""
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from everstep.store.instants import from_us
-from everstep.store.shapes import PROJECTED
-from everstep.store.tokens import Scope
-
-T = TypeVar("T")
-
-_STRUCTURED = frozenset(
-    name for shape in PROJECTED for name, column in shape.columns.items() if column.type == "json"
-)
+from everstep.store.reads import Record
+from everstep_services.history.api.dto.answer import Answer, present
 
 
-def present(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row as a DTO takes it: moments for `_us`, structures for their texts."""
-    shown: dict[str, Any] = {}
-    for name, value in row.items():
-        if name == "at_us":
-            shown["at"] = from_us(value)
-        elif name.endswith("_us"):
-            shown[f"{name[:-3]}_at"] = None if value is None else from_us(value)
-        elif name in _STRUCTURED and value is not None:
-            shown[name] = msgspec.json.decode(value)
-        else:
-            shown[name] = value
-    return shown
+class BudgetOut(Answer):
+    """What is left of a limit on actions."""
 
-
-class Answer(BaseModel):
-    """The root of all answers."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class PageOf(Answer, Generic[T]):
-    """Some of the items of a list."""
-
-    items: list[T]
-    next: str | None = Field(description="Give it as `cursor` for the next page; null at the end.")
+    name: str = Field(examples=["restarts"])
+    limit: int
+    left: int = Field(description="After the last decision.")
 
 
 class Job(Answer):
@@ -66,6 +36,11 @@ class Job(Answer):
     ranks_per_node: int | None
     spares: int | None
     max_restarts: int | None = Field(description="The restart budget; null for no limit.")
+    max_restarts_per_hour: int | None
+    no_progress_limit: int | None = Field(
+        description="Rounds in a row that may end without a new step."
+    )
+    budgets: list[BudgetOut] | None = Field(description="As of the last decision about it.")
     started_at: datetime | None
     updated_at: datetime | None = Field(description="When the last fact about it arrived here.")
     ended_at: datetime | None
@@ -82,6 +57,7 @@ class Job(Answer):
     ranks_failed: int | None
     stalls: int | None
     nodes_lost: int | None
+    incidents: int | None = Field(description="How many there have been.")
     facts: int | None = Field(description="How many facts are kept about it.")
     first_n: int | None = Field(description="Its first fact's place in the log.")
     last_n: int | None = Field(description="Its last fact's place in the log.")
@@ -171,9 +147,15 @@ class Member(Answer):
     first_rank: int | None
     ranks: int | None
     stopped_at: datetime | None
+    stopped_ranks: list[int] | None = Field(
+        description="The ranks that its agent stopped when the round was over."
+    )
+    killed_ranks: list[int] | None = Field(description="Those that outlived the grace period.")
     stop_s: float | None
-    ranks_killed: int | None
+    evidence_s: float | None
+    device_wait_s: float | None
     device_held_bytes: int | None
+    ranks_killed: int | None
 
 
 class Exit(Answer):
@@ -192,14 +174,24 @@ class Exit(Answer):
     is_failure: bool
     exit_code: int | None
     signal: str | None
-    error_name: str | None
+    error_name: str | None = Field(description="The exception's class.")
     error_text: str | None
-    error_place: str | None
-    first_error: str | None
+    error_place: str | None = Field(description="The innermost frame of the user's own code.")
+    error_chain: list[str] | None = Field(description="What it was raised from, outermost first.")
+    traceback: str | None = Field(description="Its end, at most 8000 characters.")
+    first_error: str | None = Field(description="The first line of its output that reports one.")
+    core_dumped: bool | None
+    pid: int | None
+    has_log: bool = Field(description="The end of its output was kept: see its `/log`.")
     lasted_s: float | None
     step: int | None
     section: str | None
     incident: str | None
+
+
+def shown_exit(row: Record) -> Exit:
+    """As a client sees it: where the end of its output is, is ours to know."""
+    return Exit(**present(row), has_log=row["log"] is not None)
 
 
 class Stall(Answer):
@@ -225,114 +217,6 @@ class RoundDetail(Round):
     """A round with its members, exits and stalls."""
 
     members: list[Member] = Field(description="By slot; at most 1000.")
-    exits: list[Exit] = Field(description="In the order of the log; at most 1000.")
+    exits: list[Exit] = Field(description="In the order of the log; at most 200.")
     stalls_seen: list[Stall] = Field(description="In the order of the log; at most 1000.")
     is_cut: bool = Field(description="There are more than are shown: see the lists themselves.")
-
-
-class Node(Answer):
-    """A host and the agent on it."""
-
-    node: str
-    state: str | None = Field(description="`joined`, `left` or `lost`.")
-    state_at: datetime | None
-    state_reason: str | None
-    job: str | None = Field(description="The job that it joined last.")
-    allocation: str | None
-    joined_at: datetime | None
-    address: str | None
-    ranks: int | None
-    failure_domain: str | None
-    topology: list[str] | None
-    device: str | None
-    version: str | None
-    is_healthy: bool | None = Field(description="By its last check; null when never checked.")
-    health_at: datetime | None
-    health_reason: str | None
-    is_suspect: bool | None
-    suspect_at: datetime | None
-    suspect_reason: str | None
-    is_excluded: bool | None = Field(description="As last decided: see `excluded_until_at`.")
-    excluded_at: datetime | None
-    excluded_until_at: datetime | None
-    excluded_by: str | None
-    excluded_reason: str | None
-    refused_at: datetime | None
-    refused_cause: str | None
-    refused_reason: str | None
-    joins: int | None
-    losses: int | None
-    refusals: int | None
-    suspicions: int | None
-    ranks_failed: int | None
-    stalls: int | None
-    updated_at: datetime | None
-    first_n: int | None
-    last_n: int | None
-
-
-class FactOut(Answer):
-    """One fact, as it was sent, and its place in the log."""
-
-    n: int = Field(description="Its place in the log: the order that everything here has.")
-    id: str
-    job: str = Field(description="The job that it is about, or `_cluster`.")
-    kind: str = Field(examples=["rank_exited"])
-    round: int | None
-    node: str | None
-    at: datetime = Field(description="The sender's clock.")
-    source: str = Field(examples=["agent/node-07"])
-    received_at: datetime = Field(description="Our clock.")
-    body: dict[str, Any] = Field(description="The message itself.")
-
-
-class TokenOut(Answer):
-    """What is known of a token."""
-
-    id: str
-    name: str
-    scope: Scope
-    created_at: datetime
-    expires_at: datetime | None
-    last_used_at: datetime | None = Field(description="To the half minute.")
-    revoked_at: datetime | None
-
-
-class NewToken(TokenOut):
-    """A token with its text."""
-
-    token: str = Field(description="Keep it: it is shown only now.")
-
-
-class TokenWanted(BaseModel):
-    """A token to be made."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        description="Whose it is.",
-        examples=["dashboard"],
-    )
-    scope: Scope = Field("read", description="Each allows what those before it allow.")
-    expires_in_s: int | None = Field(None, ge=1, le=10 * 366 * 86400, description="Null for never.")
-
-
-class Status(Answer):
-    """How this replica and the record are."""
-
-    version: str
-    epoch: str = Field(description="Names this database; another one numbers facts anew.")
-    schema_version: str = Field(description="The schema's newest step.")
-    last_n: int = Field(description="How far the log reaches.")
-    projected_n: int = Field(description="How far the tables reach.")
-    is_rebuilding: bool = Field(description="The tables do not reach as far as the log.")
-    stream: str | None = Field(description="The incarnation of the stream that is read.")
-    stream_sequence: int | None
-    stream_read_at: datetime | None = Field(description="When facts were last written.")
-    is_projecting: bool = Field(description="This replica is the one that writes.")
-    is_bus_connected: bool
-    database: Literal["sqlite", "postgresql"]
-    listeners: int = Field(description="Open live streams on this replica.")

@@ -1,0 +1,169 @@
+"""One incident with all that belongs to it, as of one moment."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, except_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep.store.reads import Record, round_state
+
+_FEW = 50
+_MANY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is known of one incident."""
+
+    incident: Record
+    primary: Record | None
+    """The exit that explains the others."""
+    primary_body: str | None
+    """The fact of that exit, whole."""
+    stall: Record | None
+    """Of the rank that the first report is about, unless it moved again."""
+    exits: Sequence[Record]
+    """The first failures of the round."""
+    evidence: Sequence[Record]
+    actions: Sequence[Record]
+    rounds: Sequence[Record]
+    """The round that it broke, and those that were to bring the training back."""
+    nodes_out: Sequence[str]
+    nodes_in: Sequence[str]
+
+
+async def incident_story(database: Database, job: str, incident: str) -> Story | None:
+    """All of it; None when no fact has named this incident."""
+    async with database.read() as connection:
+        here = tables.incidents.c
+        query = select(tables.incidents).where(here.job == job, here.incident == incident)
+        row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else await _story(connection, job, row)
+
+
+async def _story(connection: AsyncConnection, job: str, row: Record) -> Story:
+    exits = await _failures(connection, job, row["round"])
+    actions = await _actions(connection, job, row["incident"])
+    primary = await _primary(connection, job, row, actions)
+    rounds = await _rounds(connection, job, row)
+    out, in_ = await _moves(connection, job, [one["round"] for one in rounds])
+    return Story(
+        incident=row,
+        primary=primary,
+        primary_body=None if primary is None else await _body(connection, primary["id"]),
+        stall=await _stall(connection, job, row),
+        exits=exits,
+        evidence=await _evidence(connection, job, row["incident"]),
+        actions=actions,
+        rounds=rounds,
+        nodes_out=out,
+        nodes_in=in_,
+    )
+
+
+async def _failures(connection: AsyncConnection, job: str, number: int | None) -> Sequence[Record]:
+    if number is None:
+        return []
+    exits = tables.rank_exits
+    query = select(exits).where(
+        exits.c.job == job, exits.c.round == number, exits.c.is_failure.is_(True)
+    )
+    return await _all(connection, query.order_by(exits.c.n).limit(_FEW))
+
+
+async def _primary(
+    connection: AsyncConnection, job: str, row: Record, actions: Sequence[Record]
+) -> Record | None:
+    """The exit that the first decision rests on, else the one that was reported first.
+
+    They differ when a later report explained the others better.
+    """
+    table = tables.rank_exits
+    here = (table.c.job == job, table.c.round == row["round"])
+    rests_on = [id_ for one in actions for id_ in json.loads(one["rests_on"] or "[]")]
+    named = [*rests_on, *([row["trigger_fact"]] if row["trigger_fact"] else [])][:_FEW]
+    wanted: ColumnElement[bool] = table.c.id.in_(named)
+    if row["rank"] is not None:
+        wanted |= table.c.rank == row["rank"]
+    elif row["node"] is None:
+        wanted |= table.c.is_failure.is_(True)
+    found = await _all(
+        connection, select(table).where(*here, wanted).order_by(table.c.n).limit(_MANY)
+    )
+    by_id = {one["id"]: one for one in found}
+    best = next((by_id[id_] for id_ in named if id_ in by_id), None)
+    return best or (found[0] if found else None)
+
+
+async def _stall(connection: AsyncConnection, job: str, row: Record) -> Record | None:
+    if row["rank"] is None or row["round"] is None:
+        return None
+    stalls = tables.rank_stalls
+    query = select(stalls).where(
+        stalls.c.job == job,
+        stalls.c.round == row["round"],
+        stalls.c.rank == row["rank"],
+        stalls.c.n.is_not(None),
+        stalls.c.recovered_us.is_(None),
+    )
+    found = await _all(connection, query.order_by(stalls.c.n.desc()).limit(1))
+    return found[0] if found else None
+
+
+async def _evidence(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
+    table = tables.evidence
+    query = select(table).where(table.c.job == job, table.c.incident == incident)
+    return await _all(connection, query.order_by(table.c.n).limit(_MANY))
+
+
+async def _actions(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
+    table = tables.actions
+    query = select(table).where(table.c.job == job, table.c.incident == incident)
+    return await _all(connection, query.order_by(table.c.n).limit(_MANY))
+
+
+async def _rounds(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    rounds, incident = tables.rounds, row["incident"]
+    belongs = (rounds.c.recovers_incident == incident) | (rounds.c.end_incident == incident)
+    for number in (row["round"], row["next_round"]):
+        if number is not None:
+            belongs |= rounds.c.round == number
+    query = select(rounds, round_state().label("state")).where(rounds.c.job == job, belongs)
+    return await _all(connection, query.order_by(rounds.c.round).limit(_FEW))
+
+
+async def _moves(
+    connection: AsyncConnection, job: str, numbers: Sequence[int]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Nodes that had a slot in the first of these rounds and not in the last, and vice versa."""
+    members = tables.round_members.c
+
+    def of(number: int) -> Select[Any]:
+        here = (members.job == job, members.round == number, members.node.is_not(None))
+        return select(members.node).where(*here)
+
+    async def only(one: int, other: int) -> Sequence[str]:
+        query = except_(of(one), of(other)).limit(_MANY)
+        return sorted(str(node) for node in (await connection.execute(query)).scalars())
+
+    # Of a round that has not formed, or that is not heard of yet, nobody is known to be missing.
+    known = [n for n in numbers if await _all(connection, of(n).limit(1))]
+    if len(known) < 2:
+        return [], []
+    return await only(known[0], known[-1]), await only(known[-1], known[0])
+
+
+async def _body(connection: AsyncConnection, id_: str) -> str | None:
+    query = select(tables.facts.c.body).where(tables.facts.c.id == id_)
+    body: str | None = (await connection.execute(query)).scalar_one_or_none()
+    return body
+
+
+async def _all(connection: AsyncConnection, query: Select[Any]) -> Sequence[Record]:
+    rows: Sequence[Record] = (await connection.execute(query)).mappings().all()
+    return rows

@@ -1,0 +1,1 @@
+"""The one Everstep process on each node: starts, watches and stops ranks."""

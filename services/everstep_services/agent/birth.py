@@ -1,0 +1,63 @@
+"""How the warden starts a process of its own: forked, in a session of its own, bound to it."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainer_sdk import bootstrap
+from trainer_sdk.bootstrap import entering, title
+from trainer_sdk.wire import Command, RankEntry, WardenPlan, unpack
+
+_MAIN = str(Path(bootstrap.__file__).with_name("__main__.py"))
+# With these, importing numpy or its like starts no pool of threads, which would forbid a fork.
+_NO_POOLS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
+# Read by Python or the loader at their own start: a forked rank would have the forge's.
+_READ_AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_")
+
+
+def start_cold(entry: RankEntry, plan: WardenPlan) -> int:
+    """Start one rank through the bootstrap, or a program as it is; its process id."""
+    program = _argv(plan.command, plan.python)
+    return _start(
+        program, unpack(entry.environ), stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd
+    )
+
+
+def start_forge(plan: WardenPlan, channel: socket.socket) -> int:
+    """Start a forge that talks over `channel`; its process id."""
+    log = os.path.join(plan.folder, "forge.log")
+    environ = unpack(plan.environ) | dict.fromkeys(_NO_POOLS, "1")
+    channel.set_inheritable(True)
+    argv = [plan.python, _MAIN, "forge", str(channel.fileno()), title.PADDING]
+    return _start(argv, environ, stdout=log, stderr=log, cwd=plan.cwd)
+
+
+def why_not_warm(entry: RankEntry, plan: WardenPlan) -> str:
+    """The variable that a forked rank could not honour; empty if there is none."""
+    for name in sorted(entry.environ.keys() | plan.environ.keys()):
+        if name.startswith(_READ_AT_START) and entry.environ.get(name) != plan.environ.get(name):
+            return name
+    return ""
+
+
+def _argv(command: Command, python: str) -> list[str]:
+    if command.kind == "program":
+        return [command.target, *command.arguments]
+    return [python, _MAIN, "rank", command.kind, command.target, *command.arguments]
+
+
+def _start(
+    argv: Sequence[str], environ: Mapping[str, str], *, stdout: str, stderr: str, cwd: str
+) -> int:
+    warden = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        entering.become_session(stdout=stdout, stderr=stderr, cwd=cwd)
+        entering.die_with(warden, born_of=warden)
+        os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 - the user's own program
+    except BaseException as error:  # noqa: BLE001 - this is a copy of the warden; it must end here
+        entering.refuse(f"the rank cannot start: {argv[0]}: {error}")
+    raise AssertionError("refuse does not return")

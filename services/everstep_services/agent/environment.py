@@ -1,0 +1,90 @@
+"""The environment of a rank: torchrun's, so that unmodified scripts run, and a few of ours."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from everstep.messages import StartRanks
+from everstep_services.agent.plan import RunPlan
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NO_LIMIT = 1_000_000
+"""TORCHELASTIC_MAX_RESTARTS where there is none: scripts read it as a number."""
+
+
+class DevicesMissingError(EverstepError):
+    """More ranks than devices, where each rank is to see one of its own."""
+
+    def __init__(self, local_rank: int, visible: str) -> None:
+        super().__init__(
+            f"--virtual-local-rank: local rank {local_rank} has no device, as "
+            f"CUDA_VISIBLE_DEVICES is {visible!r}; lower --nproc-per-node"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankPaths:
+    """Files and sockets that one rank is given."""
+
+    error_file: Path
+    """Where an uncaught exception is written: TORCHELASTIC_ERROR_FILE."""
+
+
+def environment(
+    plan: RunPlan,
+    order: StartRanks,
+    local_rank: int,
+    base: Mapping[str, str],
+    paths: RankPaths,
+) -> dict[str, str]:
+    """Everything that a rank finds in its environment. `base` is that of `everstep run`."""
+    found = dict(base)
+    found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if order.ranks > 1:
+        found.setdefault("OMP_NUM_THREADS", "1")
+    return found | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
+        "MASTER_ADDR": order.master_address,
+        "MASTER_PORT": str(order.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(order.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(
+            _NO_LIMIT if order.max_restarts is None else order.max_restarts
+        ),
+        "TORCHELASTIC_RUN_ID": plan.run_id or plan.job,
+        # The agent hosts no store: rank 0 does, and it dies with its round.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(plan.signals),
+        "TORCHELASTIC_ERROR_FILE": str(paths.error_file),
+        "EVERSTEP_JOB": plan.job,
+        "EVERSTEP_NODE": plan.node,
+        "EVERSTEP_ROUND": str(order.round),
+        "EVERSTEP_SLOT": str(order.slot),
+    }  # fmt: skip
+
+
+def _places(plan: RunPlan, order: StartRanks, local_rank: int) -> dict[str, str]:
+    """Who the rank is. All ranks of a job have one role, so a role's world is the world."""
+    rank, world = str(order.first_rank + local_rank), str(order.world_size)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(order.slot),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": plan.role,
+        "LOCAL_WORLD_SIZE": str(order.ranks),
+        "WORLD_SIZE": world,
+        "GROUP_WORLD_SIZE": str(order.slots),
+        "ROLE_WORLD_SIZE": world,
+    }
+
+
+def _devices(plan: RunPlan, local_rank: int, base: Mapping[str, str]) -> dict[str, str]:
+    """With virtual local ranks each rank is the first on a node with one device."""
+    if not plan.virtual_local_rank:
+        return {}
+    visible = base.get(_VISIBLE)
+    devices = None if visible is None else [part.strip() for part in visible.split(",")]
+    if devices is not None and local_rank >= len(devices):
+        raise DevicesMissingError(local_rank, visible or "")
+    device = str(local_rank) if devices is None else devices[local_rank]
+    return {"LOCAL_RANK": "0", _VISIBLE: device}

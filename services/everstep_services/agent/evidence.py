@@ -1,0 +1,147 @@
+"""What a rank leaves behind when it fails: the end of its output, in the evidence store."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from everstep.bus.errors import BusError
+from everstep.bus.ports import Bus
+from everstep.ids import new_id
+from everstep.messages import BlobRef, StartRanks
+from everstep_services.agent.failures import Exit
+from everstep_services.agent.logfiles import LogFiles, first_error, tail
+from everstep_services.agent.records import Records
+
+log = logging.getLogger(__name__)
+
+_TAIL_BYTES = 64 * 1024
+_PUT_WITHIN_S = 5.0
+_STREAMS = ("stderr", "stdout")
+Job = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Failure:
+    """One rank that ended: the id that its fact will have, and its incident once known."""
+
+    fact: str = field(default_factory=new_id)
+    incident: str | None = None
+    blobs: dict[str, BlobRef] = field(default_factory=dict)
+    is_recorded: bool = False
+
+
+class Evidence:
+    """Collects beside everything else: no decision waits for it."""
+
+    def __init__(self, job: str, bus: Bus, logs: LogFiles, records: Records) -> None:
+        self._job = job
+        self._bus = bus
+        self._logs = logs
+        self._records = records
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._failures: dict[tuple[int, int], _Failure] = {}
+
+    def fact_of(self, round: int, rank: int) -> str | None:
+        """The id of the fact about the end of this rank, recorded or not yet."""
+        failure = self._failures.get((round, rank))
+        return None if failure is None else failure.fact
+
+    def rank_exited(
+        self, order: StartRanks, rank: int, pid: int, ending: Exit, step: int | None
+    ) -> None:
+        """Keep what this end left, and record it."""
+        for old in [key for key in self._failures if key[0] < order.round - 1]:
+            del self._failures[old]
+        failure = self._failures.setdefault((order.round, rank), _Failure())
+
+        async def keep() -> None:
+            said = ""
+            if not ending.is_good:
+                failure.blobs = await self._store(order.round, rank)
+                said = await asyncio.to_thread(self._first_error, order.round, rank)
+            fact = self._records.rank_exited(
+                failure.fact, order, rank, pid, ending,
+                step=step, first_error=said, log=failure.blobs.get("stderr"),
+                incident=failure.incident,
+            )  # fmt: skip
+            await self._bus.record(fact)
+            failure.is_recorded = True
+            await self._say_where(order.round, rank, failure)
+
+        self._jobs.put_nowait(keep)
+
+    def belongs_to(self, round: int, rank: int, incident: str) -> None:
+        """Rendezvous has said which incident this end belongs to."""
+        failure = self._failures.get((round, rank))
+        if failure is None or failure.incident is not None:
+            return
+        failure.incident = incident
+        if failure.is_recorded:
+            self._jobs.put_nowait(lambda: self._say_where(round, rank, failure))
+
+    def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
+        """Keep what the job's first rank said last: it speaks for those that were stopped."""
+        if order.first_rank or not ranks or ranks[0] != 0:
+            return
+        failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))
+
+        async def keep() -> None:
+            failure.blobs = await self._store(order.round, 0)
+            await self._say_where(order.round, 0, failure)
+
+        self._jobs.put_nowait(keep)
+
+    async def collect_for_ever(self) -> None:
+        while True:
+            job = await self._jobs.get()
+            try:
+                await job()
+            finally:
+                self._jobs.task_done()
+
+    async def finish(self, within_s: float) -> None:
+        """Wait for what is under way."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._jobs.join()
+        except TimeoutError:
+            log.warning("evidence_unfinished jobs=%d", self._jobs.qsize())
+
+    async def _store(self, round: int, rank: int) -> dict[str, BlobRef]:
+        blobs: dict[str, BlobRef] = {}
+        for stream in _STREAMS:
+            text = await asyncio.to_thread(self._tail, round, rank, stream)
+            if not text:
+                continue
+            try:
+                async with asyncio.timeout(_PUT_WITHIN_S):
+                    blobs[stream] = await self._bus.blobs.put(self._job, text.encode())
+            except (BusError, TimeoutError) as error:
+                log.warning("log_not_kept rank=%d stream=%s error=%s", rank, stream, error)
+        return blobs
+
+    async def _say_where(self, round: int, rank: int, failure: _Failure) -> None:
+        if failure.incident is None:
+            return
+        for stream, blob in failure.blobs.items():
+            where = self._logs.file(round, rank, stream)
+            summary = f"{stream}: the last {blob.size_bytes} bytes of {where}"
+            await self._bus.record(
+                self._records.evidence(
+                    round, failure.incident, "log", rank=rank, blob=blob, summary=summary
+                )
+            )
+        failure.blobs = {}
+
+    def _tail(self, round: int, rank: int, stream: str) -> str:
+        start = self._logs.start(round, rank, stream)
+        return tail(self._logs.file(round, rank, stream), _TAIL_BYTES, start=start)
+
+    def _first_error(self, round: int, rank: int) -> str:
+        for stream in _STREAMS:
+            start = self._logs.start(round, rank, stream)
+            found = first_error(self._logs.file(round, rank, stream), start=start)
+            if found:
+                return found
+        return ""

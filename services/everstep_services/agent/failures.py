@@ -1,0 +1,90 @@
+"""How a rank ended: what that is called, and whether it may be the cause."""
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+
+from everstep.messages import ErrorRecord
+
+SECONDARY = "secondary:"
+"""Before the fingerprint of a failure that looks like the consequence of another rank's."""
+
+_CONSEQUENCES = re.compile(
+    r"connection (closed|reset|refused|was closed)|broken pipe|remote process exited"
+    r"|gloo/transport|connectfullmesh|connection is closed|peer .*(closed|died)"
+    r"|ncclremoteerror|ncclsystemerror|ncclinternalerror|watchdog"
+    r"|timed out (after|waiting)|timeout.*(collective|store|barrier)|wait timeout"
+    r"|failed to (recv|send|connect)|socket (timeout|error)|recvvalue failed|sendbytes failed",
+    re.IGNORECASE,
+)
+_DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+_ACCIDENTS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|/[^\s'\"]+/|\s+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How one process ended."""
+
+    code: int | None = None
+    signal: str | None = None
+    core_dumped: bool = False
+    error: ErrorRecord | None = None
+    is_out_of_memory: bool = False
+    """The kernel killed it for its memory."""
+    lasted_s: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        return self.code == 0
+
+    @property
+    def how(self) -> str:
+        """As in `rank_exited`."""
+        if self.is_out_of_memory:
+            return "out_of_memory"
+        if self.signal is not None:
+            return "signal"
+        if self.code is None:
+            return "unknown"
+        return "done" if self.code == 0 else "error"
+
+    @property
+    def is_secondary(self) -> bool:
+        """It ended because another rank was no longer there, as far as its own words go."""
+        if self.error is None:
+            return self.signal == "SIGABRT"  # what C++ does about an error that nobody catches
+        if self.error.name.rpartition(".")[2] in _DISTRIBUTED:
+            return True
+        return bool(_CONSEQUENCES.search(self.error.text))
+
+    @property
+    def text(self) -> str:
+        """What happened, in the words that a person reads."""
+        core = ", core dumped" if self.core_dumped else ""
+        if self.is_out_of_memory:
+            return "was killed by the kernel: out of memory"
+        if self.signal is not None:
+            return f"was ended by {self.signal}{core}"
+        if self.code is None:
+            return "is gone, and nobody saw how"
+        if self.error is not None:
+            first = self.error.text.partition("\n")[0][:300]
+            place = f" at {self.error.place}" if self.error.place else ""
+            return f"exited with {self.code}: {self.error.name}: {first}{place}"
+        return f"exited with {self.code}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for the same failure, whatever its accidents: addresses, numbers, folders."""
+        if self.error is not None:
+            said = _ACCIDENTS.sub(" ", self.error.text.partition("\n")[0])
+            what = f"{self.error.name}|{said}|{self.error.place}"
+        else:
+            what = f"{self.how}|{self.signal}|{self.code}"
+        return (SECONDARY if self.is_secondary else "") + hashlib.sha256(what.encode()).hexdigest()[
+            :16
+        ]
+
+    def forgiven(self) -> "Exit":
+        """The same as a good end: its work was done before it was killed."""
+        return replace(self, code=0, signal=None, error=None)

@@ -1,0 +1,161 @@
+"""Follow one file of one rank, and write its lines, whole, where a person sees them."""
+
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+
+_READ_BYTES = 64 * 1024
+_TURN_BYTES = 256 * 1024
+_BEHIND_BYTES = 4 << 20
+"""Further behind than this, it skips to the end."""
+_LONGEST_LINE_BYTES = 64 * 1024
+"""A longer line is shown in parts."""
+_BAR_EVERY_S = 1.0
+"""How often a line that only ever overwrites itself, as progress bars do, is shown."""
+_NUL = "␀".encode()
+
+
+class Follower:
+    """Used by the console's thread only, except for its making. Blocks when the screen does."""
+
+    def __init__(self, path: Path, start: int, screen: int, prefix: bytes, label: str) -> None:
+        self.path = path
+        self._at = start
+        self._screen = screen
+        self._prefix = prefix
+        self._label = label
+        self._file = -1
+        self._held = b""
+        """The beginning of a line that is not complete."""
+        self._bar_at = 0.0
+
+    def open(self) -> bool:
+        """Whether there is such a file."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            self._file = os.open(self.path, flags)
+        except OSError:
+            return False
+        return True
+
+    def size(self) -> int:
+        """How much there is by now."""
+        return os.fstat(self._file).st_size
+
+    def show_some(self, until: int | None = None) -> bool:
+        """Show what was written since, a bounded part of it; True when there is more at once.
+
+        With `until`, only as far as that.
+        """
+        size = self.size()
+        if size < self._at:
+            self._at = 0  # somebody made it shorter: what it holds now was written since
+        behind = (size if until is None else min(until, size)) - self._at
+        if behind <= 0:
+            return False
+        if behind > _BEHIND_BYTES:
+            self._skip(behind)
+        for _ in range(_TURN_BYTES // _READ_BYTES):
+            data = os.pread(self._file, _READ_BYTES, self._at)
+            self._at += len(data)
+            self._take(data)
+            if len(data) < _READ_BYTES:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Show also a last line that has no end."""
+        if self._held:
+            self._write(self._held.rpartition(b"\r")[2] or self._held, b"\n")
+            self._held = b""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _skip(self, behind: int) -> None:
+        """Leave out all but the last bit, and say where it can be read."""
+        skipped = behind - _READ_BYTES
+        self._at += skipped
+        # Go on where a line begins, unless the line is very long.
+        data = os.pread(self._file, _READ_BYTES, self._at)
+        line, newline, _ = data.partition(b"\n")
+        if newline:
+            self._at += len(line) + 1
+        if self._held:
+            self._write(self._held, b"\n")
+            self._held = b""
+        note = f"[{self._label}] {_size(skipped)} skipped here; all of it is in {self.path}\n"
+        self._put(note.encode("utf-8", "replace"))
+
+    def _take(self, data: bytes) -> None:
+        """Write the lines that are complete, and keep the rest."""
+        lines, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._write(self._held + lines, newline)
+            self._held = rest
+        else:
+            self._held += rest
+        if b"\r" in self._held:
+            self._show_bar()
+        if len(self._held) > _LONGEST_LINE_BYTES:
+            end = _whole_characters(self._held)
+            self._write(self._held[:end], b"\n")
+            self._held = self._held[end:]
+
+    def _show_bar(self) -> None:
+        """The newest state of a line that overwrites itself, now and then."""
+        whole, _, rest = self._held.rpartition(b"\r")
+        state = whole.rpartition(b"\r")[2]
+        now = time.monotonic()
+        if state.strip() and now - self._bar_at >= _BAR_EVERY_S:
+            self._bar_at = now
+            self._write(state, b"\n")
+            state = b""
+        # What was shown is gone; the state before the last is wanted if nothing follows.
+        self._held = (state + b"\r" + rest) if rest or state else b""
+
+    def _write(self, lines: bytes, newline: bytes) -> None:
+        if b"\r" in lines:
+            lines = b"\n".join(map(_overwritten, lines.split(b"\n")))
+        if b"\0" in lines:
+            lines = lines.replace(b"\0", _NUL)
+        if not lines.isascii():
+            lines = lines.decode("utf-8", "replace").encode("utf-8")
+        if self._prefix:
+            lines = self._prefix + lines.replace(b"\n", b"\n" + self._prefix)
+        self._put(lines + newline)
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._screen, view) :]
+            except BlockingIOError:  # another process made the terminal so
+                with contextlib.suppress(OSError):
+                    select.select([], [self._screen], [])
+            except OSError:  # nobody looks any more; the files have it all
+                return
+
+
+def _overwritten(line: bytes) -> bytes:
+    """A line as a terminal would show it in the end."""
+    line = line.rstrip(b"\r")
+    return line.rpartition(b"\r")[2]
+
+
+def _whole_characters(data: bytes) -> int:
+    """How much of it ends with a whole character of UTF-8."""
+    end = len(data)
+    for back in range(1, min(4, end) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+        return end - back if back < length else end
+    return end
+
+
+def _size(number: int) -> str:
+    return f"{number / (1 << 20):.0f} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"

@@ -1,0 +1,141 @@
+"""What a keeper needs on disk, and the process of its warden. Blocking: called in a thread."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from everstep.messages.ranks import ErrorRecord
+from everstep_services.agent import tree
+from everstep_services.agent.keeping import BatchPlan, KeeperPlan, RankPlan, StartRefusedError
+from everstep_services.agent.subreaper import become_subreaper
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.link import ShortPath
+from trainer_sdk.page import PageView, make_page
+from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
+
+_LOCK = "lock"
+_SOCKET = "agent.sock"
+_WARDEN = "everstep_services.agent.warden"
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A running warden, and what connects it and the ranks with this process."""
+
+    warden: "subprocess.Popen[bytes]"
+    control: socket.socket
+    datagrams: socket.socket
+    lock: int
+    swept: int
+    """Processes of dead agents that were found and killed."""
+
+
+def lay(plan: KeeperPlan) -> Ground:
+    """Kill what dead agents have left, take the lock, bind the socket, start the warden."""
+    plan.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    become_subreaper()
+    swept = tree.kill_leftovers()
+    lock = _lock(plan.runtime_dir / _LOCK)
+    datagrams = _bound(plan.runtime_dir / _SOCKET)
+    ours, theirs = socket.socketpair()
+    with theirs, open(plan.runtime_dir / "warden.log", "ab") as log:
+        warden = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-P", "-m", _WARDEN, str(theirs.fileno()), str(lock)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=plan.environ,
+            pass_fds=(theirs.fileno(), lock),
+            start_new_session=True,
+        )
+    ours.sendall(encode(_warden_plan(plan)))
+    ours.settimeout(0)
+    return Ground(warden, ours, datagrams, lock, swept)
+
+
+def prepare_all(plan: KeeperPlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:
+    """Make each rank's directory and its page; say what its warden has to know."""
+    return [_prepare(plan, rank, batch.round) for rank in batch.ranks]
+
+
+def _prepare(plan: KeeperPlan, rank: RankPlan, number: int) -> tuple[RankEntry, PageView]:
+    folder = rank.runtime_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (layout.ERROR_FILE, layout.ELASTIC_ERROR_FILE, layout.WORKER_SOCKET):
+            (folder / name).unlink(missing_ok=True)
+        page = make_page(str(folder / "page"))
+    except OSError as error:
+        raise StartRefusedError(
+            f"rank {rank.rank} cannot start: {error}; make room in {folder}, or choose another "
+            f"runtime directory"
+        ) from error
+    environ = {
+        **rank.environ,
+        **_tags(plan),
+        layout.SOCKET_VARIABLE: str(plan.runtime_dir / _SOCKET),
+        layout.PAGE_VARIABLE: str(folder / "page"),
+        layout.FOLDER_VARIABLE: str(folder),
+        layout.ROUND_VARIABLE: str(number),
+        "RANK": str(rank.rank),
+    }
+    entry = RankEntry(
+        rank=rank.rank, environ=pack(environ), stdout=str(rank.stdout), stderr=str(rank.stderr)
+    )
+    return entry, page
+
+
+def read_error(folder: Path) -> ErrorRecord | None:
+    """The exception that a rank has recorded; None if it has not, or not wholly."""
+    try:
+        return msgspec.json.decode((folder / layout.ERROR_FILE).read_bytes(), type=ErrorRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _warden_plan(plan: KeeperPlan) -> WardenPlan:
+    return WardenPlan(
+        command=plan.command,
+        cwd=str(plan.cwd),
+        python=plan.python,
+        environ=pack({**plan.environ, **_tags(plan)}),
+        folder=str(plan.runtime_dir),
+        warm=plan.warm,
+        preload=plan.preload,
+    )
+
+
+def _tags(plan: KeeperPlan) -> dict[str, str]:
+    """Whose process this is, for whoever finds it after its agent and its warden have died."""
+    return {
+        layout.INSTANCE_VARIABLE: plan.instance,
+        layout.LOCK_VARIABLE: str(plan.runtime_dir / _LOCK),
+    }
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise StartRefusedError(
+            f"another agent uses {path.parent}: give each a runtime directory of its own, or "
+            f"wait until the other has ended"
+        ) from error
+    return descriptor
+
+
+def _bound(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.settimeout(0)
+    with ShortPath(str(path)) as short:
+        made.bind(short)
+    return made

@@ -1,0 +1,167 @@
+"""What is asked of a keeper, and what it says."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from everstep.errors import EverstepError
+from trainer_sdk.wire import Command
+
+Preload = tuple[str, ...] | Literal["auto"]
+StartKind = Literal["warm", "cold"]
+
+
+class KeeperLostError(EverstepError):
+    """The warden is gone, and with it every rank of the node."""
+
+
+class StartRefusedError(EverstepError):
+    """The node could not prepare what its ranks need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperPlan:
+    """What stays the same for all rounds of one agent."""
+
+    instance: str
+    """Tells this agent's processes from those of all others, also of this node's next agent."""
+    runtime_dir: Path
+    """The agent's own, 0700; best in /dev/shm, never on a network file system."""
+    command: Command
+    cwd: Path
+    python: str
+    """The interpreter of the ranks."""
+    environ: dict[str, str] = field(repr=False)
+    """What the ranks' environments have in common; the forge starts with it."""
+    warm: bool = True
+    preload: Preload = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """One rank to start."""
+
+    rank: int
+    environ: dict[str, str] = field(repr=False)
+    """All of it, `RANK` and its like included; the keeper adds its own `EVERSTEP_…`."""
+    runtime_dir: Path
+    """The rank's own in this round; made if it is missing."""
+    stdout: Path
+    stderr: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The ranks of one round."""
+
+    round: int
+    ranks: tuple[RankPlan, ...]
+    warm: bool = True
+    forge_within_s: float = 60.0
+    """How long they wait for a forge that is still importing; then they start cold."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRuns:
+    """A rank is about to run the user's script."""
+
+    round: int
+    rank: int
+    pid: int
+    start: StartKind
+    start_s: float
+    """Since `start` was called."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStepped:
+    """A rank has finished its first step of the round."""
+
+    round: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnded:
+    """The script of a rank is over; its process may still be leaving, or hang while it does."""
+
+    round: int
+    rank: int
+    code: int
+    has_error: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankGone:
+    """The process of a rank has ended, by itself or because it was stopped."""
+
+    round: int
+    rank: int
+    pid: int
+    code: int | None
+    signal: str | None
+    """`SIGKILL`."""
+    core_dumped: bool
+    lasted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForgeReady:
+    """The next ranks start warm."""
+
+    took_s: float
+    preloaded: tuple[str, ...]
+    failed: tuple[str, ...]
+    """Asked for, but not importable; each with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgeUnfit:
+    """The next ranks start cold, unless another forge gets ready before."""
+
+    reason: str
+    is_final: bool
+    """No other is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    """The node could not make a process; `stop` ends those that it could."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperLost:
+    """The warden is gone. Everything that it had started has been killed; open another keeper."""
+
+    reason: str
+
+
+KeeperEvent = (
+    RankRuns
+    | RankStepped
+    | ScriptEnded
+    | RankGone
+    | ForgeReady
+    | ForgeUnfit
+    | StartRefused
+    | KeeperLost
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Nothing of the round is left."""
+
+    ranks: tuple[int, ...]
+    """Those that had not ended by themselves."""
+    killed: tuple[int, ...]
+    """Those of them that outlived the grace."""
+    swept: int
+    """Other processes that the ranks had left behind."""
+    left: tuple[int, ...]
+    """Process ids that outlived even SIGKILL: the kernel holds them, a device may still, too."""
+    stop_s: float

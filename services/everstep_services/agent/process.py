@@ -1,0 +1,133 @@
+"""The process of `everstep run`: its keeper, its bus, its signals, its exit code."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from everstep.bus import BusSettings, connect
+from everstep.bus.errors import BusDeniedError, BusError
+from everstep.clock import SystemClock
+from everstep.errors import EverstepError
+from everstep.ids import new_id
+from everstep_services.agent.domain import Limits
+from everstep_services.agent.keeper import opened_keeper
+from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.service import AgentService, Keepers
+from everstep_services.agent.workplace import Workplace, private_dir
+
+log = logging.getLogger(__name__)
+
+UNREACHABLE = 94
+_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+class NoControlPlaneError(EverstepError):
+    """The bus cannot be reached at the start."""
+
+    def __init__(self, error: BusError) -> None:
+        super().__init__(f"{error}; without a bus, use `everstep run --standalone`")
+
+
+class Signals:
+    """Until somebody is ready for them they end the process; then whoever is ready decides."""
+
+    def __init__(self) -> None:
+        self._main = asyncio.current_task()
+        self._handler: Callable[[int], None] | None = None
+        self.ended_by: int | None = None
+
+    def _came(self, number: int) -> None:
+        if self._handler is not None:
+            self._handler(number)
+        elif self._main is not None:
+            self.ended_by = number
+            self._main.cancel()
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Until the end, signals to this process come here."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._came, number)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    @contextmanager
+    def handed_to(self, handler: Callable[[int], None]) -> Iterator[None]:
+        """Until the end, this is who decides about signals."""
+        self._handler = handler
+        try:
+            yield
+        finally:
+            self._handler = None
+
+
+async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, str]) -> int:
+    """Run one agent to its end; the exit code. The bus may come later than the forge starts.
+
+    `base` is the environment that ranks inherit.
+    """
+    signals, instance = Signals(), new_id()[12:24]
+    with signals.caught():
+        try:
+            return await _run(plan, bus, base, signals, instance)
+        except asyncio.CancelledError:
+            if signals.ended_by is None:
+                raise
+            return 128 + signals.ended_by
+
+
+async def _run(
+    plan: RunPlan,
+    bus_settings: Awaitable[BusSettings],
+    base: dict[str, str],
+    signals: Signals,
+    instance: str,
+) -> int:
+    clock, runtime = SystemClock(), runtime_dir(base, instance)
+    async with AsyncExitStack() as stack:
+        workplace = stack.enter_context(Workplace.opened(plan, runtime, base))
+        keeper_plan = workplace.keeper_plan(instance)
+        keeper = await stack.enter_async_context(opened_keeper(keeper_plan))
+        await stack.enter_async_context(workplace.console_following())
+        settings = await bus_settings
+        name = f"agent-{plan.job}-{plan.node}"
+        spool = plan.state_dir / "spool" / name
+        try:
+            bus = await stack.enter_async_context(connect(settings, name, spool=spool))
+        except BusDeniedError:
+            raise
+        except BusError as error:
+            raise NoControlPlaneError(error) from error
+        limits = Limits(stop_grace_s=plan.stop_grace_s, preempt_grace_s=plan.preempt_grace_s)
+        keepers = Keepers(keeper, partial(opened_keeper, keeper_plan))
+        service = AgentService(plan, bus, keepers, workplace, clock, instance, limits=limits)
+        with signals.handed_to(service.signalled):
+            return await service.run()
+
+
+def runtime_dir(environ: dict[str, str], instance: str) -> Path:
+    """Where this agent keeps sockets and pages: in memory where there is some, for us only."""
+    chosen = environ.get("XDG_RUNTIME_DIR")
+    if chosen and Path(chosen).is_dir():
+        base = Path(chosen) / "everstep"
+    else:
+        memory = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
+        root = memory if os.access(memory, os.W_OK) else Path("/tmp")  # noqa: S108
+        base = root / f"everstep-{os.getuid()}"
+    return private_dir(private_dir(base) / instance)

@@ -1,0 +1,135 @@
+"""How far the ranks of this node are: for beats, for progress facts, for reports."""
+
+from collections.abc import Callable, Iterator
+
+from everstep.clock import Clock
+from everstep.messages import NodeBeat, ProgressMade, RankBeat, StartRanks
+from everstep_services.agent.domain import Agent
+from everstep_services.agent.keeper import Keeper
+from everstep_services.agent.keeping import RankRuns
+from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.records import Records
+from trainer_sdk.page import CountedBy, PageReading
+
+_EVERY_S = 60.0
+
+
+class Progress:
+    """Reads the ranks' pages from outside; asks nothing of the ranks."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        agent: Agent,
+        keeper: Callable[[], Keeper],
+        records: Records,
+        clock: Clock,
+    ) -> None:
+        self._plan = plan
+        self._agent = agent
+        self._keeper = keeper
+        self._records = records
+        self._clock = clock
+        self._sequence = 0
+        self._order: StartRanks | None = None
+        self._said_at = clock.now()
+        self._said_step = 0
+        self._last_step: int | None = None
+        self.warm_ranks = 0
+
+    def begins(self, order: StartRanks) -> None:
+        """A round's ranks are about to be started here."""
+        self._order = order
+        self._said_at = self._clock.now()
+        self._said_step = self.warm_ranks = 0
+
+    def runs(self, event: RankRuns) -> None:
+        """A rank runs."""
+        self.warm_ranks += event.start == "warm"
+
+    def stepped(self, order: StartRanks, step: int) -> ProgressMade | None:
+        """The fact that the training is back, from slot 0."""
+        if order.slot != 0 or self._said_step:
+            return None
+        self._said_step = step
+        now = self._clock.now()
+        took_s, self._said_at = now - self._said_at, now
+        return self._records.progress_made(
+            order, step, is_first=True, steps=1, steps_s=round(took_s, 6)
+        )
+
+    def step(self, rank: int) -> int | None:
+        """The last step of a rank in this round, as its page shows."""
+        page = self._keeper().page(rank)
+        return None if page is None or not page.step else page.step
+
+    def last_step(self) -> int | None:
+        """The highest step of our ranks, where the script says which it is.
+
+        Steps that we count ourselves begin anew with each round: they are no place in the
+        training, and nothing may be concluded from them about a round before.
+        """
+        said = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
+        if said:
+            self._last_step = max(said) if self._last_step is None else max(*said, self._last_step)
+        return self._last_step
+
+    def age_s(self) -> float | None:
+        """Since any rank of ours last moved."""
+        moved = [page.progress_s for page in self._pages() if page.progress_s]
+        return max(0.0, self._clock.now() - max(moved)) if moved else None
+
+    def facts(self) -> Iterator[ProgressMade]:
+        """Once a minute, while steps are made: how many, and how fast; from slot 0."""
+        if self._order is not None and self._clock.now() - self._said_at >= _EVERY_S:
+            yield from self._progressed(self._order)
+
+    def ends(self) -> Iterator[ProgressMade]:
+        """The last step of a round, where it was not said yet."""
+        order, self._order = self._order, None
+        if order is not None:
+            yield from self._progressed(order)
+
+    def beat(self, *, cut_off: bool) -> NodeBeat:
+        """How it is now."""
+        self._sequence += 1
+        agent = self._agent
+        order = agent.order
+        return NodeBeat(
+            job=self._plan.job,
+            node=self._plan.node,
+            sequence=self._sequence,
+            at=self._clock.wall(),
+            state="cut_off" if cut_off else agent.state,
+            round=agent.round if order is None else order.round,
+            slot=None if order is None else order.slot,
+            ranks=tuple(self._rank(rank) for rank in self._ranks()),
+        )
+
+    def _progressed(self, order: StartRanks) -> Iterator[ProgressMade]:
+        step = self.step(order.first_rank)
+        if order.slot != 0 or step is None or not 0 < self._said_step < step:
+            return
+        now = self._clock.now()
+        steps, took_s = step - self._said_step, now - self._said_at
+        self._said_step, self._said_at = step, now
+        yield self._records.progress_made(
+            order, step, is_first=False, steps=steps, steps_s=round(took_s, 6)
+        )
+
+    def _rank(self, rank: int) -> RankBeat:
+        page = self._keeper().page(rank)
+        if page is None or not page.step:
+            return RankBeat(rank=rank, state="starting")
+        age_s = max(0.0, self._clock.now() - page.progress_s)
+        return RankBeat(rank=rank, step=page.step, progress_age_s=round(age_s, 3))
+
+    def _pages(self) -> list[PageReading]:
+        pages = (self._keeper().page(rank) for rank in self._ranks())
+        return [page for page in pages if page is not None]
+
+    def _ranks(self) -> range:
+        order = self._agent.order
+        if order is None:
+            return range(0)
+        return range(order.first_rank, order.first_rank + order.ranks)

@@ -1,0 +1,150 @@
+"""The processes below another, killed without touching any other."""
+
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+
+from trainer_sdk import layout
+
+_PPID = 1  # counted after the command's name in /proc/PID/stat
+
+
+def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
+    """All processes below `root`, with their parents; not those in `without`.
+
+    What is below one of `without` counts: the forge is kept, what it was about to fork is not.
+    """
+    found: dict[int, int] = {}
+    todo = [root]
+    while todo:
+        parent = todo.pop()
+        for child in children(parent):
+            if child not in found:
+                found[child] = parent
+                todo.append(child)
+    return {pid: parent for pid, parent in found.items() if pid not in without}
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` is the parent of, zombies too; none if it is gone."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return _children_by_search(pid)  # a kernel without CONFIG_PROC_CHILDREN
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.extend(map(int, file.read().split()))
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    return found
+
+
+def _children_by_search(pid: int) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    parents = ((child, stat(child)) for child in pids)
+    return [child for child, fields in parents if fields and int(fields[_PPID]) == pid]
+
+
+def kill(pid: int, parent: int) -> bool:
+    """Kill a process if it is still the child of that parent, or was adopted since.
+
+    The number may have been given to another process in between: it is looked at again through
+    a handle that cannot change its process.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except (ProcessLookupError, OSError):
+        return False
+    try:
+        fields = stat(pid)
+        if not fields or int(fields[_PPID]) not in (parent, os.getpid()):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    else:
+        return True
+    finally:
+        os.close(handle)
+
+
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the command's name; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (FileNotFoundError, ProcessLookupError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def kill_instance(instance: str) -> int:
+    """Kill what one agent's warden has left behind; how many there were.
+
+    Only the warden, as their adopter, can find those that have thrown away both their
+    environment and their session. When it is killed itself, they are lost to us.
+    """
+    return _kill_tagged(lambda tags: tags.get(layout.INSTANCE_VARIABLE) == instance)
+
+
+def kill_leftovers() -> int:
+    """Kill ranks whose agent and warden are both gone; how many there were.
+
+    They hold one lock together, whose path is in their ranks' environment. Whoever's lock is
+    held, or cannot be found, is not ours to judge.
+    """
+    return _kill_tagged(lambda tags: _is_free(tags.get(layout.LOCK_VARIABLE, "")))
+
+
+def _kill_tagged(wanted: Callable[[dict[str, str]], bool]) -> int:
+    killed = 0
+    for pid, tags in _tagged():
+        if not wanted(tags):
+            continue
+        for below, parent in descendants(pid).items():
+            killed += kill(below, parent)
+        fields = stat(pid)
+        if fields:
+            killed += kill(pid, int(fields[_PPID]))
+    return killed
+
+
+def _tagged() -> Iterator[tuple[int, dict[str, str]]]:
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            if os.stat(f"/proc/{name}").st_uid != os.getuid():
+                continue
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environ = file.read()
+        except OSError:
+            continue
+        if layout.INSTANCE_VARIABLE.encode() in environ:
+            pairs = (item.partition(b"=") for item in environ.split(b"\0"))
+            yield int(name), {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+def _is_free(path: str) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)

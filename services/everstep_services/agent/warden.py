@@ -1,0 +1,295 @@
+"""The warden: parent of a node's ranks, and what makes sure that none of them is left behind.
+
+It has no event loop, no bus and no settings: whatever happens to the agent, this small process
+sees the end of its control socket and kills everything that the agent has started. Whatever
+happens to this process, the kernel kills the ranks.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+from everstep_services.agent import birth, tree
+from everstep_services.agent.subreaper import become_subreaper
+from everstep_services.agent.warden_forge import Forge, State
+from everstep_services.agent.warden_stop import Stopping, kill_everything
+from trainer_sdk.wire import (
+    Channel,
+    ForgeDown,
+    ForgeUp,
+    Forked,
+    FromAgent,
+    FromWarden,
+    Gone,
+    RankEntry,
+    Signal,
+    Signalled,
+    Spawned,
+    Start,
+    StartFailed,
+    Stop,
+    Unfit,
+    WardenPlan,
+)
+
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# A rank that has no handler for these would die of them, and nobody meant that.
+_ONLY_IF_CAUGHT = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _AgentGoneError(Exception):
+    """The other end of the control socket is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    round: int
+    rank: int
+    began: float
+
+
+class Warden:
+    """One agent's ranks, one round at a time."""
+
+    def __init__(self, channel: Channel[FromAgent], plan: WardenPlan, wakes: socket.socket) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._wakes = wakes
+        self._ranks: dict[int, _Rank] = {}
+        self._unclaimed: dict[int, int] = {}
+        self._pending: Start | None = None
+        self._asked_at = 0.0
+        self._stopping: Stopping | None = None
+        self._forge = Forge(plan, self._tell)
+        self._warm = plan.warm and plan.command.kind != "program"
+
+    def serve(self) -> None:
+        """Until the agent's end of the control socket is closed; then nothing is left."""
+        if self._warm:
+            self._forge.start()
+        try:
+            if self._channel.early:
+                self._hear_agent()
+                self._tick(time.monotonic())
+            while True:
+                self._turn()
+        except _AgentGoneError:
+            self._forge.kill()
+            kill_everything(self._wakes)
+
+    def _turn(self) -> None:
+        ready = self._wait()
+        # The forge first: it names its ranks before they can be reaped.
+        if self._forge.channel is not None and self._forge.channel.fileno() in ready:
+            self._hear_forge()
+        if self._wakes.fileno() in ready:
+            self._wakes.recv(4096)
+            self._reap()
+        if self._channel.fileno() in ready:
+            self._hear_agent()
+        self._tick(time.monotonic())
+
+    def _hear_agent(self) -> None:
+        try:
+            lines = list(self._channel.receive())
+        except (EOFError, OSError) as error:
+            raise _AgentGoneError from error
+        for line in lines:
+            self._obey(line)
+
+    def _wait(self) -> set[int]:
+        with selectors.DefaultSelector() as selector:
+            for source in (self._channel, self._wakes, self._forge.channel):
+                if source is not None:
+                    selector.register(source, selectors.EVENT_READ)
+            timeout = self._timeout(time.monotonic())
+            return {key.fd for key, _ in selector.select(timeout)}
+
+    def _timeout(self, now: float) -> float | None:
+        moments: list[float] = []
+        if self._forge.again_at is not None:
+            moments.append(self._forge.again_at)
+        if self._forge.state is State.FORKING:
+            moments.append(self._forge.late_at)
+        elif self._pending is not None:
+            moments.append(self._asked_at + self._pending.forge_within_s)
+        if self._stopping is not None:
+            moments.append(self._stopping.next_at(now))
+        return max(min(moments) - now, 0.0) if moments else None
+
+    def _tick(self, now: float) -> None:
+        if self._forge.again_at is not None and now >= self._forge.again_at:
+            self._forge.start()
+        if self._forge.is_late(now):
+            self._forge_gone()
+        self._start_pending(now)
+        if self._stopping is not None:
+            report = self._stopping.advance(now, {p: r.rank for p, r in self._ranks.items()})
+            if report is not None:
+                self._stopping = None
+                self._tell(report)
+
+    def _obey(self, line: FromAgent) -> None:
+        match line:
+            case Start():
+                self._pending, self._asked_at = line, time.monotonic()
+                if not self._can_be_warm(line):
+                    self._start_cold()
+            case Signal():
+                self._tell(Signalled(unhandled=self._signal(line)))
+            case Stop():
+                self._stop(line)
+            case WardenPlan():
+                raise AssertionError("the plan comes once")
+
+    def _can_be_warm(self, start: Start) -> bool:
+        if not (self._warm and start.warm):
+            return False
+        for entry in start.ranks:
+            name = birth.why_not_warm(entry, self._plan)
+            if name:
+                reason = f"rank {entry.rank} has another {name}, which Python reads as it starts"
+                self._tell(ForgeDown(reason=reason, final=False))
+                return False
+        return True
+
+    # Starting.
+
+    def _start_pending(self, now: float) -> None:
+        start = self._pending
+        if start is None or self._forge.state is State.FORKING:
+            return
+        if self._forge.state is State.READY and self._forge.fork(start):
+            return
+        coming = self._forge.state is State.STARTING
+        if not coming or now >= self._asked_at + start.forge_within_s:
+            self._start_cold()
+
+    def _start_cold(self) -> None:
+        start, self._pending = self._pending, None
+        assert start is not None, "called only with a batch"
+        try:
+            for entry in start.ranks:
+                self._born(start.round, entry, birth.start_cold(entry, self._plan), warm=False)
+        except OSError as error:
+            self._tell(StartFailed(round=start.round, reason=f"the node cannot fork: {error}"))
+
+    def _born(self, number: int, entry: RankEntry, pid: int, *, warm: bool) -> None:
+        self._ranks[pid] = _Rank(number, entry.rank, time.monotonic())
+        start = "warm" if warm else "cold"
+        self._tell(Spawned(round=number, rank=entry.rank, pid=pid, start=start))  # type: ignore[arg-type]
+        if pid in self._unclaimed:
+            self._exited(pid, self._unclaimed.pop(pid))
+
+    def _hear_forge(self) -> None:
+        assert self._forge.channel is not None, "it was ready to read"
+        try:
+            for line in self._forge.channel.receive():
+                self._heard(line)
+        except (EOFError, OSError):
+            self._forge_gone()
+
+    def _heard(self, line: ForgeUp | Forked | Unfit) -> None:
+        match line:
+            case ForgeUp():
+                self._forge.ready(line)
+            case Forked():
+                start, self._pending = self._pending, None
+                self._forge.state = State.READY
+                self._unclaimed = {p: s for p, s in self._unclaimed.items() if p in line.pids}
+                if start is not None:
+                    for entry, pid in zip(start.ranks, line.pids, strict=True):
+                        self._born(start.round, entry, pid, warm=True)
+            case Unfit():
+                self._forge.unfit(line)
+
+    def _forge_gone(self) -> None:
+        was_forking = self._forge.state is State.FORKING
+        self._forge.gone()
+        if was_forking:  # some ranks may exist, and nobody can say which they are
+            self._unclaimed.clear()
+            for pid, parent in tree.descendants(os.getpid(), (self._forge.pid,)).items():
+                tree.kill(pid, parent)
+
+    # Signals, exits and the end.
+
+    def _signal(self, line: Signal) -> tuple[int, ...]:
+        unhandled: list[int] = []
+        for pid, rank in self._ranks.items():
+            if line.ranks is not None and rank.rank not in line.ranks:
+                continue
+            if line.number in _ONLY_IF_CAUGHT and not tree.catches(pid, line.number):
+                unhandled.append(rank.rank)
+            else:
+                os.kill(pid, line.number)  # not yet reaped, so the number is still its own
+        return tuple(sorted(unhandled))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if not self._forge.reaped(pid):
+                self._exited(pid, status)
+
+    def _exited(self, pid: int, status: int) -> None:
+        rank = self._ranks.pop(pid, None)
+        if rank is None:
+            if self._forge.state is State.FORKING:  # one that the forge has not named yet
+                self._unclaimed[pid] = status
+            return
+        killed = os.WIFSIGNALED(status)
+        self._tell(
+            Gone(
+                round=rank.round,
+                rank=rank.rank,
+                pid=pid,
+                code=None if killed else os.WEXITSTATUS(status),
+                signal=os.WTERMSIG(status) if killed else None,
+                core_dumped=killed and os.WCOREDUMP(status),
+                lasted_s=time.monotonic() - rank.began,
+            )
+        )
+
+    def _stop(self, order: Stop) -> None:
+        if self._forge.state is not State.FORKING:
+            self._pending = None
+        for pid in self._ranks:
+            os.kill(pid, signal.SIGTERM)
+        ranks = {rank.rank for rank in self._ranks.values()}
+        self._stopping = Stopping(order, ranks, self._forge, time.monotonic())
+
+    def _tell(self, line: FromWarden) -> None:
+        try:
+            self._channel.send(line)
+        except OSError as error:
+            raise _AgentGoneError from error
+
+
+def main(descriptor: int, lock: int) -> None:
+    """Be a warden for whoever has the other end of this socket, and hold the lock with them."""
+    for inherited in (descriptor, lock):
+        os.set_inheritable(inherited, False)  # noqa: FBT003 - positional only
+    # Whoever signals a whole job means its ranks, and the agent decides. Blocked, not ignored: a
+    # rank that is not yet ready for its order to stop gets it as soon as it is.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
+    become_subreaper()
+    wakes, waker = socket.socketpair()
+    waker.settimeout(0)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    channel: Channel[FromAgent] = Channel(socket.socket(fileno=descriptor), FromAgent)
+    plan = channel.receive_first()
+    assert isinstance(plan, WardenPlan), "the agent's first line"
+    Warden(channel, plan, wakes).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,138 @@
+"""The warden's side of the forge: keeps one ready, and hands it one batch of ranks at a time."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from everstep_services.agent import birth
+from trainer_sdk.wire import (
+    Channel,
+    ForgeDown,
+    ForgePlan,
+    ForgeUp,
+    Fork,
+    Forked,
+    FromForge,
+    FromWarden,
+    Start,
+    Unfit,
+    WardenPlan,
+)
+
+_MOST_STARTS = 4  # in a row that did not make it
+_BACKOFF_S = 0.5
+_SEND_WITHIN_S = 5.0
+_FORK_WITHIN_S = 5.0
+
+
+class State(Enum):
+    """What the forge can be asked for."""
+
+    OFF = "off"
+    STARTING = "starting"
+    READY = "ready"
+    FORKING = "forking"
+
+
+class Forge:
+    """One forge after another. Its death harms no rank, and costs the next ones a cold start."""
+
+    def __init__(self, plan: WardenPlan, tell: Callable[[FromWarden], None]) -> None:
+        self.state = State.OFF
+        self.pid = 0
+        self.channel: Channel[ForgeUp | Forked | Unfit] | None = None
+        self.again_at: float | None = None
+        self.late_at = 0.0
+        self._plan = plan
+        self._tell = tell
+        self._without: tuple[str, ...] = ()
+        self._failures = 0
+
+    def start(self) -> None:
+        """Start one; it says when it is ready."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_SEND_WITHIN_S)  # a forge that is stopped must not stop the warden
+        with theirs:
+            self.pid = birth.start_forge(self._plan, theirs)
+        self.channel = Channel(ours, FromForge)
+        self.state = State.STARTING
+        self.again_at = None
+        plan = ForgePlan(
+            warden=os.getpid(),
+            command=self._plan.command,
+            cwd=self._plan.cwd,
+            preload=self._plan.preload,
+            without=self._without,
+        )
+        try:
+            self.channel.send(plan)
+        except OSError:
+            self.gone()
+
+    def fork(self, request: Start) -> bool:
+        """Ask it for the ranks; False when it does not listen, and then it is done for."""
+        assert self.channel is not None, "asked only when ready"
+        try:
+            self.channel.send(Fork(round=request.round, ranks=request.ranks))
+        except OSError:
+            self.gone()
+            return False
+        self.state = State.FORKING
+        self.late_at = time.monotonic() + _FORK_WITHIN_S
+        return True
+
+    def ready(self, up: ForgeUp) -> None:
+        """It has imported everything."""
+        self.state = State.READY
+        self._failures = 0
+        self._tell(up)
+
+    def unfit(self, line: Unfit) -> None:
+        """It must not fork. A module that can be left out is; otherwise ranks start cold."""
+        optional = line.module not in ("", "torch")
+        hopeless = self.state is State.STARTING and not optional
+        self.kill()
+        if optional:
+            self._without += (line.module,)
+        self._fail(line.reason, final=hopeless, after_s=0.0 if optional else _BACKOFF_S)
+
+    def gone(self) -> None:
+        """Its end of the channel is closed, or it does not answer."""
+        if self.channel is None:
+            return
+        self.kill()
+        self._fail("the forge has ended", final=False, after_s=_BACKOFF_S)
+
+    def is_late(self, now: float) -> bool:
+        """Whether it should have forked by now."""
+        return self.state is State.FORKING and now >= self.late_at
+
+    def kill(self) -> None:
+        """End it; whoever waits for it is told by nobody."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)  # not yet reaped, so the number is still its own
+        self._drop()
+
+    def reaped(self, pid: int) -> bool:
+        """Whether this was the forge; its number may be another's from now on."""
+        if pid != self.pid:
+            return False
+        self.pid = 0
+        return True
+
+    def _drop(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+        self.channel = None
+        self.state = State.OFF
+
+    def _fail(self, reason: str, *, final: bool, after_s: float) -> None:
+        self._failures += 1
+        final = final or self._failures >= _MOST_STARTS
+        if not final:
+            backoff = after_s * 2 ** (self._failures - 1)
+            self.again_at = time.monotonic() + backoff
+        self._tell(ForgeDown(reason=reason, final=final))

@@ -1,0 +1,98 @@
+"""Stops a round's processes: asks the ranks, waits the grace, then kills whatever is left."""
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+
+from everstep_services.agent import tree
+from everstep_services.agent.warden_forge import Forge, State
+from trainer_sdk.wire import AllStopped, Stop
+
+_LOOK_AGAIN_S = 0.02
+_EVERYTHING_WITHIN_S = 10.0
+
+
+class Stopping:
+    """One order to stop, until nothing of the round is left."""
+
+    def __init__(self, order: Stop, ranks: set[int], forge: Forge, now: float) -> None:
+        self._order = order
+        self._ranks = ranks
+        self._forge = forge
+        self._asked_at = now
+        self._killed: set[int] = set()
+        self._swept: set[int] = set()
+        self._sweeping_since: float | None = None
+
+    def next_at(self, now: float) -> float:
+        """When to look again, whether or not a process has ended by then."""
+        if self._sweeping_since is None:
+            return self._asked_at + self._order.grace_s
+        return now + _LOOK_AGAIN_S
+
+    def advance(self, now: float, living: Mapping[int, int]) -> AllStopped | None:
+        """Go on; the report when there is nothing left to do. `living` is rank by process id."""
+        if self._forge.state is State.FORKING:
+            return None  # the ranks that it makes are stopped when they have a name
+        self._kill_newborn(living)
+        if living and now < self._asked_at + self._order.grace_s:
+            return None
+        if self._sweeping_since is None:
+            self._sweeping_since = now
+        self._kill_ranks(living)
+        left = tree.descendants(os.getpid(), (self._forge.pid,))
+        if left and now < self._sweeping_since + self._order.kill_within_s:
+            killed = (pid for pid, parent in left.items() if tree.kill(pid, parent))
+            self._swept.update(pid for pid in killed if pid not in living)
+            return None
+        return AllStopped(
+            ranks=tuple(sorted(self._ranks)),
+            killed=tuple(sorted(self._killed)),
+            swept=len(self._swept),
+            left=tuple(sorted(left)),
+            stop_s=now - self._asked_at,
+        )
+
+    def _kill_newborn(self, living: Mapping[int, int]) -> None:
+        for pid, rank in living.items():
+            if rank not in self._ranks:  # born after the order: it has nothing to save
+                self._ranks.add(rank)
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_ranks(self, living: Mapping[int, int]) -> None:
+        for pid, rank in living.items():
+            if rank not in self._killed:
+                self._killed.add(rank)
+                _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)  # a rank leads its own; it is not reaped yet
+    except ProcessLookupError:
+        return
+
+
+def kill_everything(wakes: socket.socket) -> None:
+    """Kill whatever is below this process, the forge too, and wait until it is gone."""
+    deadline = time.monotonic() + _EVERYTHING_WITHIN_S
+    while time.monotonic() < deadline:
+        _reap()
+        left = tree.descendants(os.getpid())
+        if not left:
+            return
+        for pid, parent in left.items():
+            tree.kill(pid, parent)
+        if select.select([wakes], [], [], _LOOK_AGAIN_S)[0]:
+            wakes.recv(4096)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return

@@ -1,0 +1,138 @@
+"""What is known of the ranks of the round that was started last."""
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from everstep_services.agent.keeping import (
+    KeeperEvent,
+    RankGone,
+    RankRuns,
+    RankStepped,
+    ScriptEnded,
+    StartKind,
+)
+from trainer_sdk.page import PageView, Phase
+from trainer_sdk.wire import Datagram, Ended, Gone, Spawned, Stepped, Up
+
+
+@dataclass(slots=True)
+class WatchedRank:
+    """A rank of the present round."""
+
+    folder: Path
+    page: PageView
+    pid: int = 0
+    start: StartKind = "cold"
+    runs: bool = False
+    stepped: bool = False
+    gone: bool = False
+    early: list[tuple[Datagram, float]] = field(default_factory=list)
+
+
+class RoundWatch:
+    """Turns what ranks and warden say into events, each once and in an order that makes sense.
+
+    A datagram may have been dropped: the pages say the same.
+    """
+
+    def __init__(self, events: "asyncio.Queue[KeeperEvent]") -> None:
+        self.bad_datagrams = 0
+        self._events = events
+        self._round = 0
+        self._began = 0.0
+        self._ranks: dict[int, WatchedRank] = {}
+
+    def begin(self, number: int, now: float) -> None:
+        """Forget the round before, and begin the next."""
+        for rank in self._ranks.values():
+            rank.page.close()
+        self._ranks.clear()
+        self._round = number
+        self._began = now
+
+    def add(self, number: int, folder: Path, page: PageView) -> None:
+        """A rank is about to be started."""
+        self._ranks[number] = WatchedRank(folder, page)
+
+    def rank(self, number: int) -> WatchedRank | None:
+        """What is known of a rank."""
+        return self._ranks.get(number)
+
+    def on_datagram(self, octets: bytes, now: float) -> None:
+        """A rank says something."""
+        try:
+            line = _DATAGRAM.decode(octets)
+        except msgspec.MsgspecError:
+            self.bad_datagrams += 1
+            return
+        known = self._ranks.get(line.rank)
+        if known is None or line.round != self._round:
+            return
+        if known.pid == 0:  # its warden has not yet said how it was started
+            known.early.append((line, now))
+        else:
+            self._said(line, known, now)
+
+    def _said(self, line: Datagram, known: WatchedRank, now: float) -> None:
+        match line:
+            case Up():
+                self._runs(line.rank, known, line.pid, now)
+            case Stepped():
+                self._steps(line.rank, known, line.step, now)
+            case Ended():
+                self._events.put_nowait(ScriptEnded(self._round, line.rank, line.code, line.error))
+
+    def look(self, now: float) -> None:
+        """Read the pages of ranks whose datagram may have been dropped."""
+        for number, rank in self._ranks.items():
+            if rank.pid == 0 or rank.gone or (rank.runs and rank.stepped):
+                continue
+            reading = rank.page.read()
+            if reading is None or reading.phase is Phase.STARTING:
+                continue
+            self._runs(number, rank, reading.pid, now)
+            if reading.step:
+                self._steps(number, rank, reading.step, now)
+
+    def spawned(self, line: Spawned) -> None:
+        """A rank has a process."""
+        known = self._ranks.get(line.rank)
+        if known is not None and line.round == self._round:
+            known.pid, known.start = line.pid, line.start
+            early, known.early = known.early, []
+            for said, at in early:
+                self._said(said, known, at)
+
+    def _runs(self, number: int, rank: WatchedRank, pid: int, now: float) -> None:
+        if not rank.runs:
+            rank.runs = True
+            took_s = now - self._began
+            self._events.put_nowait(RankRuns(self._round, number, pid, rank.start, took_s))
+
+    def _steps(self, number: int, rank: WatchedRank, step: int, now: float) -> None:
+        self._runs(number, rank, rank.pid, now)
+        if not rank.stepped:
+            rank.stepped = True
+            self._events.put_nowait(RankStepped(self._round, number, step))
+
+    def gone(self, line: Gone, now: float) -> None:
+        """Its process has ended."""
+        self.look(now)  # so that a rank that went fast has run before it is gone
+        if line.round == self._round and line.rank in self._ranks:
+            self._ranks[line.rank].gone = True
+        name = signal.Signals(line.signal).name if line.signal in _NAMED else None
+        if line.signal is not None and name is None:
+            name = f"SIG{line.signal}"
+        self._events.put_nowait(
+            RankGone(
+                line.round, line.rank, line.pid, line.code, name, line.core_dumped, line.lasted_s
+            )
+        )
+
+
+_DATAGRAM: "msgspec.json.Decoder[Datagram]" = msgspec.json.Decoder(Datagram)
+_NAMED = frozenset(signal.Signals)

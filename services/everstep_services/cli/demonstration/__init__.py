@@ -1,0 +1,1 @@
+"""What `everstep demo` shows: a training that is killed twice, and goes on."""

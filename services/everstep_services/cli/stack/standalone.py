@@ -1,0 +1,81 @@
+"""`everstep run` without a bus: bus, services and agent in one process, as long as the job."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Generator
+
+from everstep.bus import BusSettings
+from everstep.bus.devserver import DevServer
+from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.process import run_agent
+from everstep_services.cli.errors import CliError
+from everstep_services.cli.stack.up import Ground, Ready, run_stack
+from everstep_services.cli.state import StateDir
+
+log = logging.getLogger(__name__)
+
+_AGAIN_AFTER_S = 1.0
+_LIFE_S = 10.0
+
+
+async def run_alone(
+    ground: Ground, plan: RunPlan, base: dict[str, str], tell: Callable[[Ready], None]
+) -> int:
+    """The exit code of the agent. The services end after it, not before."""
+    stop = asyncio.Event()
+    login: asyncio.Future[BusSettings] = asyncio.get_running_loop().create_future()
+
+    async with asyncio.TaskGroup() as tasks:
+
+        def admit(server: DevServer) -> None:
+            tasks.create_task(_admit(server, plan.job, login), name="admit")
+
+        services = tasks.create_task(_keep(ground, stop, tell, admit, login), name="services")
+        try:
+            code = await run_agent(plan, login, base)
+        finally:
+            stop.set()
+        await services
+    return code
+
+
+async def _keep(
+    ground: Ground,
+    stop: asyncio.Event,
+    tell: Callable[[Ready], None],
+    admit: Callable[[DevServer], None],
+    login: "asyncio.Future[BusSettings]",
+) -> None:
+    """Run the services until `stop`; those that fail come back, and the ranks run on meanwhile."""
+    while not stop.is_set():
+        began = asyncio.get_running_loop().time()
+        try:
+            await run_stack(ground, stop, tell, admit)
+        except Exception:  # a service's bug must not end the training
+            if asyncio.get_running_loop().time() - began < _LIFE_S and not login.done():
+                raise
+            log.exception("services_failed")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_AFTER_S):
+                    await stop.wait()
+
+
+async def _admit(server: DevServer, job: str, login: "asyncio.Future[BusSettings]") -> None:
+    settings = await server.grant(job)
+    if not login.done():
+        login.set_result(settings)
+
+
+@contextlib.contextmanager
+def held_for_a_job(state: StateDir, job: str) -> Generator[StateDir]:
+    """The state directory, or where another process has it, one below it for this job."""
+    state.create()
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(state.held())
+        except CliError:
+            state = StateDir(state.path / "jobs" / job)
+            state.create()
+            stack.enter_context(state.held())
+        yield state

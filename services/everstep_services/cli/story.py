@@ -1,0 +1,201 @@
+"""An incident on the screen: who, how, what was decided, when, and where the time went."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from everstep_services.cli.client import Api
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.layout import (
+    Record,
+    aligned,
+    bar,
+    budgets,
+    clean_lines,
+    counted,
+    ending,
+    moment,
+    outcome,
+    since,
+    size,
+    span,
+    wall_s,
+)
+from everstep_services.cli.output import cell, print_record
+
+_LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore", "first_step")
+
+
+def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
+    """The incident whose id begins so, the newest one when none is named, with its story."""
+    place = f"jobs/{quote(job, safe='')}/incidents"
+    if named is None or len(named) < 32:
+        known = api.pages(place, {"limit": 1 if named is None else 1000}, most=1000)
+        ids = [one["incident"] for one in known if one["incident"].startswith(named or "")]
+        if named is None and not ids:
+            raise CliError(f"nothing has gone wrong with {job} so far", Exit.NOT_FOUND)
+        if named is not None and named not in ids:
+            named = _only(ids, job, named)
+        named = named or ids[0]
+    found: dict[str, Any] = api.get(f"{place}/{quote(named, safe='')}")
+    return found
+
+
+def print_incident(invocation: Invocation, incident: dict[str, Any]) -> None:
+    """The story, or, for programs, the record."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, "incident", incident, "incident")
+        return
+    for line in story(incident):
+        click.echo(line)
+
+
+def story(incident: Record) -> Iterator[str]:
+    """The lines of a story, the most important first."""
+    lasted = wall_s(incident)
+    took = "" if lasted is None else f" in {span(lasted)}"
+    name, job = cell(incident["incident"]), cell(incident["job"])
+    yield f"incident {name} of {job}: {outcome(incident)}{took}"
+    for text in (incident["reason"], incident["extended_reason"], incident["story"]):
+        if text:
+            yield f"  {cell(text)}"
+    for part in (_who, _decisions, _evidence, _timeline, _ledger):
+        lines = list(part(incident))
+        if lines:
+            yield ""
+            yield from lines
+
+
+def _only(ids: list[str], job: str, named: str) -> str:
+    if not ids:
+        text = f"{job} has no incident {named}: see everstep incidents {job}"
+        raise CliError(text, Exit.NOT_FOUND)
+    if len(ids) > 1:
+        raise CliError(f"{len(ids)} incidents of {job} begin with {named}: give more of the id")
+    return ids[0]
+
+
+def _who(incident: Record) -> Iterator[str]:
+    yield "what happened"
+    primary, stall, verdict = (incident[name] for name in ("primary", "stall", "verdict"))
+    yield f"  {_where(incident)}"
+    if stall is not None:
+        inside = f" in {cell(stall['section'])}" if stall["section"] else ""
+        limit = f"no progress for {span(stall['waited_s'])} (limit {span(stall['limit_s'])})"
+        yield f"  {limit}{inside} {cell(stall['blocked_in'])}".rstrip()
+    if primary is not None:
+        yield from _exit(primary, incident["job"])
+    others = [one for one in incident["exits"] if primary is None or one["n"] != primary["n"]]
+    if others:
+        shown = ", ".join(f"rank {one['rank']} ({ending(one)})" for one in others[:5])
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        yield f"  failed, too: {shown}{more}"
+    if verdict is not None:
+        sure = f"{(verdict['confidence'] or 0) * 100:.0f} % sure"
+        yield f"  cause: {cell(verdict['cause'])} ({sure}): {cell(verdict['verdict_reason'])}"
+
+
+def _where(incident: Record) -> str:
+    primary = incident["primary"] or {}
+    of_rank = ("rank", "node", "step", "section")
+    # A later report may have explained the first one.
+    about = {**incident, **{key: primary[key] for key in of_rank if primary.get(key) is not None}}
+    named = ("rank", "node", "round", "step", "phase", "section")
+    said = [f"{name} {cell(about[name])}" for name in named if about[name] is not None]
+    return ", ".join(said) or cell(incident["trigger"])
+
+
+def _exit(exit_: Record, job: str) -> Iterator[str]:
+    yield f"  {ending(exit_)} after {span(exit_['lasted_s'])}"
+    if exit_["traceback"]:
+        yield from (f"  │ {line}" for line in clean_lines(exit_["traceback"]))
+    elif exit_["error_name"]:
+        yield f"  {cell(exit_['error_name'])}: {cell(exit_['error_text'])}"
+    elif exit_["first_error"]:
+        yield f"  it wrote: {cell(exit_['first_error'])}"
+    if exit_["has_log"]:
+        yield f"  its log: everstep logs {job} --round {exit_['round']} --rank {exit_['rank']}"
+
+
+def _decisions(incident: Record) -> Iterator[str]:
+    for action in incident["actions"]:
+        only_said = ", only said (observe mode)" if action["mode"] == "observe" else ""
+        rule = f", by rule {cell(action['rule'])}" if action["rule"] else ""
+        yield f"decided: {cell(action['action'])}{rule}{only_said}"
+        if action["reason"]:
+            yield f"  {cell(action['reason'])}"
+        if action["budgets"]:
+            yield f"  left: {budgets(action['budgets'])}"
+        for other in action["considered"] or ():
+            yield f"  not {cell(other['action'])}: {cell(other['rejected'])}"
+        for unknown in action["unknowns"] or ():
+            yield f"  not known: {cell(unknown)}"
+        if action["outcome"]:
+            yield f"  {cell(action['outcome'])}: {cell(action['outcome_reason'])}"
+
+
+def _evidence(incident: Record) -> Iterator[str]:
+    rows = []
+    for one in incident["evidence"]:
+        what = cell(one["summary"])
+        if one["blob"] is None:
+            what = f"none: {cell(one['missing_reason'] or what)}"
+        rank = "" if one["rank"] is None else f"rank {one['rank']}"
+        held = "" if one["blob"] is None else size(one["blob"]["size_bytes"])
+        rows.append((one["kind"], one["node"], rank, held, what))
+    if rows:
+        yield "evidence"
+        yield from aligned(rows)
+
+
+def _timeline(incident: Record) -> Iterator[str]:
+    zero = incident["opened_at"]
+    if zero is None:
+        return
+    moments: list[tuple[object, str]] = [
+        (incident["progress_at"], "last progress"),
+        (zero, "first report"),
+        *((one["decided_at"], f"decided: {cell(one['action'])}") for one in incident["actions"]),
+        (incident["closed_at"], outcome(incident)),
+    ]
+    for one in incident["rounds"]:
+        number = one["round"]
+        moments.append((one["ended_at"], f"round {number} ended"))
+        if number != incident["round"]:
+            nodes = counted(one["nodes"] or 0, "node")
+            moments.append((one["formed_at"], f"round {number} formed: {nodes}{_moves(incident)}"))
+            warm = f", {one['warm_ranks']} warm" if one["warm_ranks"] else ""
+            ranks = counted(one["world_size"] or 0, "rank")
+            moments.append((one["started_at"], f"round {number} runs: {ranks}{warm}"))
+            moments.append((one["first_step_at"], f"first step of round {number}"))
+    yield f"timeline, from the first report at {moment(zero)} UTC"
+    known = [(since(at, zero), what) for at, what in moments if at]
+    for at_s, what in sorted(known, key=lambda one: one[0]):
+        yield f"  {at_s:+9.3f} s  {what}"
+
+
+def _moves(incident: Record) -> str:
+    out, in_ = ([cell(name) for name in incident[key][:3]] for key in ("nodes_out", "nodes_in"))
+    said = (f", without {', '.join(out)}" if out else "", f", with {', '.join(in_)}" if in_ else "")
+    return "".join(said)
+
+
+def _ledger(incident: Record) -> Iterator[str]:
+    ledger = incident["ledger"]
+    if ledger is None:
+        return
+    entries = [(name, ledger[f"{name}_s"]) for name in (*_LEDGER, "other")]
+    rows = [(name.replace("_", " "), one, ledger["wall_s"]) for name, one in entries if one]
+    yield "where the time went"
+    lines = [(name, f"{one:8.3f} s", bar(one, whole)) for name, one, whole in rows]
+    yield from aligned([*lines, ("in all", f"{ledger['wall_s']:8.3f} s", "")])
+    if incident["lost_steps"]:
+        again = f"{counted(incident['lost_steps'], 'step')} again"
+        worth = f" ({span(incident['lost_s'])})" if incident["lost_s"] else ""
+        yield f"  and made {again}{worth}"
+    if incident["restored_step"] is not None:
+        tier = f" ({cell(incident['restored_tier'])})" if incident["restored_tier"] else ""
+        yield f"  went on from step {incident['restored_step']}{tier}"

@@ -1,0 +1,1 @@
+"""Which nodes are lost: what only somebody who hears all of them can say."""

@@ -1,0 +1,234 @@
+"""Which nodes are lost: silence that neither our own blindness nor moving training explains."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import inf
+
+from everstep.messages import NodeBeat
+from everstep_services.health.findings import Lost, Returned, lost, returned
+from everstep_services.health.motion import Motion, progress_age_s
+from everstep_services.health.sight import SightedClock
+
+_FORGET_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """See `HealthSettings` for what each means."""
+
+    silence_s: float
+    all_silent_s: float
+    reconnect_s: float
+    moving_most_s: float
+    tick_s: float
+    forget_s: float
+
+    @property
+    def witness_s(self) -> float:
+        """Whoever was heard within this proves that the bus and the observer work.
+
+        More than the time between two beats, and so much less than the limit that nodes which
+        fell silent together never bear witness against each other.
+        """
+        return self.silence_s / 2
+
+
+@dataclass(slots=True)
+class _Node:
+    beat: NodeBeat
+    seen_s: float
+    """By the sighted clock."""
+    heard_at: float
+    """By the observer's own."""
+    is_over: bool = False
+    """Its job has ended: nobody waits for it."""
+    loss: str = ""
+
+
+class Company:
+    """The nodes of one job, and whether their training moves."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._motion = Motion(-1, -inf)
+        self.nodes: OrderedDict[str, _Node] = OrderedDict()
+        """The longest silent first."""
+        self.lost: dict[str, _Node] = {}
+
+    def hear(self, beat: NodeBeat, seen_s: float, now: float) -> Returned | None:
+        """A sign of life."""
+        if beat.state == "leaving":
+            self.nodes.pop(beat.node, None)
+            self.lost.pop(beat.node, None)
+            return None
+        node = self.nodes.get(beat.node)
+        if node is None:
+            return self._welcome(beat, seen_s, now)
+        self._note_motion(beat, node.beat, seen_s)
+        if node.is_over and beat.sequence <= node.beat.sequence:
+            node.is_over = False  # another agent: the job begins again
+        node.beat, node.seen_s, node.heard_at = beat, seen_s, now
+        self.nodes.move_to_end(beat.node)
+        return None
+
+    def end(self) -> None:
+        """The job is over: that its nodes fall silent will be no news."""
+        for node in self.nodes.values():
+            node.is_over = True
+        self.lost.clear()
+
+    def judge(self, seen_s: float, back_s: float, now: float) -> list[Lost]:
+        """Each node whose loss is new. `back_s`: when the observer last ceased to be blind."""
+        found: list[Lost] = []
+        for node in self._silent(seen_s):
+            name = node.beat.node
+            if node.is_over or self._is_left_behind(node.beat):
+                del self.nodes[name]
+                continue
+            finding = self._judged(node, seen_s, back_s, now)
+            if finding is not None:
+                found.append(finding)
+        for finding in found:
+            node = self.nodes.pop(finding.beat.node)
+            node.loss = finding.id
+            self.lost[finding.beat.node] = node
+        return found
+
+    def forget(self, before_s: float) -> None:
+        """Drop every node that was last heard before that."""
+        for known in (self.nodes, self.lost):
+            for name in [name for name, node in known.items() if node.seen_s < before_s]:
+                del known[name]
+
+    def _welcome(self, beat: NodeBeat, seen_s: float, now: float) -> Returned | None:
+        gone = self.lost.pop(beat.node, None)
+        self._note_motion(beat, None if gone is None else gone.beat, seen_s)
+        self.nodes[beat.node] = _Node(beat, seen_s, now)
+        if gone is None:
+            return None
+        return returned(gone.loss, gone.beat, beat, now - gone.heard_at)
+
+    def _note_motion(self, beat: NodeBeat, before: NodeBeat | None, seen_s: float) -> None:
+        if beat.round is None or beat.slot is None:
+            return
+        motion = self._motion
+        if beat.round != motion.round:
+            # A lower number is an old round's, unless nobody is left in the newer one: rounds
+            # begin again when rendezvous has lost all it knew.
+            if beat.round < motion.round and seen_s - motion.heard_s < self._limits.all_silent_s:
+                return
+            motion = self._motion = Motion(beat.round, seen_s)
+        motion.heard_s = seen_s
+        age_s = progress_age_s(beat, before)
+        if age_s is not None:
+            motion.advance(beat.node, seen_s - age_s)
+
+    def _silent(self, seen_s: float) -> list[_Node]:
+        silent: list[_Node] = []
+        for node in self.nodes.values():
+            if seen_s - node.seen_s < self._limits.silence_s:
+                break
+            silent.append(node)
+        return silent
+
+    def _is_left_behind(self, beat: NodeBeat) -> bool:
+        """A newer round has formed without it."""
+        return beat.slot is not None and beat.round is not None and beat.round < self._motion.round
+
+    def _judged(self, node: _Node, seen_s: float, back_s: float, now: float) -> Lost | None:
+        limits, beat = self._limits, node.beat
+        newest = self.nodes[next(reversed(self.nodes))]
+        unheard_s = seen_s - newest.seen_s
+        is_witnessed = unheard_s < limits.witness_s
+        limit_s = limits.silence_s if is_witnessed else limits.all_silent_s
+        if node.seen_s < back_s:
+            limit_s += limits.reconnect_s
+        silence_s = seen_s - node.seen_s
+        if silence_s < limit_s or self._moves(beat, seen_s):
+            return None
+        others = "nobody of its job is heard"
+        if is_witnessed:
+            others = f"{newest.beat.node} was heard {max(0.0, unheard_s):.1f} s ago"
+        blind_s = max(0.0, now - node.heard_at - silence_s)
+        others += self._stillness(beat, seen_s)
+        return lost(beat, silence_s, limit_s, blind_s=blind_s, others=others)
+
+    def _moves(self, beat: NodeBeat, seen_s: float) -> bool:
+        """The other nodes of its round train on. They could not, if it did not."""
+        if beat.slot is None or beat.round != self._motion.round:
+            return False
+        limit_s = self._motion.proves_for_s(self._limits.silence_s, self._limits.moving_most_s)
+        return self._motion.still_s(beat.node, seen_s) < limit_s
+
+    def _stillness(self, beat: NodeBeat, seen_s: float) -> str:
+        if beat.slot is None or beat.round != self._motion.round:
+            return ""
+        still_s = self._motion.still_s(beat.node, seen_s)
+        if still_s == inf:
+            return "; no other rank of its round shows progress"
+        return f"; the other ranks of its round have not moved for {still_s:.1f} s"
+
+
+class Fleet:
+    """The nodes of all jobs. The same calls give the same findings, on any machine.
+
+    `hear` for each beat, `judge` every `tick_s`; both take the observer's monotonic clock.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._companies: dict[str, Company] = {}
+        self._sight = SightedClock(limits.tick_s)
+        self._was_blind = False
+        self._back_s = -inf
+        self._forgot_s = -inf
+
+    @property
+    def blind_s(self) -> float:
+        """How long the observer has been blind, since it began."""
+        return self._sight.blind_s
+
+    def counts(self) -> tuple[int, int, int]:
+        """Jobs, nodes that are heard, and nodes that are lost."""
+        known = self._companies.values()
+        return len(known), sum(len(c.nodes) for c in known), sum(len(c.lost) for c in known)
+
+    def hear(self, beat: NodeBeat, now: float) -> Returned | None:
+        """A sign of life; the finding that it makes, if it comes from a lost node."""
+        company = self._companies.get(beat.job)
+        if company is None:
+            company = self._companies[beat.job] = Company(self._limits)
+        return company.hear(beat, self._sight.read(now), now)
+
+    def end_job(self, job: str) -> None:
+        """The job is over."""
+        company = self._companies.get(job)
+        if company is not None:
+            company.end()
+
+    def judge(self, now: float, *, is_blind: bool) -> list[Lost]:
+        """Each node whose loss is new.
+
+        `is_blind`: since the last call, beats may have gone past us unheard.
+        """
+        seen_s = self._sight.tick(now, is_blind=is_blind)
+        was_blind, self._was_blind = self._was_blind, is_blind
+        if is_blind:
+            return []
+        if was_blind:
+            self._back_s = seen_s
+        self._forget(seen_s)
+        return [
+            finding
+            for company in self._companies.values()
+            for finding in company.judge(seen_s, self._back_s, now)
+        ]
+
+    def _forget(self, seen_s: float) -> None:
+        if seen_s - self._forgot_s < _FORGET_EVERY_S:
+            return
+        self._forgot_s = seen_s
+        for job, company in list(self._companies.items()):
+            company.forget(seen_s - self._limits.forget_s)
+            if not company.nodes and not company.lost:
+                del self._companies[job]

@@ -1,0 +1,44 @@
+"""What all answers of REST share, and how a row becomes one."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep.store.instants import from_us
+from everstep.store.shapes import PROJECTED
+
+T = TypeVar("T")
+
+_STRUCTURED = frozenset(
+    name for shape in PROJECTED for name, column in shape.columns.items() if column.type == "json"
+)
+
+
+def present(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A row as a DTO takes it: moments for `_us`, structures for their texts."""
+    shown: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == "at_us":
+            shown["at"] = from_us(value)
+        elif name.endswith("_us"):
+            shown[f"{name[:-3]}_at"] = None if value is None else from_us(value)
+        elif name in _STRUCTURED and value is not None:
+            shown[name] = msgspec.json.decode(value)
+        else:
+            shown[name] = value
+    return shown
+
+
+class Answer(BaseModel):
+    """The root of all answers."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class PageOf(Answer, Generic[T]):
+    """Some of the items of a list."""
+
+    items: list[T]
+    next: str | None = Field(description="Give it as `cursor` for the next page; null at the end.")

@@ -1,0 +1,168 @@
+"""Incidents, what was found, and what was decided, as REST shows them."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from everstep_services.history.api.dto.answer import Answer
+from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
+
+
+class LedgerOut(Answer):
+    """Where an incident's time went: the entries sum to its wall time."""
+
+    detect_s: float = Field(description="From the last progress until the first report.")
+    evidence_s: float = Field(description="Collecting evidence while the ranks still stood.")
+    decide_s: float = Field(description="Until it was decided what to do, backoff included.")
+    stop_s: float = Field(description="Until the last rank was gone and its accelerator free.")
+    rendezvous_s: float = Field(description="Until the next round had formed.")
+    start_s: float = Field(description="Until its last rank ran.")
+    restore_s: float = Field(description="Until the state was back.")
+    first_step_s: float = Field(description="Until the first step was finished.")
+    other_s: float = Field(description="What belongs to none of these.")
+    wall_s: float = Field(description="The sum.")
+
+
+class Incident(Answer):
+    """From the first sign of trouble to the next good step."""
+
+    job: str
+    incident: str = Field(description="Its id.")
+    outcome: str | None = Field(
+        description="`recovered`, `stopped`, `failed`, `preempted` or `merged`; null while open.",
+        examples=["recovered"],
+    )
+    opened_at: datetime | None
+    closed_at: datetime | None
+    trigger: str | None = Field(
+        description="The kind of the first report.", examples=["rank_exited"]
+    )
+    reason: str | None = Field(description="What happened, to whom, past which limit.")
+    story: str | None = Field(description="The whole of it in a sentence or two, at its end.")
+    round: int | None = Field(description="The round that it broke.")
+    next_round: int | None = Field(description="The round in which it recovered.")
+    node: str | None = Field(description="The node that the first report is about.")
+    rank: int | None = Field(description="The rank that the first report is about.")
+    step: int | None = Field(description="The last step before it.")
+    phase: str | None
+    section: str | None
+    progress_at: datetime | None = Field(description="When the training last moved before it.")
+    ranks_affected: int | None
+    nodes_affected: list[str] | None
+    reports: int | None = Field(description="How many belonged to it.")
+    extended_reason: str | None = Field(description="What the later reports say together.")
+    ledger: LedgerOut | None = Field(description="Null while it is open.")
+    lost_steps: int | None = Field(description="Steps that had to be made again.")
+    lost_s: float | None = Field(description="What those steps had taken.")
+    restored_step: int | None
+    restored_tier: str | None
+    merged_into: str | None
+    trigger_fact: str | None = Field(description="The first report's id.")
+    opened_fact: str | None
+    closed_fact: str | None
+    first_n: int | None = Field(description="Its first fact's place in the log.")
+    last_n: int | None
+
+
+class OptionOut(Answer):
+    """An action that was considered and not taken."""
+
+    action: str
+    rejected: str = Field(description="Why not, past which limit.")
+
+
+class Action(Answer):
+    """A decision, and what came of it."""
+
+    decision: str = Field(description="The id of the fact that says it.")
+    job: str
+    incident: str | None
+    round: int | None
+    action: str = Field(examples=["restart"])
+    mode: str | None = Field(description="`enforce`, or `observe`: it was only said, not done.")
+    rule: str | None = Field(description="The rule that decided.", examples=["restart.budget_left"])
+    reason: str | None
+    decided_at: datetime | None
+    decided_by: str | None
+    decide_s: float | None = Field(description="From the first report until the decision.")
+    delay_s: float | None = Field(description="How long it waited first, for a backoff.")
+    budgets: list[BudgetOut] | None = Field(description="What is left after it.")
+    considered: list[OptionOut] | None = Field(description="What else was possible.")
+    unknowns: list[str] | None = Field(description="What was not known when it was decided.")
+    rests_on: list[str] | None = Field(description="The ids of the facts that it rests on.")
+    nodes_out: list[str] | None = Field(description="Nodes that lose their slot by it.")
+    nodes_in: list[str] | None = Field(description="Nodes that get one.")
+    outcome: str | None = Field(
+        description="`done`, `failed`, `observed` or `overtaken`; null when nobody has said."
+    )
+    outcome_reason: str | None
+    taken_at: datetime | None
+    took_s: float | None = Field(description="From the decision until it was carried out.")
+
+
+class EvidenceOut(Answer):
+    """A piece of evidence, or why there is none."""
+
+    id: str = Field(description="Its fact.")
+    at: datetime | None
+    node: str | None
+    rank: int | None = Field(description="Null when it is about the node.")
+    round: int | None
+    kind: str | None = Field(description="`exception`, `log`, `stacks`, `gpu` …")
+    stream: str | None = Field(description="`stdout` or `stderr`, for the end of a log.")
+    summary: str | None = Field(description="What it says in a line.")
+    blob: dict[str, Any] | None = Field(description="Where it is: job, id, size_bytes, parts.")
+    missing_reason: str | None = Field(description="Why there is none.")
+    took_s: float | None
+
+
+class AlternativeOut(Answer):
+    """Another explanation, and why it was not chosen."""
+
+    cause: str
+    confidence: float
+    reason: str
+    ranks: list[int]
+    nodes: list[str]
+
+
+class VerdictOut(Answer):
+    """Who caused it, and what kind of failure it is."""
+
+    verdict_fact: str
+    verdict_at: datetime | None
+    verdict_reason: str | None
+    cause: str | None
+    confidence: float | None = Field(description="0 to 1.")
+    culprit_ranks: list[int] | None
+    culprit_nodes: list[str] | None
+    advice: str | None
+    is_transient: bool | None
+    fingerprint: str | None = Field(description="Equal for the same bug.")
+    alternatives: list[AlternativeOut] | None
+
+
+class Primary(Exit):
+    """The exit that the incident is about, with the whole of its traceback."""
+
+    traceback: str | None = Field(description="All of it, as it was recorded.")
+
+
+class IncidentDetail(Incident):
+    """The whole story of an incident."""
+
+    primary: Primary | None = Field(
+        description="The exit that explains the others: the one that the first decision rests on, "
+        "else the one that was reported first; null when no rank exited."
+    )
+    stall: Stall | None = Field(description="How that rank stalled; null when it did not.")
+    verdict: VerdictOut | None = Field(description="Null until attribution has one.")
+    exits: list[Exit] = Field(description="The first failures of the round; at most 50.")
+    evidence: list[EvidenceOut] = Field(description="In the order of the log; at most 200.")
+    actions: list[Action] = Field(description="In the order of the log; at most 200.")
+    rounds: list[Round] = Field(
+        description="The round that it broke, and those that were to bring the training back."
+    )
+    nodes_out: list[str] = Field(description="Had a slot before, and not after; at most 200.")
+    nodes_in: list[str] = Field(description="Have a slot that they did not have; at most 200.")

@@ -1,0 +1,206 @@
+"""`/incidents` and `/actions`: what went wrong, why, and what was done about it."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query
+from pydantic import AwareDatetime, Field
+from sqlalchemy import ColumnElement, select
+
+from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
+from everstep.messages.ranks import RankExited
+from everstep.store import tables
+from everstep.store.instants import to_us
+from everstep.store.reads import Order, Record
+from everstep.store.stories import Story, incident_story
+from everstep_services.history.api.context import Context, Ctx, Paging, Reader
+from everstep_services.history.api.dto import (
+    Action,
+    EvidenceOut,
+    Incident,
+    IncidentDetail,
+    LedgerOut,
+    PageOf,
+    Primary,
+    Round,
+    Stall,
+    VerdictOut,
+    present,
+    shown_exit,
+)
+from everstep_services.history.api.jobs import (
+    LARGEST,
+    NAME,
+    TEXT,
+    JobName,
+    Word,
+    check_known,
+    paged,
+)
+from everstep_services.history.api.problems import not_found, responses
+
+router = APIRouter(tags=["incidents"])
+
+
+class IncidentFilter(Paging):
+    """Which incidents of a job."""
+
+    open: bool | None = Field(None, description="Only those that are open, or only the others.")
+    outcome: list[Word] | None = Field(
+        None, max_length=10, description="Ended in one of these ways.", examples=[["failed"]]
+    )
+    trigger: str | None = Field(
+        None, max_length=64, pattern=TEXT, description="The kind of the first report."
+    )
+    node: str | None = Field(None, pattern=NAME, description="About this node.")
+    round: int | None = Field(None, ge=0, le=LARGEST, description="Broke this round.")
+    since: AwareDatetime | None = Field(
+        None, description="Opened not before this moment, by the sender's clock."
+    )
+    until: AwareDatetime | None = Field(None, description="Opened before this moment.")
+    order: Literal["asc", "desc"] = Field("desc", description="By when we first heard of it.")
+
+
+class AnyIncidentFilter(IncidentFilter):
+    """Which incidents of all jobs."""
+
+    job: str | None = Field(None, pattern=NAME, description="Of this job.")
+
+
+class ActionFilter(Paging):
+    """Which decisions of a job."""
+
+    action: list[Word] | None = Field(
+        None, max_length=10, description="One of these.", examples=[["restart", "stop"]]
+    )
+    mode: Literal["enforce", "observe"] | None = Field(
+        None, description="Only what was done, or only what was merely said."
+    )
+    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+
+
+IncidentId = Annotated[str, Path(pattern=NAME, description="The incident's id.")]
+
+
+@router.get("/incidents", summary="Incidents of all jobs", responses=responses())
+async def list_all_incidents(
+    context: Ctx, _token: Reader, asked: Annotated[AnyIncidentFilter, Query()]
+) -> PageOf[Incident]:
+    """Incidents, the newest first."""
+    return await _incidents(context, asked, asked.job, "/incidents")
+
+
+@router.get("/jobs/{job}/incidents", summary="A job's incidents", responses=responses(404))
+async def list_incidents(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[IncidentFilter, Query()]
+) -> PageOf[Incident]:
+    """Incidents of one job, the newest first."""
+    await check_known(context, job)
+    return await _incidents(context, asked, job, f"/jobs/{job}/incidents")
+
+
+@router.get("/jobs/{job}/incidents/{incident}", summary="Why it happened", responses=responses(404))
+async def get_incident(
+    context: Ctx, _token: Reader, job: JobName, incident: IncidentId
+) -> IncidentDetail:
+    """The whole story of an incident in one answer.
+
+    Who failed and how, on which evidence, what was decided by which rule and what else was
+    considered, who came and went, and where the time went.
+    """
+    story = await incident_story(context.database, job, incident)
+    if story is None:
+        raise not_found(f"incident {incident} of job {job}")
+    return _detail(story)
+
+
+@router.get("/jobs/{job}/actions", summary="A job's decisions", responses=responses(404))
+async def list_actions(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[ActionFilter, Query()]
+) -> PageOf[Action]:
+    """What was decided about a job, by which rule, and what came of it; the newest first."""
+    await check_known(context, job)
+    actions = tables.actions
+    query = select(actions).where(actions.c.job == job)
+    if asked.action:
+        query = query.where(actions.c.action.in_(asked.action))
+    if asked.mode is not None:
+        query = query.where(actions.c.mode == asked.mode)
+    order = Order((actions.c.n,), is_descending=asked.order == "desc")
+    found = await paged(context, query, order, asked, f"/jobs/{job}/actions")
+    return PageOf[Action](items=[Action(**present(row)) for row in found.rows], next=found.next)
+
+
+async def _incidents(
+    context: Context, asked: IncidentFilter, job: str | None, path: str
+) -> PageOf[Incident]:
+    incidents = tables.incidents
+    query = select(incidents).where(*_conditions(asked))
+    if job is not None:
+        query = query.where(incidents.c.job == job)
+    order = Order((incidents.c.first_n,), is_descending=asked.order == "desc")
+    found = await paged(context, query, order, asked, path)
+    items = [Incident(**_incident(row)) for row in found.rows]
+    return PageOf[Incident](items=items, next=found.next)
+
+
+def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
+    here = tables.incidents.c
+    conditions: list[ColumnElement[bool]] = [
+        column == value
+        for column, value in (
+            (here.trigger, asked.trigger),
+            (here.node, asked.node),
+            (here.round, asked.round),
+        )
+        if value is not None
+    ]
+    if asked.open is not None:
+        conditions.append(
+            here.closed_fact.is_(None) if asked.open else here.closed_fact.is_not(None)
+        )
+    if asked.outcome:
+        conditions.append(here.outcome.in_(asked.outcome))
+    if asked.since is not None:
+        conditions.append(here.opened_us >= to_us(asked.since))
+    if asked.until is not None:
+        conditions.append(here.opened_us < to_us(asked.until))
+    return conditions
+
+
+def _incident(row: Record) -> dict[str, Any]:
+    ledger = None if row["closed_fact"] is None else LedgerOut(**present(row))
+    return {**present(row), "ledger": ledger}
+
+
+def _detail(story: Story) -> IncidentDetail:
+    row = story.incident
+    return IncidentDetail(
+        **_incident(row),
+        primary=_primary(story),
+        stall=None if story.stall is None else Stall(**present(story.stall)),
+        verdict=None if row["verdict_fact"] is None else VerdictOut(**present(row)),
+        exits=[shown_exit(one) for one in story.exits],
+        evidence=[EvidenceOut(**present(one)) for one in story.evidence],
+        actions=[Action(**present(one)) for one in story.actions],
+        rounds=[Round(**present(one)) for one in story.rounds],
+        nodes_out=list(story.nodes_out),
+        nodes_in=list(story.nodes_in),
+    )
+
+
+def _primary(story: Story) -> Primary | None:
+    if story.primary is None:
+        return None
+    shown = shown_exit(story.primary).model_dump()
+    return Primary(**{**shown, "traceback": _traceback(story) or shown["traceback"]})
+
+
+def _traceback(story: Story) -> str | None:
+    """All of it, from the fact itself."""
+    if story.primary_body is None:
+        return None
+    try:
+        fact = decode(story.primary_body.encode())
+    except (BadMessageError, UnknownMessageError):
+        return None
+    return fact.error.traceback if isinstance(fact, RankExited) and fact.error else None

@@ -1,0 +1,140 @@
+"""What facts about incidents claim: opened, extended, examined, judged, closed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from everstep.messages import (
+    EvidenceCollected,
+    Fact,
+    IncidentClosed,
+    IncidentExtended,
+    IncidentOpened,
+    VerdictReached,
+)
+from everstep.store.changes import Changes, Recorded, compact
+from everstep.store.incident_shapes import EVIDENCE, INCIDENTS
+from everstep.store.instants import to_us
+from everstep.store.shapes import JOBS
+from everstep_services.history.claims.common import Claim, blob_text
+
+
+def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
+    changes.merge(JOBS, (fact.job,), incidents=1)
+    progress = fact.last_progress_at
+    _about(
+        changes,
+        one,
+        fact,
+        opened_fact=fact.id,
+        opened_us=to_us(fact.at),
+        trigger=fact.trigger,
+        reason=fact.reason,
+        trigger_fact=fact.trigger_fact,
+        round=fact.round,
+        node=fact.node,
+        rank=fact.rank,
+        step=fact.step,
+        phase=fact.phase or None,
+        section=fact.section,
+        progress_us=None if progress is None else to_us(progress),
+    )
+
+
+def _extended(changes: Changes, one: Recorded, fact: IncidentExtended) -> None:
+    _about(
+        changes,
+        one,
+        fact,
+        extended_fact=fact.id,
+        extended_reason=fact.reason or None,
+        nodes_affected=compact(fact.nodes),
+        ranks_affected=fact.ranks,
+    )
+
+
+def _evidence(changes: Changes, one: Recorded, fact: EvidenceCollected) -> None:
+    _about(changes, one, fact)
+    changes.merge(
+        EVIDENCE,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        incident=fact.incident,
+        round=fact.round,
+        at_us=to_us(fact.at),
+        node=fact.node,
+        rank=fact.rank,
+        kind=fact.evidence,
+        stream=_stream(fact),
+        blob=blob_text(fact.blob),
+        summary=fact.summary or None,
+        missing_reason=fact.missing or None,
+        took_s=fact.took_s,
+    )
+
+
+def _stream(fact: EvidenceCollected) -> str | None:
+    """Of which stream it is the end; None when it is none, or nobody can tell."""
+    said = fact.summary.partition(":")[0] if fact.evidence == "log" else fact.evidence
+    return said if said in {"stdout", "stderr"} else None
+
+
+def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
+    _about(
+        changes,
+        one,
+        fact,
+        verdict_order=f"{fact.revision:020d}/{fact.id}",
+        verdict_fact=fact.id,
+        verdict_us=to_us(fact.at),
+        verdict_reason=fact.reason,
+        cause=fact.cause,
+        confidence=fact.confidence,
+        culprit_ranks=compact(fact.culprit_ranks),
+        culprit_nodes=compact(fact.culprit_nodes),
+        advice=fact.advice or None,
+        is_transient=fact.is_transient,
+        fingerprint=fact.fingerprint or None,
+        alternatives=compact([msgspec.structs.asdict(other) for other in fact.alternatives]),
+    )
+
+
+def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
+    _about(
+        changes,
+        one,
+        fact,
+        closed_fact=fact.id,
+        closed_us=to_us(fact.at),
+        outcome=fact.outcome,
+        story=fact.reason,
+        **msgspec.structs.asdict(fact.ledger),
+        wall_s=fact.ledger.wall_s,
+        lost_steps=fact.lost_steps,
+        lost_s=fact.lost_s,
+        restored_step=fact.restored_step,
+        restored_tier=fact.restored_tier or None,
+        next_round=fact.next_round,
+        reports=fact.reports,
+        merged_into=fact.merged_into,
+    )
+
+
+def _about(
+    changes: Changes,
+    one: Recorded,
+    fact: IncidentOpened | IncidentExtended | EvidenceCollected | VerdictReached | IncidentClosed,
+    **values: Any,
+) -> None:
+    changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=one.n, last_n=one.n, **values)
+
+
+CLAIMS: Mapping[type[Fact], Claim] = {
+    IncidentOpened: _opened,
+    IncidentExtended: _extended,
+    EvidenceCollected: _evidence,
+    VerdictReached: _verdict,
+    IncidentClosed: _closed,
+}

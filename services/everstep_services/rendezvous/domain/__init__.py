@@ -1,0 +1,1 @@
+"""What rendezvous decides, without a clock and without a bus."""

@@ -1,0 +1,161 @@
+"""May this agent take part? If not: why, and what would make it welcome."""
+
+from dataclasses import dataclass
+
+from everstep.messages import JobSpec, Join
+from everstep_services.rendezvous.domain.events import Control
+from everstep_services.rendezvous.domain.turn import Turn
+
+_SAME_FOR_ALL = (
+    "command",
+    "ranks_per_node",
+    "nodes_min",
+    "nodes_max",
+    "slots_per_unit",
+    "slots_per_segment",
+)
+"""What must be the same on all nodes of a job."""
+DO_NOT_RESTART = 93
+USAGE = 2
+_RETRY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an agent may not take part."""
+
+    cause: str
+    """As in `node_refused`."""
+    reason: str
+    checks: tuple[str, ...] = ()
+    retry_after_s: float | None = None
+    exit_code: int | None = None
+
+
+def refusal(turn: Turn, ask: Join) -> Refusal | None:
+    """Why this agent may not take part, if it may not."""
+    return (
+        _wrong_version(turn.version, ask)
+        or _different_job(turn, ask)
+        or _excluded(turn.control, turn, ask)
+        or _unhealthy(ask)
+        or _misconfigured(turn, ask)
+    )
+
+
+def reopens(turn: Turn, ask: Join) -> bool:
+    """Whether an agent of a new allocation takes up a job whose last allocation is over.
+
+    Not one that is done, and not one that was told not to come back, unless something about
+    it has changed since.
+    """
+    doc = turn.state.doc
+    if ask.allocation == doc.allocation or ask.allocation in doc.allocations:
+        return False
+    if doc.phase == "done" or doc.exit_code == DO_NOT_RESTART:
+        return ask.spec.config_fingerprint != doc.spec.config_fingerprint
+    return True
+
+
+def job_over(turn: Turn) -> Refusal:
+    """The job needs nobody any more."""
+    doc = turn.state.doc
+    text = f"job {doc.job} is over: {doc.reason}"
+    if doc.exit_code == DO_NOT_RESTART or doc.phase == "done":
+        text += "; to run it again, change its command or settings, or give it another name"
+    return Refusal("job_over", text, exit_code=doc.exit_code)
+
+
+def changed_fields(before: JobSpec, after: JobSpec) -> tuple[str, ...]:
+    """The names of the fields that differ."""
+    return tuple(
+        name for name in before.__struct_fields__ if getattr(before, name) != getattr(after, name)
+    )
+
+
+def _different_job(turn: Turn, ask: Join) -> Refusal | None:
+    doc = turn.state.doc
+    differs = [name for name in changed_fields(doc.spec, ask.spec) if name in _SAME_FOR_ALL]
+    if not differs:
+        return None
+    said = "; ".join(
+        f"{name} is {_shown(getattr(ask.spec, name))} here and "
+        f"{_shown(getattr(doc.spec, name))} in the job"
+        for name in differs
+    )
+    return Refusal(
+        "different_job",
+        f"{ask.node} does not run what job {doc.job} runs: {said}. Start every node with the "
+        f"same command and options, or give this one another --job",
+        exit_code=USAGE,
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        value = " ".join(str(part) for part in value)
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _excluded(control: Control, turn: Turn, ask: Join) -> Refusal | None:
+    found = control.exclusion(ask.node, turn.now.wall)
+    if found is None or not control.enforces("exclude", otherwise=True):
+        return None
+    until = f"until {found.until:%Y-%m-%d %H:%M} UTC" if found.until else "until it is included"
+    return Refusal(
+        "excluded",
+        f"{ask.node} is excluded by {found.by} {until}: {found.reason}. "
+        f"Include it again with `everstep node include {ask.node}`",
+        retry_after_s=_RETRY_S,
+    )
+
+
+def _unhealthy(ask: Join) -> Refusal | None:
+    failed = [check for check in ask.checks if check.state == "failed"]
+    if not failed:
+        return None
+    said = "; ".join(f"{check.check}: {check.reason or 'failed'}" for check in failed)
+    return Refusal(
+        "unhealthy",
+        f"{ask.node} failed its checks: {said}. It is welcome when they pass",
+        checks=tuple(check.check for check in failed),
+        retry_after_s=_RETRY_S,
+    )
+
+
+def _misconfigured(turn: Turn, ask: Join) -> Refusal | None:
+    if ask.ranks < 1:
+        return Refusal("misconfigured", f"{ask.node} runs no process", exit_code=USAGE)
+    if ask.infra_rank is None:
+        return None
+    holder = turn.state.holder_of_infra_rank(ask.infra_rank)
+    if holder is None or holder == ask.node:
+        return None
+    return Refusal(
+        "misconfigured",
+        f"{ask.node} and {holder} both say that they are number {ask.infra_rank} of the job: "
+        f"give each node its own --infra-rank, or none",
+        exit_code=USAGE,
+    )
+
+
+def _wrong_version(ours: str, ask: Join) -> Refusal | None:
+    mine, theirs = _release(ours), _release(ask.version)
+    if mine is None or theirs is None:
+        return None
+    if mine[0] == theirs[0] and abs(mine[1] - theirs[1]) <= 1:
+        return None
+    return Refusal(
+        "wrong_version",
+        f"{ask.node} runs release {ask.version} and rendezvous {ours}: they may be one minor "
+        f"release apart. Install {ours} there",
+        exit_code=USAGE,
+    )
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    parts = version.split(".")
+    if len(parts) < 2 or not parts[0].isdigit() or not parts[1].isdigit():
+        return None
+    return int(parts[0]), int(parts[1])

@@ -1,0 +1,216 @@
+"""After a round has failed: whether there is another one, and when."""
+
+from dataclasses import dataclass
+
+from everstep.messages import Budget, JobSpec, Option
+from everstep_services.rendezvous.settings import RendezvousSettings
+
+SECONDARY = "secondary:"
+"""Before the fingerprint of a failure that looks like the consequence of another rank's."""
+HOUR_S = 3600.0
+COUNTED = frozenset({"rank_exited", "rank_stalled", "start_failed", "node_lost", "node_left"})
+"""The ends of a round whose restart is taken from the budget."""
+OF_THE_SCRIPT = frozenset({"rank_exited", "rank_stalled", "start_failed"})
+"""Those that the script may bring about again, as often as it is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a round, as far as it matters for what comes next."""
+
+    cause: str
+    lived_s: float
+    """Since the round formed."""
+    steps_s: float
+    """Since its first step; 0 when it made none."""
+    step: int | None
+    """The last step that it reached, where somebody said so."""
+    fingerprint: str = ""
+    exit_code: int | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        return self.cause in COUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What went before."""
+
+    restarts: int = 0
+    refilled: int = 0
+    recent: int = 0
+    """Restarts that may lie within the last hour."""
+    quick_failures: int = 0
+    idle_rounds: int = 0
+    best_step: int | None = None
+    fingerprints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What to do, and everything that must be on record about it."""
+
+    action: str
+    """`restart` or `stop`."""
+    rule: str
+    reason: str
+    past: Past
+    """What the next failure will find, the restart counted."""
+    delay_s: float = 0.0
+    exit_code: int = 1
+    advice: str = ""
+    """Why one should stop, when that is only said."""
+    budgets: tuple[Budget, ...] = ()
+    considered: tuple[Option, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The limits in force."""
+
+    spec: JobSpec
+    settings: RendezvousSettings
+    may_stop: bool = False
+    """Stop for what is only probable: a failure that will come again."""
+    is_braked: bool = False
+
+
+def judge(failure: Failure, past: Past, rules: Rules) -> Judgement:
+    """Another round, or the end."""
+    progress = _progress(failure, past)
+    past = _with(failure, past, progress, rules.settings)
+    budgets = _budgets(past, rules.spec)
+    spent = next((one for one in budgets if one.name in _HARD and one.left < 0), None)
+    if failure.is_counted and spent is not None:
+        reason = f"{_NAMES[spent.name]} are spent: {spent.limit} of {spent.limit}"
+        left = tuple(Budget(name=b.name, limit=b.limit, left=max(b.left, 0)) for b in budgets)
+        other = (Option(action="restart", rejected=reason),)
+        rule = f"stop.{spent.name}_spent"
+        return Judgement("stop", rule, reason, past, budgets=left, considered=other)
+    stop = _enough(failure, past, progress, rules)
+    if stop is not None and stop[2]:
+        other = (Option(action="restart", rejected=stop[1]),)
+        return Judgement(
+            "stop", stop[0], stop[1], past, exit_code=93, budgets=budgets, considered=other
+        )
+    return _another(failure, past, rules, budgets, stop[1] if stop else "")
+
+
+def _another(
+    failure: Failure, past: Past, rules: Rules, budgets: tuple[Budget, ...], advice: str
+) -> Judgement:
+    delay_s = 0.0
+    if failure.cause in OF_THE_SCRIPT and past.quick_failures:
+        steps = rules.settings.backoff_s
+        delay_s = steps[min(past.quick_failures, len(steps)) - 1]
+    left = ", ".join(f"{b.left} of {b.limit} {_NAMES[b.name]} left" for b in budgets)
+    reason = left or "restarts have no limit"
+    if not failure.is_counted:
+        reason = f"a round that ended by {failure.cause} is not taken from the budget"
+    if delay_s:
+        reason += (
+            f"; {past.quick_failures} rounds in a row failed within "
+            f"{rules.settings.quick_s:g} s and without progress: the next waits {delay_s:g} s"
+        )
+    unlikely = f"observe mode: {advice}" if advice else "nothing says that it would fail again"
+    missing = () if failure.step is not None else ("the last step: no rank reported one",)
+    return Judgement(
+        "restart",
+        "restart.backoff" if delay_s else "restart.budget_left",
+        reason,
+        past,
+        delay_s=delay_s,
+        advice=advice,
+        budgets=budgets,
+        considered=(Option(action="stop", rejected=unlikely),),
+        missing=missing,
+    )
+
+
+_HARD = frozenset({"restarts", "restarts_per_hour"})
+_NAMES = {
+    "restarts": "restarts",
+    "restarts_per_hour": "restarts per hour",
+    "no_progress": "rounds without progress",
+}
+
+
+def _with(
+    failure: Failure, past: Past, progress: bool | None, settings: RendezvousSettings
+) -> Past:
+    """The past with this failure in it, its restart counted already."""
+    refilled = past.refilled
+    if progress:
+        given_back = int(failure.steps_s // settings.refill_every_s)
+        refilled = min(refilled + given_back, past.restarts)
+    is_quick = failure.lived_s < settings.quick_s
+    idle, quick = past.idle_rounds, past.quick_failures
+    if progress:
+        idle = 0
+    elif progress is False or is_quick:
+        idle += 1
+    if failure.cause in OF_THE_SCRIPT:
+        quick = quick + 1 if is_quick and not progress else 0
+    elif progress:
+        quick = 0
+    counted = 1 if failure.is_counted else 0
+    steps = [step for step in (past.best_step, failure.step) if step is not None]
+    prints = past.fingerprints
+    if failure.cause in OF_THE_SCRIPT:
+        prints = (*prints, failure.fingerprint)[-10:]
+    return Past(
+        restarts=past.restarts + counted,
+        refilled=refilled,
+        recent=past.recent + counted,
+        quick_failures=quick,
+        idle_rounds=idle,
+        best_step=max(steps, default=None),
+        fingerprints=prints,
+    )
+
+
+def _progress(failure: Failure, past: Past) -> bool | None:
+    """Whether the round got farther than any before; None when nobody said how far it got."""
+    if failure.step is None:
+        return None
+    return failure.step > (past.best_step or 0)
+
+
+def _budgets(past: Past, spec: JobSpec) -> tuple[Budget, ...]:
+    found = []
+    spent = past.restarts - past.refilled
+    for name, limit, used in (
+        ("restarts", spec.max_restarts, spent),
+        ("restarts_per_hour", spec.max_restarts_per_hour, past.recent),
+        ("no_progress", spec.no_progress_limit, past.idle_rounds),
+    ):
+        if limit is not None and (limit > 0 or name in _HARD):
+            found.append(Budget(name=name, limit=limit, left=limit - used))
+    return tuple(found)
+
+
+def _enough(
+    failure: Failure, past: Past, progress: bool | None, rules: Rules
+) -> tuple[str, str, bool] | None:
+    """Rule, reason, and whether it stops the job; None when there is no sign of the kind."""
+    limit = rules.spec.no_progress_limit
+    if limit and past.idle_rounds >= limit:
+        reason = f"{past.idle_rounds} rounds in a row made no new step, and {limit} is the limit"
+        return "stop.no_progress", reason, not rules.is_braked
+    same = past.fingerprints[-2:]
+    if (
+        failure.cause in OF_THE_SCRIPT
+        and failure.exit_code is not None
+        and not progress
+        and len(same) == 2
+        and same[0] == same[1] != ""
+        and not failure.fingerprint.startswith(SECONDARY)
+    ):
+        reason = (
+            f"the same failure came twice in a row without progress between (fingerprint "
+            f"{failure.fingerprint}): it will come again"
+        )
+        return "stop.same_fingerprint", reason, rules.may_stop
+    return None

@@ -1,0 +1,262 @@
+"""When a round can form, who is in it, and what it waits for until then."""
+
+from msgspec.structs import replace
+
+from everstep.messages import Member, Replacement, RoundFormed, RoundWaiting, Seat, StandBy
+from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.ending import NOT_ENOUGH_NODES, decide, end_allocation
+from everstep_services.rendezvous.domain.placement import (
+    Candidate,
+    World,
+    assign,
+    largest_size,
+    obstacle,
+)
+from everstep_services.rendezvous.domain.turn import Turn
+
+_FIRST_PORT, _PORTS = 20_000, 12_000
+_NAMED_MOST = 100
+
+
+def try_form(turn: Turn) -> None:
+    """Form the next round if its time has come; else say what it waits for, or give up."""
+    if not _is_settled(turn):
+        return
+    candidates = [candidate_of(seat) for seat in turn.state.in_stage("idle") if _may(turn, seat)]
+    world = world_of(turn)
+    size = largest_size(candidates, world)
+    wait_s = _wait_s(turn, size, world)
+    if size and wait_s <= 0:
+        _form(turn, candidates, size)
+        return
+    if size:
+        turn.wake_in(wait_s)
+    _wait(turn, candidates, world)
+
+
+def world_of(turn: Turn) -> World:
+    """The sizes that this job's rounds may have."""
+    spec = turn.state.doc.spec
+    return World(spec.nodes_min, spec.nodes_max, spec.slots_per_unit, spec.slots_per_segment)
+
+
+def candidate_of(seat: Seat) -> Candidate:
+    """A seat as placement sees it."""
+    return Candidate(seat.node, seat.infra_rank, seat.failure_domain, seat.place, seat.slot)
+
+
+def _may(turn: Turn, seat: Seat) -> bool:
+    if seat.is_leaving:
+        return False
+    is_excluded = turn.control.exclusion(seat.node, turn.now.wall) is not None
+    return not (is_excluded and turn.control.enforces("exclude", otherwise=True))
+
+
+def _is_settled(turn: Turn) -> bool:
+    """Everybody who ends the last round has answered, or had the time to; and it is decided."""
+    doc = turn.state.doc
+    if doc.phase == "joining":
+        return True
+    owing = turn.state.count("stopping")
+    _decide_in_time(turn, owing)
+    if turn.state.doc.phase != "ending":
+        return False
+    if owing:
+        trigger = doc.incident.trigger if doc.incident else "operator"
+        patience_s = turn.grace_s + turn.evidence_s(trigger) + turn.settings.last_call_s
+        left_s = patience_s - turn.phase_s
+        if left_s > 0:
+            turn.wake_in(left_s)
+            return False
+    return _backoff_is_over(turn)
+
+
+def _decide_in_time(turn: Turn, owing: int) -> None:
+    incident = turn.state.doc.incident
+    if incident is None or incident.is_decided:
+        return
+    left_s = turn.settings.cause_within_s - turn.phase_s
+    if owing and left_s > 0:
+        turn.wake_in(left_s)
+        return
+    decide(turn)
+
+
+def _backoff_is_over(turn: Turn) -> bool:
+    incident = turn.state.doc.incident
+    if incident is None or not incident.delay_s:
+        return True
+    left_s = incident.delay_s - turn.phase_s
+    if left_s > 0:
+        turn.wake_in(left_s)
+    return left_s <= 0
+
+
+def _wait_s(turn: Turn, size: int, world: World) -> float:
+    """How long to wait for more nodes than are needed at least; 0 when there are enough."""
+    doc = turn.state.doc
+    if not size or size >= (doc.slots or world.most) or size >= world.most:
+        return 0.0
+    return turn.settings.elastic_wait_s - turn.since("enough", doc.round, doc.allocation)
+
+
+def _form(turn: Turn, candidates: list[Candidate], size: int) -> None:
+    state, doc = turn.state, turn.state.doc
+    before = {seat.slot: seat for seat in state.members}
+    domains = {slot: seat.failure_domain for slot, seat in before.items() if slot is not None}
+    placed = assign(candidates, size, doc.spec.slots_per_segment, domains)
+    slots = {node: slot for slot, node in placed.items()}
+    # Whoever owes an answer still keeps its seat, without a slot: its ranks may run yet, and
+    # it is a spare once they do not.
+    seats = [
+        replace(seat, slot=slots.get(seat.node), stage=_stage(seat, slots))
+        for seat in state.seats
+        if seat.stage != "gone"
+    ]
+    waited_s = turn.since("form", doc.round, doc.allocation)
+    state.replace_all(seats)
+    incidents.formed(turn)
+    _enter_round(turn, size)
+    _say_formed(turn, before, waited_s, is_first=not before)
+    _order(turn)
+
+
+def _stage(seat: Seat, slots: dict[str, int]) -> str:
+    if seat.node in slots:
+        return "starting"
+    return "absent" if seat.stage == "stopping" else seat.stage
+
+
+def _enter_round(turn: Turn, size: int) -> None:
+    state, doc = turn.state, turn.state.doc
+    members = state.members
+    first, number = members[0], doc.round + 1
+    turn.memory.forget("form", doc.round)
+    turn.memory.forget("enough", doc.round)
+    state.set(
+        round=number,
+        slots=size,
+        world_size=sum(seat.ranks for seat in members),
+        master_address=first.address,
+        master_port=first.master_port or _FIRST_PORT + number % _PORTS,
+        start_order=turn.now.new_id(),
+        warm_ranks=0,
+        has_stepped=False,
+        first_step=None,
+        round_step=None,
+        planned=None,
+    )
+    again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
+    state.enter("forming", f"round {number}: {size} slots, {again}", turn.now.wall)
+    turn.since("phase", number, "forming")
+    turn.since("lived", number)
+
+
+def _say_formed(
+    turn: Turn, before: dict[int | None, Seat], waited_s: float, *, is_first: bool
+) -> None:
+    state, doc = turn.state, turn.state.doc
+    members = state.members
+    replaced = tuple(
+        Replacement(
+            slot=seat.slot or 0,
+            node=seat.node,
+            was=before[seat.slot].node,
+            reason=_why_replaced(before[seat.slot]),
+        )
+        for seat in members
+        if seat.slot in before and before[seat.slot].node != seat.node
+    )
+    larger = len(members) - len(before)
+    cause = "start" if is_first else "grow" if larger > 0 else "shrink" if larger else "restart"
+    turn.fact(
+        RoundFormed,
+        members=tuple(
+            Member(
+                slot=seat.slot or 0,
+                node=seat.node,
+                first_rank=state.first_rank(seat.node),
+                ranks=seat.ranks,
+            )
+            for seat in members
+        ),
+        world_size=doc.world_size,
+        waited_s=waited_s,
+        allocation=doc.allocation,
+        spares=tuple(seat.node for seat in state.in_stage("idle")),
+        cause=cause,
+        reason=doc.reason,
+        replaced=replaced,
+        restarts=doc.restarts,
+        incident=doc.incident.id if doc.incident else None,
+    )
+
+
+def _why_replaced(was: Seat) -> str:
+    if was.is_leaving:
+        return f"{was.node} is to leave"
+    if was.stage == "gone":
+        return f"{was.node} is gone"
+    if was.stage == "stopping":
+        return f"{was.node} did not come back in time"
+    return f"{was.node} was needed elsewhere"
+
+
+def _order(turn: Turn) -> None:
+    state, doc = turn.state, turn.state.doc
+    for seat in state.members:
+        turn.send(state.start_order(seat), seat)
+    for seat in state.in_stage("idle"):
+        stand_by = StandBy(id=doc.start_order, job=doc.job, round=doc.round, reason=doc.reason)
+        turn.send(stand_by, seat)
+
+
+def _wait(turn: Turn, candidates: list[Candidate], world: World) -> None:
+    doc = turn.state.doc
+    waited_s = turn.since("form", doc.round, doc.allocation)
+    left_s = turn.join_within_s - waited_s
+    here = {candidate.node for candidate in candidates}
+    missing = tuple(seat.node for seat in turn.state.members if seat.node not in here)
+    missing = missing[:_NAMED_MOST]
+    needed = min(world.sizes(), default=world.least)
+    stands = obstacle(candidates, world)
+    if left_s <= 0:
+        names = f"; missing: {', '.join(missing)}" if missing else ""
+        end_allocation(
+            turn,
+            NOT_ENOUGH_NODES,
+            f"round {doc.round + 1}: {len(candidates)} of {needed} nodes joined within "
+            f"{turn.join_within_s:g} s{names}. {stands or 'Start their agents'}, or allow fewer "
+            f"nodes with --nnodes MIN:MAX",
+        )
+        return
+    turn.wake_in(left_s)
+    if doc.phase == "ending":
+        turn.state.enter("joining", doc.reason, turn.now.wall)
+        turn.since("phase", doc.round, "joining")
+    _say_waiting(turn, len(candidates), needed, missing, stands)
+
+
+def _say_waiting(
+    turn: Turn, joined: int, needed: int, missing: tuple[str, ...], stands: str
+) -> None:
+    doc = turn.state.doc
+    waited_s = turn.since("form", doc.round, doc.allocation)
+    said = f"{','.join(missing)}|{stands}|{needed}"
+    if said == doc.waiting:
+        return
+    if waited_s < turn.settings.say_waiting_after_s:
+        turn.wake_in(turn.settings.say_waiting_after_s - waited_s)
+        return
+    reason = stands or f"{joined} of {needed} nodes are here"
+    turn.fact(
+        RoundWaiting,
+        joined=joined,
+        needed=needed,
+        waited_s=waited_s,
+        limit_s=turn.join_within_s,
+        missing=missing,
+        reason=reason,
+        round=doc.round + 1,
+    )
+    turn.state.set(waiting=said, reason=reason)

@@ -1,0 +1,211 @@
+"""Agents that come, come back, and go."""
+
+from everstep.messages import (
+    Done,
+    JobChanged,
+    JobStarted,
+    Join,
+    Joined,
+    Leave,
+    NodeLeft,
+    NodeRefused,
+    StandBy,
+    StartRanks,
+    StopRanks,
+)
+from everstep_services.rendezvous.domain.admission import (
+    Refusal,
+    changed_fields,
+    job_over,
+    refusal,
+    reopens,
+)
+from everstep_services.rendezvous.domain.ending import PREEMPTED, close_allocations
+from everstep_services.rendezvous.domain.events import Probe
+from everstep_services.rendezvous.domain.losses import fell_away
+from everstep_services.rendezvous.domain.seating import is_adoptable, take
+from everstep_services.rendezvous.domain.state import OVER
+from everstep_services.rendezvous.domain.turn import Turn
+
+_REFUSALS_KEPT = 1000
+_CHECKING_S = 0.2
+_NEEDED_LATER_S = 2.0
+_ALIVE_FOR_S = 2.0
+
+
+def join(turn: Turn, ask: Join) -> Refusal | None:
+    """Take an agent in, or say why not. What it is told is settled with `answer`."""
+    state = turn.state
+    if state.doc.phase in OVER and not _reopened(turn, ask):
+        return job_over(turn)
+    no = _not_the_only_one(turn, ask) or _known_job(turn, ask) or _outlived(turn, ask)
+    if no is None:
+        take(turn, ask)
+        return None
+    seat = state.seat(ask.node)
+    if no.cause not in {"duplicate", "stale"}:
+        _say_refused(turn, ask, no)
+        if seat is not None and seat.instance == ask.instance:
+            fell_away(turn, seat, "node_left", no.reason)
+    return no
+
+
+def answer(turn: Turn, ask: Join, no: Refusal | None) -> Joined:
+    """What an agent is told, once everything that came with its question is decided."""
+    doc, seat = turn.state.doc, turn.state.seat(ask.node)
+    if no is not None:
+        order = turn.stop_order() if no.cause == "stale" else None
+        return Joined(
+            round=doc.round,
+            is_accepted=False,
+            reason=no.reason,
+            cause=no.cause,
+            standing="waiting" if no.cause in {"stale", "duplicate"} else "refused",
+            retry_after_s=no.retry_after_s,
+            exit_code=no.exit_code,
+            order=order,
+        )
+    if seat is None or doc.phase in OVER:
+        exit_code = doc.exit_code if doc.phase in OVER else None
+        return Joined(round=doc.round, is_accepted=True, reason=doc.reason, exit_code=exit_code)
+    if seat.is_leaving and seat.stage == "idle":
+        return Joined(round=doc.round, is_accepted=True, reason="replaced", exit_code=0)
+    is_member = seat.slot is not None and doc.phase in {"forming", "running", "ending"}
+    is_spare = seat.slot is None and doc.phase in {"forming", "running"}
+    given = turn.order_for(seat) if seat.stage == "stopping" or is_member or is_spare else None
+    waits = seat.stage == "idle" and is_member
+    return Joined(
+        round=doc.round,
+        is_accepted=True,
+        reason=doc.reason,
+        standing="member" if is_member and not waits else "spare" if is_spare else "waiting",
+        slot=seat.slot if is_member else None,
+        order=given if isinstance(given, StartRanks | StopRanks | StandBy) and not waits else None,
+    )
+
+
+def leave(turn: Turn, ask: Leave) -> Done:
+    """An agent goes, and says so."""
+    seat = turn.state.seat(ask.node)
+    if seat is None or seat.instance != ask.instance:
+        return Done(text="it had left already")
+    turn.fact(
+        NodeLeft,
+        node=ask.node,
+        cause=ask.cause,
+        reason=ask.reason,
+        slot=seat.slot,
+        exit_code=ask.exit_code,
+    )
+    cause = "preempted" if ask.cause == "preempted" else "node_left"
+    fell_away(turn, seat, cause, f"{ask.node} left: {ask.reason}")
+    exit_code = ask.exit_code if ask.exit_code is not None else PREEMPTED
+    close_allocations(turn, ask.cause, f"{ask.node} was the last: {ask.reason}", exit_code)
+    return Done(text="goodbye")
+
+
+def begin(turn: Turn, ask: Join) -> None:
+    """The job's first agent has come."""
+    turn.fact(
+        JobStarted,
+        spec=ask.spec,
+        world_size=ask.spec.nodes_max * ask.spec.ranks_per_node,
+        allocation=ask.allocation,
+        version=turn.version,
+    )
+
+
+def _reopened(turn: Turn, ask: Join) -> bool:
+    if not reopens(turn, ask):
+        return False
+    state, before = turn.state, turn.state.doc
+    for seat in list(state.seats):
+        state.drop(seat.node)
+    close_allocations(turn, "lost", "another allocation took the job over", None)
+    state.set(
+        spec=ask.spec,
+        allocation=ask.allocation,
+        exit_code=None,
+        restarts=0,
+        refilled=0,
+        recent=(),
+        quick_failures=0,
+        idle_rounds=0,
+        budgets=(),
+        fingerprints=(),
+        incident=None,
+    )
+    state.enter("joining", "another allocation goes on with the job", turn.now.wall)
+    turn.memory.forget("restart", before.job)
+    changed = changed_fields(before.spec, ask.spec)
+    if changed:
+        turn.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
+    return True
+
+
+def _not_the_only_one(turn: Turn, ask: Join) -> Refusal | None:
+    """Another agent has this node id: find out whether it is still there."""
+    seat = turn.state.seat(ask.node)
+    if seat is None or seat.instance == ask.instance or seat.stage == "gone":
+        return None
+    if not seat.instance:
+        reason = f"the ranks of {ask.node} have finished: it is needed again if others fail"
+        return Refusal("duplicate", reason, retry_after_s=_NEEDED_LATER_S)
+    answered = turn.memory.answered.get(seat.instance)
+    if answered is not None and turn.now.s - answered < _ALIVE_FOR_S:
+        reason = (
+            f"another agent runs as {ask.node} (at {seat.address}): give each its own --node-id, "
+            f"or stop the other"
+        )
+        no = Refusal("duplicate", reason, exit_code=2)
+        _say_refused(turn, ask, no)
+        return no
+    turn.probes.append(Probe(ask.node, seat.instance, turn.order_for(seat), is_by_instance=True))
+    reason = f"asking whether the agent that ran as {ask.node} before is still there"
+    return Refusal("duplicate", reason, retry_after_s=_CHECKING_S)
+
+
+def _known_job(turn: Turn, ask: Join) -> Refusal | None:
+    """A later allocation may change the job, when nobody of the earlier one is left."""
+    state, doc = turn.state, turn.state.doc
+    alone = all(seat.stage == "gone" or seat.node == ask.node for seat in state.seats)
+    if ask.allocation not in doc.allocations and doc.allocations and not alone:
+        return refusal(turn, ask)
+    changed = changed_fields(doc.spec, ask.spec)
+    if alone and ask.allocation != doc.allocation and changed:
+        turn.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
+        state.set(spec=ask.spec)
+    return refusal(turn, ask)
+
+
+def _outlived(turn: Turn, ask: Join) -> Refusal | None:
+    """It runs ranks of a round that is over, or whose slot is somebody else's now."""
+    doc, seat = turn.state.doc, turn.state.seat(ask.node)
+    running = ask.running_round
+    if running is None:
+        return None
+    if running > doc.round:
+        return None  # it knows more than we do: our document was lost
+    if running == doc.round and seat is None and is_adoptable(turn, ask):
+        return None
+    is_its_own = seat is not None and seat.instance == ask.instance and seat.slot is not None
+    if running == doc.round and is_its_own and seat is not None and seat.stage != "absent":
+        return None
+    text = f"round {running} goes on without {ask.node}, or is over: stop its ranks and join again"
+    return Refusal("stale", text, retry_after_s=_CHECKING_S)
+
+
+def _say_refused(turn: Turn, ask: Join, no: Refusal) -> None:
+    """Once a cause, not once an attempt."""
+    doc, key = turn.state.doc, f"{ask.node} {no.cause}"
+    if key in doc.refused:
+        return
+    turn.state.set(refused=(*doc.refused, key)[-_REFUSALS_KEPT:])
+    turn.fact(
+        NodeRefused,
+        node=ask.node,
+        cause=no.cause,
+        reason=no.reason,
+        checks=no.checks,
+        retry_after_s=no.retry_after_s,
+    )

@@ -1,0 +1,173 @@
+"""Who gets which slot: holders keep theirs, and as few others as possible move."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, lcm
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that may get a slot."""
+
+    node: str
+    infra_rank: int | None = None
+    failure_domain: str = ""
+    network: str = ""
+    """Its place in the network; nodes of one segment have the same."""
+    slot: int | None = None
+    """The slot that it holds."""
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """By the scheduler's order, else by domain, then by name as people count."""
+        infra = inf if self.infra_rank is None else self.infra_rank
+        return (infra, _natural(self.failure_domain or self.network), _natural(self.node))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many slots a round may have."""
+
+    least: int
+    most: int
+    unit: int = 1
+    segment: int = 1
+
+    def sizes(self) -> Iterator[int]:
+        """Each size that is allowed, the largest first."""
+        step = lcm(self.unit, self.segment)
+        if self.least == self.most:
+            yield self.most
+            return
+        largest = self.most - self.most % step
+        yield from range(largest, self.least - 1, -step)
+
+
+def largest_size(candidates: Sequence[Candidate], world: World) -> int:
+    """The largest world that these nodes can form; 0 for none."""
+    room = _room(candidates, world.segment)
+    return next((size for size in world.sizes() if size <= room), 0)
+
+
+def obstacle(candidates: Sequence[Candidate], world: World) -> str:
+    """Why the largest world cannot be formed, in words; empty when only nodes are missing."""
+    needed = min(world.sizes(), default=world.least)
+    if world.segment == 1 or len(candidates) < needed:
+        return ""
+    return (
+        f"{len(candidates)} nodes are here, but slots come in segments of {world.segment} within "
+        f"one network domain, and only {_room(candidates, world.segment)} of them can be placed so"
+    )
+
+
+def assign(
+    candidates: Sequence[Candidate],
+    size: int,
+    segment: int,
+    lost_domains: dict[int, str],
+) -> dict[int, str]:
+    """Slot to node, for a size that `largest_size` allows.
+
+    `lost_domains` says in which failure domain the last holder of an open slot was: a node
+    from there is preferred.
+    """
+    if segment > 1:
+        return _by_segments(candidates, size, segment)
+    placed, free = _holders(candidates, size)
+    by_domain: dict[str, list[str]] = defaultdict(list)
+    for candidate in free:
+        by_domain[candidate.failure_domain].append(candidate.node)
+    taken: set[str] = set()
+    waiting = iter(free)
+    for slot in range(size):
+        if slot in placed:
+            continue
+        near = by_domain.get(lost_domains.get(slot, ""), []) if lost_domains.get(slot) else []
+        node = next((node for node in near if node not in taken), None)
+        if node is None:
+            node = next(one.node for one in waiting if one.node not in taken)
+        taken.add(node)
+        placed[slot] = node
+    return placed
+
+
+def _holders(candidates: Iterable[Candidate], size: int) -> tuple[dict[int, str], list[Candidate]]:
+    """Who keeps a slot; and the others, those first who held one beyond the world's end."""
+    placed: dict[int, str] = {}
+    moving: list[Candidate] = []
+    spare: list[Candidate] = []
+    for candidate in candidates:
+        if candidate.slot is None:
+            spare.append(candidate)
+        elif candidate.slot < size:
+            placed[candidate.slot] = candidate.node
+        else:
+            moving.append(candidate)
+    moving.sort(key=lambda one: one.slot or 0)
+    spare.sort(key=lambda one: one.order)
+    return placed, moving + spare
+
+
+def _by_segments(candidates: Sequence[Candidate], size: int, segment: int) -> dict[int, str]:
+    networks = {one.node: _network(one) for one in candidates}
+    holding, free = _holders(candidates, size)
+    placed: dict[int, str] = {}
+    open_segments: list[tuple[int, str]] = []
+    pool: dict[str, list[str]] = defaultdict(list)
+    for first in range(0, size, segment):
+        held = {slot: holding[slot] for slot in range(first, first + segment) if slot in holding}
+        here = {networks[node] for node in held.values()}
+        if len(held) == segment and len(here) == 1:
+            placed |= held
+            continue
+        open_segments.append((first, next(iter(here)) if len(here) == 1 else ""))
+        for node in held.values():
+            pool[networks[node]].append(node)
+    for one in free:
+        pool[networks[one.node]].append(one.node)
+    # Those that can stay where they are choose first: the others can go anywhere.
+    open_segments.sort(key=lambda it: (len(pool.get(it[1], ())) < segment, it[0]))
+    slots_of = {node: slot for slot, node in holding.items()}
+    for first, home in open_segments:
+        where = home if len(pool.get(home, ())) >= segment else _roomiest(pool, segment)
+        placed |= _fill(range(first, first + segment), pool[where], slots_of)
+    return placed
+
+
+def _fill(slots: range, pool: list[str], slots_of: dict[str, int]) -> dict[int, str]:
+    """Fill a segment from one domain; whoever held one of its slots keeps it."""
+    placed = {slots_of[node]: node for node in pool if slots_of.get(node, -1) in slots}
+    for node in placed.values():
+        pool.remove(node)
+    for slot in slots:
+        if slot not in placed:
+            placed[slot] = pool.pop(0)
+    return placed
+
+
+def _roomiest(pool: dict[str, list[str]], segment: int) -> str:
+    """The domain to take a whole segment from: the first that has one, as nodes are ordered."""
+    return next(network for network, nodes in pool.items() if len(nodes) >= segment)
+
+
+def _room(candidates: Sequence[Candidate], segment: int) -> int:
+    if segment == 1:
+        return len(candidates)
+    by_network: dict[str, int] = defaultdict(int)
+    for candidate in candidates:
+        by_network[_network(candidate)] += 1
+    return sum(count - count % segment for count in by_network.values())
+
+
+def _network(candidate: Candidate) -> str:
+    # Whoever does not say where it is shares no network domain with anybody.
+    return candidate.network or candidate.failure_domain or f"\0{candidate.node}"
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """`node-9` before `node-10`."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name))

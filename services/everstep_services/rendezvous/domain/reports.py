@@ -1,0 +1,195 @@
+"""What agents report about their part of the round."""
+
+from msgspec.structs import replace
+
+from everstep.messages import (
+    ActionDecided,
+    PreemptionPlanned,
+    Report,
+    Reported,
+    RoundStarted,
+    Seat,
+)
+from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.ending import end_round, finish
+from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.turn import Turn
+
+_BAD = frozenset({"rank_exited", "start_failed", "rank_stalled"})
+
+
+def hear(turn: Turn, report: Report) -> bool:
+    """Act on a report; False when it is about another round, or by another agent than the slot's.
+
+    Such a report changes nothing: the round is the fencing token.
+    """
+    state, doc = turn.state, turn.state.doc
+    seat = state.seat(report.node)
+    if report.round != doc.round or doc.phase not in {"forming", "running", "ending"}:
+        return False
+    if seat is None or not _is_its_own(seat, report):
+        return False
+    _steps(turn, report)
+    match report.event:
+        case "started":
+            _started(turn, seat, report)
+        case "first_step":
+            _first_step(turn, report)
+        case "finished":
+            _finished(turn, seat)
+        case "preempted":
+            _preempted(turn, seat, report)
+        case event if event in _BAD:
+            _bad(turn, report)
+        case _:
+            pass  # `stopped`, `rank_recovered`, and what a newer agent may say
+    return True
+
+
+def _is_its_own(seat: Seat, report: Report) -> bool:
+    is_holder = seat.instance == report.instance and seat.slot == report.slot
+    return is_holder and seat.stage not in {"gone", "absent", "idle"}
+
+
+def answer(turn: Turn, *, is_current: bool) -> Reported:
+    """What an agent is told about its report, once all of the batch is decided."""
+    doc = turn.state.doc
+    return Reported(
+        round=doc.round,
+        is_current=is_current,
+        incident=doc.incident.id if doc.incident else None,
+        phase=doc.phase,
+    )
+
+
+def settle(turn: Turn) -> None:
+    """The round runs once every member says so, and is done once every slot is."""
+    state, doc = turn.state, turn.state.doc
+    if doc.phase not in {"forming", "running"}:
+        return
+    if doc.slots and state.count("finished") == doc.slots:
+        finish(turn)
+        return
+    ready = state.count("running", "finished")
+    if doc.phase == "forming" and doc.slots and ready == doc.slots:
+        _runs(turn)
+
+
+def _steps(turn: Turn, report: Report) -> None:
+    doc = turn.state.doc
+    if report.step is not None and report.step > (doc.round_step or -1):
+        turn.state.set(round_step=report.step)
+
+
+def _started(turn: Turn, seat: Seat, report: Report) -> None:
+    if seat.stage != "starting":
+        return
+    doc = turn.state.doc
+    turn.state.put(replace(seat, stage="running"))
+    turn.state.set(warm_ranks=doc.warm_ranks + report.warm_ranks)
+    turn.memory.slowest = seat.node
+
+
+def _runs(turn: Turn) -> None:
+    doc = turn.state.doc
+    turn.fact(
+        RoundStarted,
+        start_s=turn.phase_s,
+        master_address=doc.master_address,
+        master_port=doc.master_port,
+        warm_ranks=doc.warm_ranks,
+        slowest_node=turn.memory.slowest,
+    )
+    incidents.started(turn)
+    turn.state.enter("running", f"round {doc.round} runs", turn.now.wall)
+    turn.since("phase", doc.round, "running")
+    if doc.has_stepped:
+        _recovered(turn)
+
+
+def _first_step(turn: Turn, report: Report) -> None:
+    doc = turn.state.doc
+    if doc.has_stepped or doc.phase == "ending":
+        return
+    turn.state.set(has_stepped=True, first_step=report.step)
+    turn.since("stepping", doc.round)
+    if doc.phase == "running":
+        _recovered(turn)
+
+
+def _recovered(turn: Turn) -> None:
+    incident, doc = turn.state.doc.incident, turn.state.doc
+    if incident is not None:
+        reason = f"{incident.reason}; round {doc.round} has made its first step"
+        incidents.close(turn, "recovered", reason, "first_step_s")
+
+
+def _finished(turn: Turn, seat: Seat) -> None:
+    if seat.stage in {"starting", "running"}:
+        turn.state.put(replace(seat, stage="finished"))
+
+
+def _bad(turn: Turn, report: Report) -> None:
+    doc = turn.state.doc
+    sign = _sign(report)
+    if doc.phase == "ending":
+        if doc.incident is not None:
+            incidents.add(turn, sign)
+        return
+    is_alive = report.event == "rank_stalled"
+    if is_alive and not turn.control.enforces("restart", otherwise=True):
+        _observe(turn, report)
+        return
+    end_round(turn, report.event, sign)
+
+
+def _sign(report: Report) -> Sign:
+    detect_s = report.age_s
+    if report.last_progress_age_s is not None:
+        detect_s = max(report.last_progress_age_s, 0.0)
+    return Sign(
+        report.event,
+        report.reason,
+        node=report.node,
+        rank=report.rank,
+        fact=report.fact,
+        fingerprint=report.fingerprint,
+        exit_code=report.exit_code,
+        step=report.step,
+        detect_s=detect_s,
+    )
+
+
+def _observe(turn: Turn, report: Report) -> None:
+    """A stalled rank is not dead: what is not allowed to act leaves it alone."""
+    doc = turn.state.doc
+    if turn.memory.known("observed", doc.round, report.node) is not None:
+        return
+    turn.since("observed", doc.round, report.node)
+    turn.fact(
+        ActionDecided,
+        action="restart",
+        reason=f"{report.reason}; restarts for stalls only observe",
+        rule="restart.observe",
+        mode="observe",
+        evidence=(report.fact,) if report.fact else (),
+    )
+
+
+def _preempted(turn: Turn, seat: Seat, report: Report) -> None:
+    """The node will go: it may use its grace to save, and leaves the round by itself."""
+    if seat.is_leaving:
+        return
+    state, doc = turn.state, turn.state.doc
+    state.put(replace(seat, is_leaving=True))
+    leaving = [one.node for one in state.members if one.is_leaving]
+    spares = [one for one in state.in_stage("idle") if one.slot is None and not one.is_leaving]
+    whole = len(leaving) == doc.slots
+    plan = "save_and_exit" if whole or len(spares) < len(leaving) else "replace"
+    turn.fact(
+        PreemptionPlanned,
+        plan=plan,
+        reason=f"{report.reason}; {len(spares)} spares for {len(leaving)} nodes that go",
+        nodes=tuple(leaving[:100]),
+        incident=doc.incident.id if doc.incident else None,
+    )

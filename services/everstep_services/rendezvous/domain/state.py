@@ -1,0 +1,151 @@
+"""A job's document, taken apart so that one seat can change at a time."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from everstep.messages import RoundDocument, Seat, StartRanks
+from everstep.messages.base import Time
+
+AT_WORK = frozenset({"starting", "running", "finished"})
+OVER = frozenset({"done", "stopped"})
+
+
+class State:
+    """What is known about a job. Every change goes through a method, so that none is missed."""
+
+    def __init__(self, document: RoundDocument) -> None:
+        self.doc = replace(document, seats=(), outbox=())
+        self.outbox = list(document.outbox)
+        self.is_changed = False
+        self._seats = {seat.node: seat for seat in document.seats}
+        self._stages = Counter(seat.stage for seat in document.seats)
+        self._infra = {
+            seat.infra_rank: seat.node for seat in document.seats if seat.infra_rank is not None
+        }
+        self._leaving = sum(seat.is_leaving for seat in document.seats)
+        self._layout: dict[str, int] | None = None
+
+    def document(self) -> RoundDocument:
+        """All of it, to be written down."""
+        return replace(self.doc, seats=tuple(self._seats.values()), outbox=tuple(self.outbox))
+
+    def set(self, **fields: Any) -> None:
+        """Change fields of the document."""
+        self.doc = replace(self.doc, **fields)
+        self.is_changed = True
+
+    def enter(self, phase: str, reason: str, at: Time) -> None:
+        """Go on to another phase."""
+        self.set(phase=phase, reason=reason, phase_since=at, waiting="")
+
+    def seat(self, node: str) -> Seat | None:
+        return self._seats.get(node)
+
+    @property
+    def seats(self) -> Iterator[Seat]:
+        """All of them; a snapshot is needed to change any while looking."""
+        return iter(self._seats.values())
+
+    def count(self, *stages: str) -> int:
+        """How many seats are in one of these stages."""
+        return sum(self._stages[stage] for stage in stages)
+
+    @property
+    def present(self) -> int:
+        """How many agents are here."""
+        return len(self._seats) - self._stages["gone"]
+
+    @property
+    def leaving(self) -> list[Seat]:
+        """Those who are to be replaced and have no ranks any more."""
+        if not self._leaving:
+            return []
+        return [seat for seat in self.in_stage("idle") if seat.is_leaving]
+
+    @property
+    def members(self) -> list[Seat]:
+        """The holders of this round's slots, in order."""
+        held = [seat for seat in self._seats.values() if seat.slot is not None]
+        return sorted(held, key=lambda seat: seat.slot or 0)
+
+    def in_stage(self, *stages: str) -> list[Seat]:
+        """The seats that are in one of these stages."""
+        if not self.count(*stages):
+            return []
+        return [seat for seat in self._seats.values() if seat.stage in stages]
+
+    def holder_of_infra_rank(self, infra_rank: int) -> str | None:
+        """Who is here with this place."""
+        node = self._infra.get(infra_rank)
+        seat = self._seats.get(node) if node is not None else None
+        return None if seat is None or seat.stage == "gone" else node
+
+    def put(self, seat: Seat) -> None:
+        """Take a seat, or change it."""
+        before = self._seats.get(seat.node)
+        if before == seat:
+            return
+        if before is not None:
+            self._forget(before)
+        self._seats[seat.node] = seat
+        self._stages[seat.stage] += 1
+        self._leaving += seat.is_leaving
+        if seat.infra_rank is not None:
+            self._infra[seat.infra_rank] = seat.node
+        self._layout = None
+        self.is_changed = True
+
+    def drop(self, node: str) -> None:
+        """Forget a node."""
+        before = self._seats.pop(node, None)
+        if before is not None:
+            self._forget(before)
+            self._layout = None
+            self.is_changed = True
+
+    def replace_all(self, seats: list[Seat]) -> None:
+        """Everybody's new place, when a round forms."""
+        self._seats = {seat.node: seat for seat in seats}
+        self._stages = Counter(seat.stage for seat in seats)
+        self._leaving = sum(seat.is_leaving for seat in seats)
+        self._infra = {seat.infra_rank: seat.node for seat in seats if seat.infra_rank is not None}
+        self._layout = None
+        self.is_changed = True
+
+    def first_rank(self, node: str) -> int:
+        """The global rank of a member's first process."""
+        if self._layout is None:
+            self._layout, rank = {}, 0
+            for seat in self.members:
+                self._layout[seat.node] = rank
+                rank += seat.ranks
+        return self._layout[node]
+
+    def start_order(self, seat: Seat) -> StartRanks:
+        """What this member of the round was told to start."""
+        doc = self.doc
+        return StartRanks(
+            id=doc.start_order,
+            job=doc.job,
+            round=doc.round,
+            reason=doc.reason,
+            slot=seat.slot or 0,
+            slots=doc.slots,
+            first_rank=self.first_rank(seat.node),
+            ranks=seat.ranks,
+            world_size=doc.world_size,
+            master_address=doc.master_address,
+            master_port=doc.master_port,
+            restarts=doc.restarts,
+            max_restarts=doc.spec.max_restarts,
+            incident=doc.incident.id if doc.incident else None,
+        )
+
+    def _forget(self, seat: Seat) -> None:
+        self._stages[seat.stage] -= 1
+        self._leaving -= seat.is_leaving
+        if seat.infra_rank is not None and self._infra.get(seat.infra_rank) == seat.node:
+            del self._infra[seat.infra_rank]

@@ -1,0 +1,159 @@
+"""One batch of events being decided: what it reads, and where its decisions gather."""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from everstep.messages import Fact, LeaveJob, Order, Seat, StandBy, StopRanks
+from everstep.messages.codec import encode
+from everstep_services.rendezvous.domain.events import Control, Now, Probe, Send
+from everstep_services.rendezvous.domain.state import State
+from everstep_services.rendezvous.settings import RendezvousSettings
+
+F = TypeVar("F", bound=Fact)
+
+
+class Memory:
+    """What one replica has seen with its own clock. Lost with it: its successor starts anew."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[object, ...], float] = {}
+        self.heard: dict[str, float] = {}
+        """When each agent, by instance, was heard last."""
+        self.answered: dict[str, float] = {}
+        """When each agent, by instance, last gave a sign of life to a probe."""
+        self.probed: dict[str, float] = {}
+        """When each agent, by instance, was last asked for one."""
+        self.slowest = ""
+        """The node whose ranks came up last."""
+
+    def since(self, now: float, *what: object) -> float:
+        """How long this has been so, as far as this replica saw it."""
+        return now - self._since.setdefault(what, now)
+
+    def known(self, *what: object) -> float | None:
+        """When this began, if this replica saw it begin."""
+        return self._since.get(what)
+
+    def forget(self, *first: object) -> None:
+        """Start again whatever begins with these words."""
+        gone = [what for what in self._since if what[: len(first)] == first]
+        for what in gone:
+            del self._since[what]
+
+    def forget_agent(self, instance: str) -> None:
+        """It will not be heard again."""
+        for times in (self.heard, self.answered, self.probed):
+            times.pop(instance, None)
+
+
+@dataclass(slots=True)
+class Turn:
+    """Decisions change the state and leave here what others must be told."""
+
+    state: State
+    memory: Memory
+    now: Now
+    settings: RendezvousSettings
+    control: Control
+    version: str
+    sends: list[Send] = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+
+    def fact(self, of: type[F], **fields: Any) -> str:
+        """Decide that this is so; it is recorded once the document says so, too. Its id."""
+        doc = self.state.doc
+        fact = of(
+            id=self.now.new_id(),
+            job=doc.job,
+            at=self.now.wall,
+            source="rendezvous",
+            **({"round": doc.round or None} | fields),
+        )
+        self.state.outbox.append(encode(fact).decode())
+        self.state.is_changed = True
+        return fact.id
+
+    def send(self, order: Order, to: Seat | None = None) -> None:
+        """Give an order to one agent, or to all."""
+        if to is None:
+            self.sends.append(Send(None, "", order))
+        else:
+            self.sends.append(Send(to.node, to.instance, order))
+
+    def wake_in(self, seconds: float) -> None:
+        """Something becomes due then."""
+        self.wakes.append(self.now.s + max(seconds, 0.0))
+
+    def since(self, *what: object) -> float:
+        """How long this has been so."""
+        return self.memory.since(self.now.s, *what)
+
+    @property
+    def phase_s(self) -> float:
+        """How long the phase has lasted."""
+        doc = self.state.doc
+        return self.since("phase", doc.round, doc.phase)
+
+    @property
+    def grace_s(self) -> float:
+        """From SIGTERM to SIGKILL in a broken round."""
+        asked = self.state.doc.spec.stop_grace_s
+        return self.settings.stop_grace_s if asked is None else asked
+
+    @property
+    def join_within_s(self) -> float:
+        """How long a round may take to form."""
+        asked = self.state.doc.spec.join_within_s
+        return self.settings.join_within_s if asked is None else asked
+
+    def evidence_s(self, cause: str) -> float:
+        """How long agents may collect evidence."""
+        if cause in {"operator", "grow", "preempted", "done"}:
+            return 0.0
+        is_stall = cause == "rank_stalled"
+        return self.settings.stall_evidence_s if is_stall else self.settings.crash_evidence_s
+
+    def order_for(self, seat: Seat) -> Order:
+        """What this agent was told last."""
+        doc, state = self.state.doc, self.state
+        if doc.phase in {"done", "stopped"}:
+            return self.leave_order()
+        if seat.stage in {"starting", "running", "finished"}:
+            return state.start_order(seat)
+        if seat.stage == "stopping":
+            return self.stop_order()
+        return StandBy(
+            id=doc.start_order or doc.stop_order or "0" * 32,
+            job=doc.job,
+            round=doc.round,
+            reason=doc.reason,
+        )
+
+    def stop_order(self) -> StopRanks:
+        """The end of this round, as it was told to all."""
+        doc = self.state.doc
+        cause = doc.incident.trigger if doc.incident else "operator"
+        return StopRanks(
+            id=doc.stop_order or "0" * 32,
+            job=doc.job,
+            round=doc.round,
+            reason=doc.reason,
+            cause=cause,
+            incident=doc.incident.id if doc.incident else None,
+            evidence_s=self.evidence_s(cause),
+            grace_s=self.grace_s,
+        )
+
+    def leave_order(self) -> LeaveJob:
+        """The end of the job, as it is told to all."""
+        doc = self.state.doc
+        return LeaveJob(
+            id=doc.stop_order or "0" * 32,
+            job=doc.job,
+            round=doc.round,
+            reason=doc.reason,
+            exit_code=1 if doc.exit_code is None else doc.exit_code,
+            state=doc.phase if doc.phase == "done" else "stopped",
+            grace_s=self.grace_s,
+        )

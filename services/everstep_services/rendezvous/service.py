@@ -1,0 +1,152 @@
+"""Hears questions, findings and documents, and brings each to the desk of its job."""
+
+import asyncio
+import logging
+
+import msgspec
+
+from everstep import subjects
+from everstep.bus.ports import Bus, Document, Handler
+from everstep.clock import Clock
+from everstep.ids import checked_name
+from everstep.messages import ControlDocument, Join, Message, NodeLost, RoundDocument, ShowRound
+from everstep.messages.codec import BadMessageError, decode_as
+from everstep_services.rendezvous.desk import BUCKET, Counts, Desk, Surroundings
+from everstep_services.rendezvous.domain.events import Control, Event, Tick
+from everstep_services.rendezvous.settings import RendezvousSettings
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.25
+_SHOWN_BYTES = 900_000
+_VERBS = (
+    "join",
+    "leave",
+    "report",
+    "stop",
+    "restart",
+    "save",
+    "drain",
+    "evidence",
+    "check",
+    "copy",
+)
+
+
+class Rendezvous:
+    """One of any number of replicas. It keeps nothing that another could not go on from."""
+
+    def __init__(self, settings: RendezvousSettings, bus: Bus, clock: Clock) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._clock = clock
+        self._controls: dict[str, ControlDocument] = {}
+        self._desks: dict[str, Desk] = {}
+        self._around: Surroundings | None = None
+        self._counts = Counts()
+        self.answers = asyncio.Event()
+        """Set once questions are heard."""
+
+    def statistics(self) -> dict[str, float]:
+        """What it counted so far, for metrics."""
+        counts = {f"{name}_total": getattr(self._counts, name) for name in Counts.__slots__}
+        return counts | {"jobs": float(len(self._desks))}
+
+    async def serve_for_ever(self) -> None:
+        """Answer and decide until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._around = Surroundings(
+                self._settings, self._bus, self._clock, self._control, tasks, self._counts
+            )
+            tasks.create_task(self._follow_control(), name="control")
+            tasks.create_task(self._follow_rounds(), name="rounds")
+            tasks.create_task(self._hear_findings(), name="findings")
+            tasks.create_task(self._watch_bus(), name="bus")
+            handlers: dict[str, Handler] = dict.fromkeys(_VERBS, self._asked)
+            handlers["show"] = self._show
+            async with self._bus.answer("rendezvous", handlers):
+                self.answers.set()
+                await asyncio.Event().wait()
+
+    async def _asked(self, question: Message) -> Message:
+        job: str = getattr(question, "job", "")
+        if isinstance(question, Join):  # what will be part of a subject
+            checked_name("node", question.node)
+            checked_name("agent", question.instance)
+        event: Event = question  # type: ignore[assignment]  # each verb's own, or no answer
+        return await self._desk(job).ask(event)
+
+    async def _show(self, question: Message) -> Message:
+        assert isinstance(question, ShowRound)
+        return _shown(await self._desk(question.job).show())
+
+    def _desk(self, job: str) -> Desk:
+        desk = self._desks.get(job)
+        if desk is None:
+            assert self._around is not None
+            desk = self._desks[job] = Desk(job, self._around)
+            self._around.tasks.create_task(desk.work_for_ever(), name=f"job-{job}")
+        return desk
+
+    def _control(self, job: str) -> Control:
+        ours, all_jobs = self._controls.get(job), self._controls.get(subjects.CLUSTER)
+        both = [document for document in (all_jobs, ours) if document is not None]
+        modes: dict[str, str] = {}
+        for document in both:
+            modes |= document.modes
+        return Control(
+            is_braked=any(document.is_braked for document in both),
+            modes=modes,
+            exclusions=tuple(one for document in both for one in document.exclusions),
+        )
+
+    async def _follow_rounds(self) -> None:
+        async with self._bus.documents(BUCKET).follow() as documents:
+            async for document in documents:
+                self._desk(document.key).offer(document)
+
+    async def _follow_control(self) -> None:
+        async with self._bus.documents("CONTROL").follow() as documents:
+            async for document in documents:
+                self._switch(document)
+
+    def _switch(self, document: Document) -> None:
+        try:
+            if document.data is None:
+                self._controls.pop(document.key, None)
+            else:
+                self._controls[document.key] = decode_as(document.data, ControlDocument)
+        except BadMessageError as error:
+            log.warning("control_unreadable key=%s error=%s", document.key, error)
+            return
+        for job, desk in self._desks.items():
+            if document.key in {job, subjects.CLUSTER}:
+                desk.tell(Tick())
+
+    async def _hear_findings(self) -> None:
+        subject = subjects.fact(None, "node_lost")
+        async with self._bus.subscribe(subject, NodeLost) as findings:
+            async for finding in findings:
+                if finding.job in self._desks:
+                    self._desks[finding.job].tell(finding)
+
+    async def _watch_bus(self) -> None:
+        """After the bus was away, every desk reads again, and its timers start anew."""
+        while True:
+            await self._clock.sleep(_LOOK_EVERY_S)
+            if self._bus.connected:
+                continue
+            log.warning("bus_away nothing is decided until it is back")
+            await self._bus.wait_connected()
+            log.info("bus_back jobs=%d", len(self._desks))
+            for desk in self._desks.values():
+                desk.start_anew()
+
+
+def _shown(document: RoundDocument) -> RoundDocument:
+    """The document as it fits into one message: of a very large one, without its seats."""
+    shown = msgspec.structs.replace(document, outbox=())
+    if len(msgspec.json.encode(shown)) <= _SHOWN_BYTES:
+        return shown
+    reason = f"{shown.reason} ({len(shown.seats)} seats are left out here)"
+    return msgspec.structs.replace(shown, seats=(), reason=reason)

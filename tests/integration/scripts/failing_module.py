@@ -1,0 +1,8 @@
+"""Cannot be imported."""
+
+
+def broken() -> None:
+    raise ValueError("é" * 10_000)
+
+
+broken()

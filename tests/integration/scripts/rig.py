@@ -1,0 +1,186 @@
+"""A keeper of a test's own, with its folder, and what a test asks of it."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from everstep_services.agent.keeper import Keeper, opened_keeper
+from everstep_services.agent.keeping import (
+    BatchPlan,
+    KeeperEvent,
+    KeeperPlan,
+    Preload,
+    RankGone,
+    RankPlan,
+)
+from trainer_sdk import layout
+from trainer_sdk.wire import Command
+
+E = TypeVar("E")
+SCRIPTS = Path(__file__).parent
+WITHIN_S = 50
+
+
+class Node:
+    """One keeper; rounds are numbered from 1."""
+
+    def __init__(self, keeper: Keeper, plan: KeeperPlan) -> None:
+        self.keeper = keeper
+        self.plan = plan
+        self.round = 0
+        self.seen: list[KeeperEvent] = []
+
+    @property
+    def folder(self) -> Path:
+        return self.plan.runtime_dir
+
+    async def start(self, ranks: int = 1, *, warm: bool = False, **extra: str) -> float:
+        """Start so many ranks; when that was."""
+        self.round += 1
+        shared = {
+            **self.plan.environ,
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            **extra,
+        }
+        plans = tuple(
+            RankPlan(
+                rank=rank,
+                environ={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                runtime_dir=self.folder / f"{self.round}-{rank}",
+                stdout=self.folder / f"{self.round}-{rank}.out",
+                stderr=self.folder / f"{self.round}-{rank}.err",
+            )
+            for rank in range(ranks)
+        )
+        began = asyncio.get_running_loop().time()
+        await self.keeper.start(BatchPlan(round=self.round, ranks=plans, warm=warm))
+        return began
+
+    async def next(self, kind: type[E], count: int = 1) -> list[E]:
+        """The next so many events of a kind; others are kept for whoever asks for them."""
+        found: list[E] = []
+        waiting, self.seen = self.seen, []
+        async with asyncio.timeout(WITHIN_S):
+            while len(found) < count:
+                event = waiting.pop(0) if waiting else await self.keeper.events.get()
+                if isinstance(event, kind):
+                    found.append(event)
+                else:
+                    self.seen.append(event)
+        self.seen.extend(waiting)
+        return found
+
+    async def gone(self, count: int = 1) -> dict[int, RankGone]:
+        return {event.rank: event for event in await self.next(RankGone, count)}
+
+    def out(self, rank: int = 0) -> str:
+        return (self.folder / f"{self.round}-{rank}.out").read_text()
+
+    def err(self, rank: int = 0) -> str:
+        return (self.folder / f"{self.round}-{rank}.err").read_text()
+
+    def warden(self) -> int:
+        """The warden's process id."""
+        here = [pid for pid in below(os.getpid(), deep=False) if self.is_warden(pid)]
+        assert len(here) == 1, here
+        return here[0]
+
+    def is_warden(self, pid: int) -> bool:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        lock = os.stat(self.folder / "lock").st_ino
+        return b"agent.warden" in command and lock in inodes(pid)
+
+    def forge(self) -> int:
+        """The forge's process id."""
+        children = below(self.warden(), deep=False)
+        log = os.stat(self.folder / "forge.log").st_ino
+        here = [pid for pid in children if log in inodes(pid)]
+        assert len(here) == 1, here
+        return here[0]
+
+    def left(self) -> list[int]:
+        """Every living process that belongs to this agent."""
+        return tagged(self.plan.instance)
+
+
+def inodes(pid: int) -> set[int]:
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.add(os.stat(f"/proc/{pid}/fd/{name}").st_ino)
+        except OSError:
+            continue
+    return found
+
+
+def tagged(instance: str) -> list[int]:
+    tag = f"{layout.INSTANCE_VARIABLE}={instance}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and tag in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def below(pid: int, *, deep: bool = True) -> list[int]:
+    """The processes below one; found by somebody else's code than that which kills them."""
+    return [process.pid for process in psutil.Process(pid).children(recursive=deep)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until(what: Any) -> None:
+    """Wait until a condition holds that only the kernel knows of."""
+    async with asyncio.timeout(WITHIN_S):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> KeeperPlan:
+    target = changes.pop("target", str(SCRIPTS / script))
+    environ = {name: value for name, value in os.environ.items() if "EVERSTEP" not in name}
+    environ = {**environ, "OMP_NUM_THREADS": "1", **changes.pop("environ", {})}
+    for name in ("PYTHONUNBUFFERED", "PYTEST_CURRENT_TEST"):
+        environ.pop(name, None)
+    preload: Preload = changes.pop("preload", "auto")
+    return KeeperPlan(
+        instance=folder.name + str(os.getpid()),
+        runtime_dir=folder / "agent",
+        command=Command(kind=changes.pop("kind", "script"), target=target, arguments=arguments),
+        cwd=changes.pop("cwd", SCRIPTS),
+        python=sys.executable,
+        environ=environ,
+        warm=changes.pop("warm", False),
+        preload=preload,
+    )
+
+
+@asynccontextmanager
+async def opened(folder: Path, script: str, *arguments: str, **changes: Any) -> AsyncIterator[Node]:
+    plan = make_plan(folder, script, *arguments, **changes)
+    async with opened_keeper(plan) as keeper:
+        yield Node(keeper, plan)

@@ -1,0 +1,60 @@
+"""The REST interface on a real port with a story in its record, for commands to ask."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from everstep.clock import SystemClock
+from everstep.messages import Fact
+from everstep.observe.http import listen, serve_asgi, url_of
+from everstep.runtime import serve
+from everstep.store.database import open_database
+from everstep.store.log import FactLog
+from everstep.store.schema import upgrade
+from everstep_services.history.domain import fold
+from tests.integration.conftest import Api
+from tests.unit.history_story import JOB, whole
+
+_WITHIN_S = 20
+TAILS = {"stderr": "CUDA out of memory — „naïve“\n"}
+
+
+class ServedStory:
+    """In a thread of its own; `arguments` make a command ask it."""
+
+    def __init__(self, folder: Path, more: Sequence[Fact] = ()) -> None:
+        self._folder = folder
+        self._more = more
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self.arguments: list[str] = []
+
+    def __enter__(self) -> "ServedStory":
+        self._thread.start()
+        assert self._ready.wait(_WITHIN_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(_WITHIN_S)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with open_database(f"sqlite:///{self._folder / 'history.db'}") as database:
+            await upgrade(database)
+            api = Api(database, FactLog(database, fold), SystemClock())
+            await api.open(failed_logins_per_minute=10**6)
+            blob = await api.bus.blobs.put(JOB, TAILS["stderr"].encode())
+            await api.add(*whole(blob), *self._more)
+            token = self._folder / "token"
+            token.write_text(await api.token("read"))
+            token.chmod(0o600)
+            listener = listen("127.0.0.1", 0, remedy="")
+            self.arguments = ["--api", url_of(listener), "--token-file", str(token)]
+            self._ready.set()
+
+            async def serving(stop: asyncio.Event) -> None:
+                await serve_asgi(api.app, listener, stop, drain_within_s=0.5)
+
+            await serve(stop=self._stop, drains=(serving,))

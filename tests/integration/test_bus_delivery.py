@@ -1,0 +1,178 @@
+"""`deliver` on the real server: killed listeners, cut connections, and who may answer."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import pytest
+
+from everstep import ids, subjects
+from everstep.bus import BusSettings, connect
+from everstep.bus.client import NatsBus
+from everstep.bus.devserver import DevServer
+from everstep.bus.errors import BusDeniedError, BusTimeoutError, BusUnreachableError
+from everstep.bus.roles import SERVICE
+from everstep.messages import StandBy
+
+LISTENER = """
+import asyncio, sys
+from pathlib import Path
+from everstep import subjects
+from everstep.bus import BusSettings, connect
+from everstep.messages import StandBy
+
+async def main():
+    url, user, password_file, job = sys.argv[1:]
+    settings = BusSettings(url=url, user=user, password_file=Path(password_file))
+    async with connect(settings, "listener") as bus:
+        async with bus.subscribe(subjects.order(job, "n1"), StandBy):
+            print("listening", flush=True)
+            await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def order(job: str) -> StandBy:
+    return StandBy(id=ids.new_id(), job=job, round=1, reason="test")
+
+
+@asynccontextmanager
+async def listener(settings: BusSettings, job: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", LISTENER, settings.url, str(settings.user)],
+        *[str(settings.password_file), job],
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"listening\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_killed_listener_is_known_to_be_gone_at_once(
+    shared_nats: DevServer, job: str
+) -> None:
+    settings = shared_nats.settings(SERVICE)
+    subject = subjects.order(job, "n1")
+    async with connect(settings, "sender") as bus, listener(settings, job) as process:
+        assert await bus.deliver(subject, order(job), within_s=10)
+        process.kill()
+        await process.wait()
+        began = time.monotonic()
+        heard = True
+        while heard:  # the server may not have read the end of the connection yet
+            try:
+                heard = await bus.deliver(subject, order(job), within_s=0.5)
+            except BusTimeoutError:
+                continue
+        print(f"known after {1000 * (time.monotonic() - began):.1f} ms")
+        assert time.monotonic() - began < 5  # some milliseconds on a machine with nothing to do
+
+
+async def test_a_listener_who_is_only_paused_is_never_gone(
+    shared_nats: DevServer, job: str
+) -> None:
+    settings = shared_nats.settings(SERVICE)
+    subject = subjects.order(job, "n1")
+    async with connect(settings, "sender") as bus, listener(settings, job) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(BusTimeoutError):
+            await bus.deliver(subject, order(job), within_s=0.3)
+        os.kill(process.pid, signal.SIGCONT)
+        assert await bus.deliver(subject, order(job), within_s=10)
+
+
+def quick(settings: BusSettings) -> BusSettings:
+    return msgspec.structs.replace(settings, reconnect_jitter_s=0.01, reconnect_wait_s=0.2)
+
+
+async def test_while_we_are_away_nobody_is_gone(nats: DevServer, job: str) -> None:
+    subject = subjects.order(job, "n1")
+    async with connect(quick(nats.settings(SERVICE)), "sender") as bus:
+        os.kill(nats.pid, signal.SIGSTOP)
+        with pytest.raises(BusTimeoutError):
+            await bus.deliver(subject, order(job), within_s=0.2)
+        os.kill(nats.pid, signal.SIGKILL)
+        while bus.connected:
+            await asyncio.sleep(0.01)
+        with pytest.raises(BusUnreachableError, match="no connection"):
+            await bus.deliver(subject, order(job), within_s=5)
+        await bus.wait_connected()
+        # as everybody else, an agent needs its time to come back: that is no evidence
+        with pytest.raises(BusUnreachableError, match="on their way back"):
+            await bus.deliver(subject, order(job), within_s=5)
+        heard: bool | None = None
+        while heard is None:  # soon enough it is, though
+            try:
+                heard = await bus.deliver(subject, order(job), within_s=5)
+            except BusUnreachableError:
+                await asyncio.sleep(0.05)
+        assert heard is False
+
+
+async def test_a_connection_that_breaks_meanwhile_is_no_answer(nats: DevServer, job: str) -> None:
+    subject = subjects.order(job, "n1")
+    settings = quick(nats.settings(SERVICE))
+    async with connect(settings, "sender") as bus, listener(settings, job) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+
+        async def break_it() -> None:
+            while not bus.jetstream._waiting:
+                await asyncio.sleep(0)
+            os.kill(nats.pid, signal.SIGKILL)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(break_it())
+            with pytest.raises(BusUnreachableError, match="broke before"):
+                await bus.deliver(subject, order(job), within_s=30)
+
+
+@pytest.fixture
+async def agent(nats: DevServer) -> AsyncIterator[NatsBus]:
+    """An agent of `job-a`, with what its role may do and no more."""
+    settings = await nats.grant("job-a")
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(10):
+            while True:  # the server reads its users again at a signal
+                try:
+                    yield await stack.enter_async_context(connect(settings, "agent"))
+                    return
+                except BusDeniedError:
+                    await asyncio.sleep(0.01)
+
+
+async def test_an_agent_answers_its_orders_and_may_write_into_no_other_inbox(
+    nats: DevServer, agent: NatsBus
+) -> None:
+    async with connect(nats.settings(SERVICE), "rendezvous") as rendezvous:
+        async with (
+            agent.subscribe(subjects.order("job-a"), StandBy) as to_all,
+            agent.subscribe(subjects.order("job-a", "n1"), StandBy) as to_one,
+        ):
+            for _ in range(20):  # the leave to answer is given anew with each
+                assert await rendezvous.deliver(subjects.order("job-a"), order("job-a"), within_s=5)
+                assert await rendezvous.deliver(
+                    subjects.order("job-a", "n1"), order("job-a"), within_s=5
+                )
+                assert (await to_all.get()).job == (await to_one.get()).job == "job-a"
+        inbox = rendezvous.jetstream.inbox
+        for subject in (f"{inbox}.1", f"{inbox}.41", "_INBOX.service.x", "_INBOX.x"):
+            with pytest.raises(BusDeniedError):
+                await agent.jetstream.request(subject, b"forged", within_s=5)
+
+
+async def test_an_agent_cannot_ask_who_listens_to_another_job(
+    agent: NatsBus,
+) -> None:
+    with pytest.raises(BusDeniedError):
+        await agent.deliver(subjects.order("job-b", "n1"), order("job-b"), within_s=5)

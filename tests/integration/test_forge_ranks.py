@@ -1,0 +1,173 @@
+"""A rank that was forked from the forge cannot tell, and neither can its script."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep_services.agent.keeping import ForgeReady, ForgeUnfit, RankRuns, RankStepped
+from tests.integration.scripts.rig import Node, opened
+from trainer_sdk.page import CountedBy, Phase
+
+OURS = {
+    *["EVERSTEP_AGENT", "EVERSTEP_LOCK", "EVERSTEP_SOCKET", "EVERSTEP_PAGE", "EVERSTEP_RANK_DIR"],
+    *["EVERSTEP_ROUND", "TORCHELASTIC_ERROR_FILE", "TORCH_FR_BUFFER_SIZE"],
+    *["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"],
+}
+
+
+async def ran(node: Node, *, warm: bool, ranks: int = 1, **extra: str) -> list[Any]:
+    if warm:
+        await node.next(ForgeReady)
+    await node.start(ranks, warm=warm, **extra)
+    assert {event.start for event in await node.next(RankRuns, ranks)} == {
+        "warm" if warm else "cold"
+    }
+    gone = await node.gone(ranks)
+    assert {gone[rank].code for rank in gone} == {0}, node.err()
+    return [json.loads(node.out(rank)) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_rank_has_the_environment_that_it_was_given(tmp_path: Path, warm: bool) -> None:
+    odd = os.fsdecode(b"\xff\xfe=odd")
+    given = {"ODD": odd, "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
+    async with opened(tmp_path, "echo.py", "a b", "--c=d", warm=warm, preload=()) as node:
+        (said,) = await ran(node, warm=warm, ranks=1, **given)
+        environ = said["environ"]
+        expected = {**node.plan.environ, **given, "RANK": "0", "LOCAL_RANK": "0"}
+        own = OURS - {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_BUFFER_SIZE"}
+        assert environ.keys() - expected.keys() == own | {
+            *["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+        }
+        assert {name: environ[name] for name in expected} == expected
+        target = node.plan.command.target
+        assert said["argv"] == [target, "a b", "--c=d"]
+        assert (said["file"], said["spec"]) == (target, "None")
+        assert said["path"] == str(Path(target).parent)
+        assert said["cwd"] == str(node.plan.cwd)
+        assert said["ppid"] == node.warden()
+        assert said["sid"] != os.getsid(0)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_module_runs_as_with_python_m(tmp_path: Path, warm: bool) -> None:
+    async with opened(
+        tmp_path, "", "x", target="echo", kind="module", warm=warm, preload=()
+    ) as node:
+        (said,) = await ran(node, warm=warm)
+        assert said["argv"] == [str(node.plan.cwd / "echo.py"), "x"]
+        assert "name='echo'" in said["spec"]
+        assert said["path"] == str(node.plan.cwd)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_what_trainings_use_works(tmp_path: Path, warm: bool) -> None:
+    async with opened(tmp_path, "worker.py", warm=warm) as node:
+        said = await ran(node, warm=warm, ranks=2, OMP_NUM_THREADS="2")
+        for one in said:
+            assert one["squares"] == [1, 4, 9]
+            assert one["loaded"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            assert one["threads"] == 2
+            assert "200" in one["pong"]
+        for drawn in ("numpy", "random", "torch"):
+            assert said[0][drawn] != said[1][drawn]
+        page = node.keeper.page(0)
+        assert page is not None
+        assert (page.step, page.phase, page.counted_by) == (5, Phase.ENDED, CountedBy.OPTIMIZER)
+        assert len(await node.next(RankStepped, 2)) == 2
+        assert node.err() == ""
+
+
+async def test_gloo_forms_round_after_round(tmp_path: Path) -> None:
+    async with opened(tmp_path, "allreduce.py", "wait", warm=True) as node:
+        await node.next(ForgeReady)
+        for _ in range(3):
+            await node.start(4, warm=True)
+            assert {event.start for event in await node.next(RankRuns, 4)} == {"warm"}
+            await node.next(RankStepped, 4)
+            assert len((await node.keeper.stop(grace_s=5)).ranks) == 4
+            assert {event.signal for event in (await node.gone(4)).values()} == {"SIGTERM"}
+
+
+async def test_a_start_waits_for_a_forge_that_is_importing(tmp_path: Path) -> None:
+    async with opened(tmp_path, "echo.py", warm=True, preload=()) as node:
+        await node.start(1, warm=True)
+        (runs,) = await node.next(RankRuns)
+        assert runs.start == "warm"
+
+
+async def test_a_module_that_starts_a_thread_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text("print('{}')\n")
+    async with opened(
+        tmp_path, "", target=str(script), warm=True, preload=("busy", "colorsys")
+    ) as node:
+        (unfit,) = await node.next(ForgeUnfit)
+        assert unfit.reason == "1 more thread(s) run in it (after `import busy`)"
+        assert not unfit.is_final
+        (ready,) = await node.next(ForgeReady)
+        assert "colorsys" in ready.preloaded
+        assert "busy" not in ready.preloaded
+
+
+async def test_a_forge_that_cannot_be_fit_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text("print('{}')\n")
+    async with opened(tmp_path, "", target=str(script), warm=True, preload=()) as node:
+        await node.start(1, warm=True)
+        (unfit,) = await node.next(ForgeUnfit)
+        assert unfit.is_final
+        assert "after `import torch`" in unfit.reason
+        (runs,) = await node.next(RankRuns)
+        assert runs.start == "cold"
+        assert not node.keeper.warm
+
+
+async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
+    async with opened(tmp_path, "echo.py", warm=True, preload=("no_such_module",)) as node:
+        (ready,) = await node.next(ForgeReady)
+        assert ready.failed == (
+            "no_such_module: ModuleNotFoundError: No module named 'no_such_module'",
+        )
+
+
+async def test_a_variable_that_python_reads_at_its_start_makes_a_cold_rank(tmp_path: Path) -> None:
+    async with opened(tmp_path, "echo.py", warm=True, preload=()) as node:
+        await node.next(ForgeReady)
+        await node.start(1, warm=True, PYTHONHASHSEED="1")
+        (unfit,) = await node.next(ForgeUnfit)
+        assert "PYTHONHASHSEED" in unfit.reason
+        (runs,) = await node.next(RankRuns)
+        assert runs.start == "cold"
+        await node.gone()
+        await node.start(1, warm=True)
+        (runs,) = await node.next(RankRuns)
+        assert runs.start == "warm"
+
+
+async def test_a_warm_rank_has_fresh_signals(tmp_path: Path) -> None:
+    script = tmp_path / "signals.py"
+    script.write_text(
+        "import json, signal\n"
+        "status = dict(l.split(':', 1) for l in open('/proc/self/status'))\n"
+        "print(json.dumps([status[k].strip() for k in ('SigBlk', 'SigIgn')]"
+        " + [str(signal.getsignal(signal.SIGINT))]))\n"
+    )
+    async with opened(tmp_path, "", target=str(script), warm=True, preload=()) as node:
+        (warm,) = await ran(node, warm=True)
+        await node.start(1, warm=False)
+        await node.gone()
+        cold = json.loads(node.out())
+        assert warm[:2] == cold[:2]
+        assert warm[2].split(" at ")[0] == cold[2].split(" at ")[0]

@@ -1,0 +1,249 @@
+"""The observer on a real bus: what it records, once, and what becomes of it without the bus."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from everstep import ids, subjects
+from everstep.bus import connect, topology
+from everstep.bus.client import NatsBus
+from everstep.bus.devserver import DevServer
+from everstep.bus.errors import SpoolFullError
+from everstep.bus.roles import SERVICE
+from everstep.clock import SystemClock
+from everstep.messages import Fact, JobEnded, NodeBeat, NodeLost, NodeReturned
+from everstep.messages.codec import decode
+from everstep_services.health.service import Observer
+from everstep_services.health.settings import HealthSettings
+from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.fakes.clock import FakeClock
+
+QUICK = HealthSettings(
+    silence_limit_s=2.5, all_silent_limit_s=4.0, reconnect_grace_s=2.0, tick_s=0.1
+)
+
+
+class Agents:
+    """Nodes that beat ten times a second until they fall silent."""
+
+    def __init__(self, bus: NatsBus, job: str, names: list[str]) -> None:
+        self._bus = bus
+        self._job = job
+        self.speaking = set(names)
+        self._sequence = 0
+
+    async def beat_for_ever(self) -> None:
+        while True:
+            self._sequence += 1
+            for name in self.speaking:
+                beat = NodeBeat(
+                    job=self._job,
+                    node=name,
+                    sequence=self._sequence,
+                    at=datetime.now(UTC),
+                    state="standby",
+                )
+                self._bus.send(subjects.beat(self._job, name), beat)
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def watched(bus: NatsBus, settings: HealthSettings = QUICK) -> AsyncIterator[Observer]:
+    """An observer at work."""
+    observer = Observer(settings, bus, SystemClock())
+    async with asyncio.TaskGroup() as tasks:
+        loops = [
+            tasks.create_task(observer.hear_for_ever()),
+            tasks.create_task(observer.follow_jobs_for_ever()),
+            tasks.create_task(observer.judge_for_ever()),
+            tasks.create_task(observer.record_for_ever()),
+        ]
+        try:
+            yield observer
+        finally:
+            for loop in loops:
+                loop.cancel()
+
+
+@asynccontextmanager
+async def beating(bus: NatsBus, job: str, *names: str) -> AsyncIterator[Agents]:
+    agents = Agents(bus, job, list(names))
+    async with asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(agents.beat_for_ever())
+        try:
+            yield agents
+        finally:
+            loop.cancel()
+
+
+async def facts_of(bus: NatsBus, job: str, until: type[Fact]) -> list[Fact]:
+    """The job's facts, up to the first of a kind."""
+    found: list[Fact] = []
+    async with bus.facts(None) as reader:
+        while True:
+            for one in (await reader.fetch(1000, 1)).facts:
+                fact = decode(one.data)
+                if isinstance(fact, Fact) and fact.job == job:
+                    found.append(fact)
+                    if isinstance(fact, until):
+                        return found
+
+
+async def known(observer: Observer, nodes: int) -> None:
+    while observer.statistics()["nodes"] != nodes:
+        await asyncio.sleep(0.02)
+
+
+async def test_two_observers_record_one_loss_and_one_return(
+    shared_nats: DevServer, job: str, tmp_path: Path
+) -> None:
+    settings = shared_nats.settings(SERVICE)
+    async with (
+        connect(settings, "health", spool=tmp_path / "one") as one,
+        connect(settings, "health", spool=tmp_path / "other") as other,
+        connect(settings, "agents") as agents_bus,
+        beating(agents_bus, job, "n1", "n2") as agents,
+        watched(one) as first,
+        watched(other) as second,
+        one.subscribe(subjects.fact(None, "node_lost"), NodeLost) as heard,
+    ):
+        await known(first, 2)
+        await known(second, 2)
+        agents.speaking.discard("n2")
+        loss = await heard.get()  # as rendezvous hears it
+        while loss.job != job:
+            loss = await heard.get()
+        await known(first, 1)
+        await known(second, 1)
+        agents.speaking.add("n2")
+        await known(first, 2)
+        await known(second, 2)
+        end = JobEnded(
+            id=ids.new_id(),
+            job=job,
+            at=datetime.now(UTC),
+            source="test",
+            state="done",
+            exit_code=0,
+            reason="test",
+        )
+        for bus in (one, other):
+            await bus.flush(5)
+        await one.record(end)
+        found = await facts_of(one, job, JobEnded)
+    assert [type(fact) for fact in found] == [NodeLost, NodeReturned, JobEnded]
+    assert loss.id == found[0].id
+    assert loss.node == "n2"
+    assert 2.5 <= loss.silence_s < 10
+    assert "n1 was heard" in loss.reason
+
+
+async def test_a_server_that_goes_and_comes_back_costs_nobody_a_node(
+    nats: DevServer, job: str, tmp_path: Path
+) -> None:
+    settings = msgspec.structs.replace(
+        nats.settings(SERVICE), reconnect_jitter_s=0.01, reconnect_wait_s=0.1
+    )
+    async with (
+        connect(settings, "health", spool=tmp_path / "health") as bus,
+        connect(settings, "agents") as agents_bus,
+    ):
+        await topology.init(bus.jetstream)
+        async with beating(agents_bus, job, "n1", "n2", "n3"), watched(bus) as observer:
+            await known(observer, 3)
+            os.kill(nats.pid, signal.SIGSTOP)  # the connection looks fine
+            await asyncio.sleep(3.0)
+            os.kill(nats.pid, signal.SIGKILL)
+            while bus.connected:
+                await asyncio.sleep(0.02)
+            await bus.wait_connected()
+            beats = observer.statistics()["beats_total"]
+            while observer.statistics()["beats_total"] < beats + 30:
+                await asyncio.sleep(0.02)
+            assert observer.statistics()["lost_total"] == 0
+            assert observer.statistics()["nodes"] == 3
+
+
+class _FullBus(MemoryBus):
+    """Its disk takes nothing until somebody makes room."""
+
+    is_full = True
+
+    async def record(self, fact: Fact) -> None:
+        if self.is_full:
+            raise SpoolFullError("full")
+        await super().record(fact)
+
+
+async def test_findings_wait_while_the_disk_is_full_and_are_recorded_once() -> None:
+    server, clock = MemoryServer(), FakeClock()
+    bus = _FullBus(server)
+    observer = Observer(HealthSettings(), bus, clock)
+    async with asyncio.TaskGroup() as tasks:
+        loops = [
+            tasks.create_task(observer.hear_for_ever()),
+            tasks.create_task(observer.judge_for_ever()),
+            tasks.create_task(observer.record_for_ever()),
+        ]
+        waiting: dict[int, float] = {}
+        for second in range(30):
+            bus.is_full = second < 20
+            for name in ("n1", "n2", "n3") if second < 5 else ("n1",):
+                beat = NodeBeat(
+                    job="j", node=name, sequence=second, at=clock.wall(), state="standby"
+                )
+                bus.send(subjects.beat("j", name), beat)
+            for _ in range(4):
+                await clock.advance(0.25)
+            waiting[second] = observer.statistics()["findings_waiting"]
+        for loop in loops:
+            loop.cancel()
+    assert (waiting[12], waiting[25]) == (2, 0)
+    facts = [decode(one.data) for one in server.facts]
+    assert [fact.node for fact in facts if isinstance(fact, NodeLost)] == ["n2", "n3"]
+    assert [fact.limit_s for fact in facts if isinstance(fact, NodeLost)] == [3.0, 3.0]
+    assert observer.statistics()["lost_total"] == 2
+
+
+async def test_it_runs_as_a_process_and_stops_when_asked(nats: DevServer, tmp_path: Path) -> None:
+    settings = nats.settings(SERVICE)
+    environment = {
+        "EVERSTEP_BUS__URL": settings.url,
+        "EVERSTEP_BUS__USER": str(settings.user),
+        "EVERSTEP_BUS__PASSWORD_FILE": str(settings.password_file),
+        "EVERSTEP_BUS__SPOOL_DIR": str(tmp_path / "spool"),
+        "EVERSTEP_OBSERVE__PORT": "0",
+    }
+    async with connect(settings, "look") as bus:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "everstep_services.health"],
+            env={**os.environ, **environment},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        while not await bus.deliver(subjects.beat("j", "n"), _beat(), within_s=5):
+            await asyncio.sleep(0.05)
+        process.terminate()
+        _, said = await process.communicate()
+    assert process.returncode == 0, said
+
+
+async def test_without_a_place_for_its_findings_it_says_so(nats: DevServer) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "everstep_services.health"],
+        env={**os.environ, "EVERSTEP_BUS__URL": nats.url, "EVERSTEP_OBSERVE__PORT": "0"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"set spool_dir in [bus]" in said
+
+
+def _beat() -> NodeBeat:
+    return NodeBeat(job="j", node="n", sequence=1, at=datetime.now(UTC), state="standby")

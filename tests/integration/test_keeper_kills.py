@@ -1,0 +1,246 @@
+"""Whoever of the node's processes dies, nothing is left behind, and nothing foreign is touched."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from everstep_services.agent.keeper import opened_keeper
+from everstep_services.agent.keeping import (
+    ForgeReady,
+    ForgeUnfit,
+    KeeperLost,
+    KeeperLostError,
+    RankRuns,
+    StartRefusedError,
+)
+from tests.integration.scripts.rig import (
+    SCRIPTS,
+    Node,
+    alive,
+    below,
+    make_plan,
+    opened,
+    tagged,
+    until,
+)
+
+Process = asyncio.subprocess.Process
+
+
+@pytest.fixture
+def foreign() -> Iterator[int]:
+    """Somebody else's process: same program, same folder, same session as the tests."""
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPTS / "stay.py"), "still"],
+        cwd=SCRIPTS,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "RANK": "0", "EVERSTEP_SOMETHING": "else"},
+    )
+    yield process.pid
+    assert process.poll() is None, "it was touched"
+    process.kill()
+    process.wait()
+
+
+async def settled(node: Node, ranks: int) -> dict[int, int]:
+    """Wait until their scripts have done what they should; their process ids."""
+    events = await node.next(RankRuns, ranks)
+    for event in events:
+        await until(lambda rank=event.rank: "here" in node.out(rank))
+    return {event.rank: event.pid for event in events}
+
+
+async def test_stop_asks_then_kills(tmp_path: Path, foreign: int) -> None:
+    async with opened(tmp_path, "stay.py", "deaf") as node:
+        await node.start(2)
+        await settled(node, 2)
+        done = await node.keeper.stop(grace_s=0.3)
+        assert (done.ranks, done.killed, done.left) == ((0, 1), (0, 1), ())
+        assert 0.3 <= done.stop_s < 5
+        assert {event.signal for event in (await node.gone(2)).values()} == {"SIGKILL"}
+
+
+async def test_stop_does_not_wait_for_a_grace_that_nobody_needs(tmp_path: Path) -> None:
+    async with opened(tmp_path, "stay.py", "still") as node:
+        await node.start(2)
+        await settled(node, 2)
+        done = await node.keeper.stop(grace_s=60)
+        assert (done.ranks, done.killed) == ((0, 1), ())
+        assert done.stop_s < 10
+        assert (await node.keeper.stop(grace_s=60)).ranks == ()
+
+
+async def test_stop_leaves_nothing_of_a_large_family(tmp_path: Path, foreign: int) -> None:
+    async with opened(tmp_path, "stay.py", "family", "200", "bare") as node:
+        await node.start(1)
+        await settled(node, 1)
+        family = below(node.warden())
+        assert len(family) > 190
+        done = await node.keeper.stop(grace_s=0.1)
+        assert done.left == ()
+        assert done.swept > 190
+        assert not [pid for pid in family if alive(pid)]
+
+
+async def test_a_killed_rank_is_told_at_once_and_its_children_go_with_the_round(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, "stay.py", "family", "8") as node:
+        began = await node.start(2)
+        victim = (await settled(node, 2))[1]
+        os.kill(victim, signal.SIGKILL)
+        gone = (await node.gone())[1]
+        assert (gone.pid, gone.signal, gone.code) == (victim, "SIGKILL", None)
+        assert gone.lasted_s < asyncio.get_running_loop().time() - began
+        done = await node.keeper.stop(grace_s=0.1)
+        assert done.ranks == (0,)
+        assert below(node.warden(), deep=False) == []
+
+
+async def test_a_killed_warden_takes_the_ranks_with_it(tmp_path: Path, foreign: int) -> None:
+    async with opened(tmp_path, "stay.py", "family", "20") as node:
+        await node.start(2)
+        await settled(node, 2)
+        family = below(node.warden())
+        os.kill(node.warden(), signal.SIGKILL)
+        (lost,) = await node.next(KeeperLost)
+        assert "killed by SIGKILL" in lost.reason
+        await until(lambda: not [pid for pid in family if alive(pid)])
+        with pytest.raises(KeeperLostError, match="warden of this node has ended"):
+            await node.keeper.stop(grace_s=1)
+        assert node.left() == []
+
+
+AGENT = """
+import asyncio, sys
+from pathlib import Path
+from tests.integration.scripts.rig import opened
+from everstep_services.agent.keeping import RankRuns
+
+async def main(folder, warm):
+    arguments = ("stay.py", "family", "20", sys.argv[3])
+    async with opened(Path(folder), *arguments, warm=warm, preload=()) as node:
+        await node.start(2, warm=warm)
+        await node.next(RankRuns, 2)
+        print(node.warden(), flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main(sys.argv[1], sys.argv[2] == "warm"))
+"""
+
+
+@asynccontextmanager
+async def agent(folder: Path, kind: str, children: str) -> AsyncIterator[tuple[Process, int]]:
+    """An agent in a process of its own, to be killed, and its warden."""
+    root = SCRIPTS.parents[2]
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", AGENT, str(folder), kind, children],
+        stdout=asyncio.subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert process.stdout is not None
+    try:
+        warden = int(await process.stdout.readline())
+        await until(lambda: len(below(warden)) > 30)
+        yield process, warden
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("kind", ["cold", "warm"])
+async def test_a_killed_agent_leaves_nothing(tmp_path: Path, foreign: int, kind: str) -> None:
+    async with agent(tmp_path, kind, "bare") as (process, warden):
+        family = [warden, *below(warden)]
+        process.kill()
+        await until(lambda: not [pid for pid in family if alive(pid)])
+        assert tagged(tmp_path.name + str(process.pid)) == []
+
+
+async def test_the_next_agent_kills_what_two_dead_ones_left(tmp_path: Path, foreign: int) -> None:
+    async with agent(tmp_path / "first", "cold", "tagged") as (process, warden):
+        instance = "first" + str(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)  # so that it cannot clean up after its warden
+        os.kill(warden, signal.SIGKILL)
+        process.kill()
+        await process.wait()
+        assert tagged(instance)
+        async with opened(tmp_path / "second", "stay.py", "still"):
+            await until(lambda: not tagged(instance))
+
+
+async def test_two_agents_of_one_node_do_not_touch_each_other(tmp_path: Path) -> None:
+    async with opened(tmp_path / "one", "stay.py", "still") as one:
+        await one.start()
+        await settled(one, 1)
+        async with opened(tmp_path / "two", "stay.py", "still") as two:
+            await two.start()
+            await settled(two, 1)
+            assert one.left()
+        assert two.left() == []
+        assert [pid for pid in one.left() if alive(pid)]
+    assert one.left() == []
+
+
+async def test_a_runtime_directory_has_one_agent(tmp_path: Path) -> None:
+    async with opened(tmp_path, "stay.py", "still"):
+        with pytest.raises(StartRefusedError, match="another agent uses"):
+            async with opened_keeper(make_plan(tmp_path, "stay.py", "still")):
+                pass
+
+
+async def test_a_killed_forge_harms_no_rank_and_comes_back(tmp_path: Path) -> None:
+    async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
+        await node.next(ForgeReady)
+        await node.start(2, warm=True)
+        pids = await settled(node, 2)
+        command = psutil.Process(pids[0]).cmdline()
+        assert command[1:3] == [str(SCRIPTS / "stay.py"), "still"]
+        os.kill(node.forge(), signal.SIGKILL)
+        (unfit,) = await node.next(ForgeUnfit)
+        assert not unfit.is_final
+        await node.next(ForgeReady)
+        assert len((await node.keeper.stop(grace_s=5)).ranks) == 2
+
+
+async def test_a_stopped_forge_is_replaced_by_a_cold_start(tmp_path: Path) -> None:
+    async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
+        await node.next(ForgeReady)
+        os.kill(node.forge(), signal.SIGSTOP)
+        await node.start(1, warm=True)
+        (runs,) = await node.next(RankRuns)
+        assert runs.start == "cold"
+
+
+async def test_signals_go_to_ranks_that_can_take_them(tmp_path: Path) -> None:
+    async with opened(tmp_path, "stay.py", "ears") as node:
+        await node.start(2)
+        await settled(node, 2)
+        assert await node.keeper.signal(signal.SIGUSR2) == (0, 1)
+        assert await node.keeper.signal(signal.SIGUSR1, (1,)) == ()
+        await until(lambda: f"got {int(signal.SIGUSR1)}" in node.out(1))
+        assert "got" not in node.out(0)
+        assert await node.keeper.signal(signal.SIGTERM) == ()
+        assert {event.signal for event in (await node.gone(2)).values()} == {"SIGTERM"}
+
+
+async def test_a_long_runtime_directory_works(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 40)
+    async with opened(folder, "stay.py", "still") as node:
+        await node.start()
+        (runs,) = await node.next(RankRuns)
+        assert runs.start_s < 30
+        page = node.keeper.page(0)
+        assert page is not None
+        assert page.pid == runs.pid
+        assert page.dropped == 0

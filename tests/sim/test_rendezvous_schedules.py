@@ -1,0 +1,39 @@
+"""Rendezvous under random faults: whatever happens, what must hold holds."""
+
+import os
+
+import pytest
+
+from tests.sim.fleet import Fleet
+
+_CHUNKS = 40
+_PER_CHUNK = 2_500
+
+
+def play(seed: int) -> Fleet:
+    """One schedule. The seed is in the error, to play it again."""
+    fleet = Fleet(seed)
+    try:
+        document = fleet.run()
+        assert document is not None
+        fleet.record.check_end(document)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
+    return fleet
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_a_thousand_schedules(chunk: int) -> None:
+    fleets = [play(seed) for seed in range(chunk * 250, chunk * 250 + 250)]
+    # The schedules are worth something: rounds were lost, and replicas raced.
+    assert sum(fleet.record.rounds for fleet in fleets) > 500
+    assert sum(fleet.conflicts for fleet in fleets) > 100
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("chunk", range(_CHUNKS))
+def test_a_hundred_thousand_schedules(chunk: int) -> None:
+    base = int(os.environ.get("EVERSTEP_TEST_SEED", "1000000"))
+    for seed in range(base + chunk * _PER_CHUNK, base + (chunk + 1) * _PER_CHUNK):
+        play(seed)

@@ -1,0 +1,105 @@
+"""A fleet of plain numbers: beats as they come, and an observer's clock."""
+
+from datetime import UTC, datetime, timedelta
+
+from everstep.messages import NodeBeat, RankBeat
+from everstep_services.health.domain import Fleet, Limits
+from everstep_services.health.findings import Lost, Returned
+
+LIMITS = Limits(
+    silence_s=3.0,
+    all_silent_s=15.0,
+    reconnect_s=10.0,
+    moving_most_s=300.0,
+    tick_s=0.25,
+    forget_s=3600.0,
+)
+
+
+def beat(node: str, sequence: int, **changes: object) -> NodeBeat:
+    """Of a spare, unless the changes say otherwise."""
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=sequence)
+    fields = {"job": "j", "node": node, "sequence": sequence, "at": at, "state": "standby"}
+    return NodeBeat(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def ranks(step: int | None, age_s: float = 0.0, state: str = "running") -> tuple[RankBeat, ...]:
+    """Two of them."""
+    return tuple(
+        RankBeat(rank=number, step=step, progress_age_s=age_s, state=state) for number in range(2)
+    )
+
+
+class World:
+    """Nodes that beat once a second, until they are told not to, before one observer."""
+
+    def __init__(self, nodes: int, *, slots: int = 0, limits: Limits = LIMITS) -> None:
+        self.fleet = Fleet(limits)
+        self.limits = limits
+        self.now = 1000.0
+        self.step_s = 0.1
+        self.moved_at = self.now
+        self.is_moving = slots > 0
+        self.round = 1
+        self.slots = slots
+        self.names = [f"n{number}" for number in range(nodes)]
+        self.silent: set[str] = set()
+        self.is_blind = False
+        self.found: list[tuple[float, Lost | Returned]] = []
+        self._sequence = dict.fromkeys(self.names, 0)
+        self._phase = {name: number / max(nodes, 1) for number, name in enumerate(self.names)}
+        self._next = {name: self.now + self._phase[name] for name in self.names}
+
+    def beat_of(self, name: str) -> NodeBeat:
+        """What the node says now."""
+        number = self.names.index(name)
+        if number >= self.slots:
+            return beat(name, self._sequence[name])
+        return beat(
+            name,
+            self._sequence[name],
+            state="running",
+            round=self.round,
+            slot=number,
+            ranks=ranks(int(self.moved_at / self.step_s), max(0.001, self.now - self.moved_at)),
+        )
+
+    def run(self, seconds: float) -> None:
+        """Let time pass, tick by tick."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += self.limits.tick_s
+            if self.is_moving:
+                self.moved_at = self.now - (self.now % self.step_s)
+            for name in self.names:
+                if self._next[name] <= self.now:
+                    self._next[name] += 1.0
+                    self._sequence[name] += 1
+                    if name not in self.silent and not self.is_blind:
+                        found = self.fleet.hear(self.beat_of(name), self.now)
+                        if found is not None:
+                            self.found.append((self.now, found))
+            for lost in self.fleet.judge(self.now, is_blind=self.is_blind):
+                self.found.append((self.now, lost))
+
+    def sleep(self, seconds: float) -> None:
+        """The observer gets no turn; the world goes on."""
+        self.now += seconds
+        for name in self.names:
+            while self._next[name] <= self.now:
+                self._next[name] += 1.0
+                self._sequence[name] += 1
+
+    @property
+    def lost(self) -> list[str]:
+        return [one.beat.node for _, one in self.found if isinstance(one, Lost)]
+
+    @property
+    def returned(self) -> list[str]:
+        return [one.beat.node for _, one in self.found if isinstance(one, Returned)]
+
+
+def first_loss(world: World) -> Lost:
+    found = world.found[0][1]
+    assert isinstance(found, Lost)
+    return found

@@ -1,0 +1,278 @@
+"""What an agent does, with plain numbers."""
+
+from typing import Any
+
+from everstep.messages import (
+    Joined,
+    LeaveJob,
+    Order,
+    Reported,
+    StandBy,
+    StartRanks,
+    StopRanks,
+)
+from everstep_services.agent.acts import (
+    Act,
+    Exiting,
+    Forward,
+    Join,
+    Say,
+    Start,
+    Stop,
+    Tell,
+)
+from everstep_services.agent.domain import Agent, Limits
+from everstep_services.agent.failures import Exit
+
+DONE = Exit(code=0)
+KILLED = Exit(signal="SIGKILL")
+
+
+def start(round: int = 1, *, slot: int = 0, ranks: int = 2, delay_s: float = 0.0) -> StartRanks:
+    return StartRanks(
+        **_common(round),
+        slot=slot,
+        slots=2,
+        first_rank=slot * ranks,
+        ranks=ranks,
+        world_size=2 * ranks,
+        master_address="node-0",
+        master_port=23456,
+        delay_s=delay_s,
+    )
+
+
+def stop(round: int = 1) -> StopRanks:
+    return StopRanks(**_common(round), cause="rank_exited", grace_s=2.0, incident="i1")
+
+
+def leave(round: int = 1, code: int = 0) -> LeaveJob:
+    return LeaveJob(**_common(round), exit_code=code, state="done")
+
+
+def reply(round: int = 1, **rest: Any) -> Joined:
+    return Joined(round=round, is_accepted=True, reason="", **rest)
+
+
+def _common(round: int) -> dict[str, Any]:
+    return {"id": f"{round:032x}", "job": "j", "round": round, "reason": "because"}
+
+
+def running(round: int = 1, *, slot: int = 0) -> Agent:
+    agent = Agent(Limits())
+    agent.begin()
+    agent.joined(reply(round - 1), now=0)
+    agent.ordered(start(round, slot=slot), now=0)
+    for rank in (2 * slot, 2 * slot + 1):
+        agent.rank_runs(rank)
+    assert agent.state == "running"
+    return agent
+
+
+def told(acts: list[Act]) -> list[str]:
+    return [act.event for act in acts if isinstance(act, Tell)]
+
+
+def test_it_joins_starts_and_says_when_all_ranks_run() -> None:
+    agent = Agent(Limits())
+    assert agent.begin() == [Join()]
+    assert agent.joined(reply(0), now=0) == []
+    assert agent.ordered(start(), now=0) == [Start(start())]
+    assert agent.rank_runs(0) == []
+    assert told(agent.rank_runs(1)) == ["started"]
+
+
+def test_the_same_order_twice_starts_once() -> None:
+    agent = running()
+    assert agent.ordered(start(), now=1) == []
+    assert agent.joined(reply(1, order=start()), now=1) == []
+
+
+def test_an_order_of_an_older_round_is_refused() -> None:
+    agent = running(round=5)
+    before: tuple[Order, ...] = (start(4), stop(4), leave(4))
+    assert [agent.ordered(order, now=1) for order in before] == [[], [], []]
+    assert agent.refused_orders == 3
+    assert agent.state == "running"
+
+
+def test_a_lost_order_comes_with_the_next_answer() -> None:
+    agent = Agent(Limits(ask_again_s=5))
+    agent.joined(reply(0), now=0)
+    assert agent.wake_at == 5
+    assert agent.tick(now=5) == [Join()]
+    assert agent.joined(reply(1, order=start()), now=5) == [Start(start())]
+
+
+def test_a_delayed_start_waits_and_can_be_called_off() -> None:
+    agent = Agent(Limits())
+    assert agent.ordered(start(delay_s=15), now=100) == []
+    assert agent.tick(now=114) == []
+    assert agent.wake_at == 115
+    assert agent.ordered(stop(), now=114) == [Join()]
+    assert agent.tick(now=115) == []
+
+
+def test_the_first_failure_is_told_and_what_follows_from_it_is_not() -> None:
+    agent = running()
+    assert told(agent.rank_gone(1, KILLED)) == ["rank_exited"]
+    assert agent.rank_gone(0, Exit(signal="SIGABRT")) == []
+
+
+def test_a_second_failure_that_may_be_the_cause_is_told() -> None:
+    agent = running()
+    agent.rank_gone(0, Exit(signal="SIGABRT"))
+    assert told(agent.rank_gone(1, KILLED)) == ["rank_exited"]
+
+
+def test_a_stop_order_stops_and_the_agent_joins_again() -> None:
+    agent = running()
+    assert agent.ordered(stop(), now=1) == [Stop(1, 2.0, 0.0, "i1")]
+    assert agent.ordered(stop(), now=1) == []
+    assert agent.rank_gone(0, KILLED) == []
+    assert agent.stopped(1) == [Join()]
+    assert (agent.last_round, agent.last_slot, agent.running_round) == (1, 0, None)
+
+
+def test_early_ends_with_0_are_no_failure_and_the_last_one_is_the_end() -> None:
+    agent = running()
+    assert agent.rank_gone(0, DONE) == []
+    assert told(agent.rank_gone(1, DONE)) == ["finished"]
+    assert agent.ordered(leave(), now=9) == [Stop(1, 0.0, 0.0, None)]
+    assert agent.stopped(1) == [Exiting(0, "done", "the job is done: because", is_sent=True)]
+
+
+def test_only_slot_0_tells_of_the_first_step_and_once() -> None:
+    agent = running()
+    assert agent.rank_stepped(1, 1) == []
+    assert told(agent.rank_stepped(0, 1)) == ["first_step"]
+    assert agent.rank_stepped(0, 1) == []
+    assert running(slot=1).rank_stepped(2, 1) == []
+
+
+def test_an_agent_that_slept_through_two_rounds_stops_its_old_ranks() -> None:
+    agent = running(round=1)
+    answer = Reported(round=3, is_current=False)
+    acts = agent.reported(Tell(1, "rank_exited", "it did"), answer)
+    assert [type(act) for act in acts] == [Say, Stop]
+    assert agent.stopped(1) == [Join()]
+    assert agent.joined(reply(3, standing="spare"), now=1) == []
+    assert agent.state == "standby"
+
+
+def test_a_start_of_a_later_round_stops_the_ranks_of_the_earlier_first() -> None:
+    agent = running(round=1)
+    acts = agent.ordered(start(2), now=1)
+    assert [type(act) for act in acts] == [Say, Stop]
+    assert agent.ordered(start(2), now=1) == []
+    assert agent.stopped(1) == [Join()]
+    assert agent.joined(reply(2, order=start(2)), now=1) == [Start(start(2))]
+
+
+def test_a_bus_that_comes_back_changes_nothing_for_a_round_that_still_runs() -> None:
+    agent = running()
+    assert agent.bus_back() == [Join()]
+    assert agent.joined(reply(1, standing="member", order=start()), now=1) == []
+    assert agent.state == "running"
+
+
+def test_preempted_ranks_that_end_well_make_91() -> None:
+    agent = running()
+    acts = agent.preempted(15, "SIGTERM", now=0)
+    assert acts[0] == Forward(15)
+    assert told(acts) == ["preempted"]
+    assert agent.rank_gone(0, DONE) == []
+    assert agent.rank_gone(1, DONE) == [Stop(1, 0.0, 0.0, None)]
+    [exiting] = agent.stopped(1)
+    assert isinstance(exiting, Exiting)
+    assert (exiting.code, exiting.cause) == (91, "preempted")
+
+
+def test_preempted_ranks_that_the_signal_ends_make_143() -> None:
+    agent = running()
+    agent.preempted(15, "SIGTERM", now=0)
+    agent.rank_gone(0, Exit(signal="SIGTERM"))
+    agent.rank_gone(1, Exit(signal="SIGTERM"))
+    [exiting] = agent.stopped(1)
+    assert isinstance(exiting, Exiting)
+    assert exiting.code == 128 + 15
+
+
+def test_the_grace_of_a_preemption_ends() -> None:
+    agent = Agent(Limits(preempt_grace_s=600))
+    agent.ordered(start(), now=0)
+    agent.rank_runs(0)
+    agent.rank_runs(1)
+    agent.preempted(15, "SIGTERM", now=10)
+    assert agent.wake_at == 610
+    assert agent.tick(now=609) == []
+    assert agent.tick(now=610) == [Stop(1, 0.0, 0.0, None)]
+
+
+def test_a_round_that_ends_while_preempted_ranks_still_save_leaves_them_alone() -> None:
+    agent = running()
+    agent.preempted(15, "SIGTERM", now=0)
+    assert agent.ordered(stop(), now=1) == []
+    assert agent.rank_gone(0, DONE) == []
+    assert agent.rank_gone(1, DONE) == [Stop(1, 0.0, 0.0, None)]
+
+
+def test_control_c_asks_the_ranks_first_and_kills_the_second_time() -> None:
+    agent = running()
+    assert agent.interrupted(2, "SIGINT", now=0)[0] == Forward(2)
+    assert agent.interrupted(2, "SIGINT", now=1) == [Stop(1, 0.0, 0.0, None)]
+    [exiting] = agent.stopped(1)
+    assert isinstance(exiting, Exiting)
+    assert (exiting.code, exiting.cause) == (130, "operator")
+
+
+def test_a_spare_leaves_at_once() -> None:
+    agent = Agent(Limits())
+    agent.ordered(StandBy(**_common(1)), now=0)
+    [exiting] = agent.preempted(15, "SIGTERM", now=0)
+    assert isinstance(exiting, Exiting)
+    assert exiting.code == 143
+
+
+def test_a_job_that_is_over_is_left_with_its_exit_code() -> None:
+    agent = Agent(Limits())
+    refused = Joined(round=7, is_accepted=False, reason="the job is done", exit_code=0)
+    assert agent.joined(refused, now=0) == [Exiting(0, "refused", "the job is done", is_sent=True)]
+
+
+def test_a_refusal_is_said_once_and_asked_again_when_told_to() -> None:
+    agent = Agent(Limits())
+    refused = Joined(
+        round=0,
+        is_accepted=False,
+        reason="node-1 fails check gpu",
+        cause="unhealthy",
+        standing="refused",
+        retry_after_s=30,
+    )
+    [said] = agent.joined(refused, now=0)
+    assert isinstance(said, Say)
+    assert agent.joined(refused, now=0) == []
+    assert agent.wake_at == 30
+
+
+def test_a_rank_whose_script_returned_and_that_does_not_exit_is_done() -> None:
+    agent = Agent(Limits(exit_within_s=30))
+    agent.ordered(start(), now=0)
+    agent.rank_runs(0)
+    agent.rank_runs(1)
+    agent.script_returned(0, now=50)
+    agent.rank_gone(1, DONE)
+    assert agent.wake_at == 80
+    acts = agent.tick(now=80)
+    assert acts[1:] == [Forward(9, (0,))]
+    assert told(agent.rank_gone(0, KILLED)) == ["finished"]
+
+
+def test_ranks_that_cannot_be_started_are_told() -> None:
+    agent = Agent(Limits())
+    agent.ordered(start(), now=0)
+    [tell] = agent.start_failed(1, "no such file: train.py")
+    assert isinstance(tell, Tell)
+    assert (tell.event, tell.reason) == ("start_failed", "no such file: train.py")
+    assert agent.start_failed(0, "an old one") == []

@@ -1,0 +1,79 @@
+"""What a rank's end is called, and whether it may be the cause."""
+
+import pytest
+
+from everstep.messages import ErrorRecord
+from everstep_services.agent.failures import SECONDARY, Exit
+
+
+def raised(name: str, text: str, place: str = "train.py:88 in step") -> Exit:
+    return Exit(code=1, error=ErrorRecord(name=name, text=text, place=place))
+
+
+@pytest.mark.parametrize(
+    ("ending", "how", "text"),
+    [
+        (Exit(code=0), "done", "exited with 0"),
+        (Exit(code=3), "error", "exited with 3"),
+        (Exit(signal="SIGKILL"), "signal", "was ended by SIGKILL"),
+        (Exit(signal="SIGSEGV", core_dumped=True), "signal", "was ended by SIGSEGV, core dumped"),
+        (Exit(), "unknown", "is gone, and nobody saw how"),
+        (
+            Exit(signal="SIGKILL", is_out_of_memory=True),
+            "out_of_memory",
+            "was killed by the kernel: out of memory",
+        ),
+        (
+            raised("ValueError", "bad shape\nmore"),
+            "error",
+            "exited with 1: ValueError: bad shape at train.py:88 in step",
+        ),
+    ],
+)
+def test_an_end_has_a_name_and_a_sentence(ending: Exit, how: str, text: str) -> None:
+    assert (ending.how, ending.text) == (how, text)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        raised("RuntimeError", "[.../gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
+        raised("RuntimeError", "Connection reset by peer"),
+        raised("torch.distributed.DistBackendError", "NCCL error in: ..."),
+        raised("torch.distributed.DistNetworkError", "The client socket has timed out"),
+        raised("BrokenPipeError", "[Errno 32] Broken pipe"),
+        raised("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete"),
+        Exit(signal="SIGABRT"),
+    ],
+)
+def test_what_follows_from_a_lost_peer_is_no_cause(ending: Exit) -> None:
+    assert ending.is_secondary
+    assert ending.fingerprint.startswith(SECONDARY)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Exit(signal="SIGKILL"),
+        Exit(signal="SIGSEGV"),
+        Exit(code=1),
+        raised("ModuleNotFoundError", "No module named 'flash_attn'"),
+        raised("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        raised("AssertionError", "loss is nan at step 7"),
+    ],
+)
+def test_what_a_rank_did_by_itself_may_be_the_cause(ending: Exit) -> None:
+    assert not ending.is_secondary
+    assert not ending.fingerprint.startswith(SECONDARY)
+
+
+def test_the_same_bug_has_the_same_fingerprint_whatever_its_accidents() -> None:
+    one = raised("RuntimeError", "bad value 0x7f3a at step 17 in /scratch/a1/data.bin")
+    two = raised("RuntimeError", "bad value 0x99 at step 203 in /scratch/b22/data.bin")
+    other = raised("RuntimeError", "bad value 0x99 at step 203", place="train.py:90 in step")
+    assert one.fingerprint == two.fingerprint
+    assert one.fingerprint != other.fingerprint
+
+
+def test_an_end_that_is_forgiven_is_good() -> None:
+    assert Exit(signal="SIGKILL").forgiven().is_good

@@ -1,0 +1,75 @@
+"""Events come once, and in an order that makes sense, however what they tell of arrives."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from everstep_services.agent.keeping import (
+    KeeperEvent,
+    RankGone,
+    RankRuns,
+    RankStepped,
+    ScriptEnded,
+)
+from everstep_services.agent.watch import RoundWatch
+from trainer_sdk.page import make_page
+from trainer_sdk.wire import Ended, Gone, Line, Spawned, Stepped, Up, encode
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> RoundWatch:
+    watched = RoundWatch(asyncio.Queue())
+    watched.begin(4, now=100.0)
+    watched.add(0, tmp_path, make_page(str(tmp_path / "page")))
+    return watched
+
+
+def say(watch: RoundWatch, line: Line, now: float) -> None:
+    watch.on_datagram(encode(line), now)
+
+
+def events(watch: RoundWatch) -> list[KeeperEvent]:
+    queue = watch._events
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+SPAWNED = Spawned(round=4, rank=0, pid=9, start="warm")
+GONE = Gone(round=4, rank=0, pid=9, code=None, signal=64, core_dumped=False, lasted_s=1.0)
+
+
+def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: RoundWatch) -> None:
+    say(watch, Up(round=4, rank=0, pid=9), now=101.0)
+    say(watch, Stepped(round=4, rank=0, step=1), now=102.0)
+    say(watch, Ended(round=4, rank=0, code=0), now=103.0)
+    assert events(watch) == []
+    watch.spawned(SPAWNED)
+    assert events(watch) == [
+        RankRuns(4, 0, 9, "warm", 1.0),
+        RankStepped(4, 0, 1),
+        ScriptEnded(4, 0, 0, has_error=False),
+    ]
+
+
+def test_nothing_is_told_twice(watch: RoundWatch) -> None:
+    watch.spawned(SPAWNED)
+    for now in (101.0, 102.0):
+        say(watch, Up(round=4, rank=0, pid=9), now=now)
+        watch.look(now)
+    assert events(watch) == [RankRuns(4, 0, 9, "warm", 1.0)]
+
+
+def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> None:
+    watch.spawned(SPAWNED)
+    say(watch, Up(round=3, rank=0, pid=9), now=101.0)
+    say(watch, Up(round=4, rank=1, pid=9), now=101.0)
+    for noise in (b"", b"{}", b'{"type":"up"}', b"\xff"):
+        watch.on_datagram(noise, 101.0)
+    assert events(watch) == []
+    assert watch.bad_datagrams == 4
+
+
+def test_a_signal_without_a_name_has_its_number(watch: RoundWatch) -> None:
+    watch.spawned(SPAWNED)
+    watch.gone(GONE, now=102.0)
+    assert events(watch) == [RankGone(4, 0, 9, None, "SIGRTMAX", False, 1.0)]

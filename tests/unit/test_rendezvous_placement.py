@@ -1,0 +1,108 @@
+"""Who gets which slot."""
+
+import pytest
+
+from everstep_services.rendezvous.domain.placement import (
+    Candidate,
+    World,
+    assign,
+    largest_size,
+    obstacle,
+)
+
+
+def nodes(*ranks: int, network: str = "") -> list[Candidate]:
+    return [Candidate(f"n{rank}", infra_rank=rank, network=network) for rank in ranks]
+
+
+def in_order(placed: dict[int, str]) -> list[str]:
+    return [placed[slot] for slot in range(len(placed))]
+
+
+def test_the_first_round_is_in_the_schedulers_order_and_gaps_do_not_matter() -> None:
+    placed = assign(nodes(7, 3, 0, 6, 1), 3, 1, {})
+    assert in_order(placed) == ["n0", "n1", "n3"]
+
+
+def test_without_infra_ranks_names_are_ordered_as_people_count() -> None:
+    placed = assign([Candidate(name) for name in ("gpu-10", "gpu-9", "gpu-1")], 3, 1, {})
+    assert in_order(placed) == ["gpu-1", "gpu-9", "gpu-10"]
+
+
+def test_neighbours_in_a_failure_domain_are_neighbours_in_slots() -> None:
+    found = [Candidate(f"n{n}", failure_domain=f"rack{n % 2}") for n in range(4)]
+    assert in_order(assign(found, 4, 1, {})) == ["n0", "n2", "n1", "n3"]
+
+
+def test_a_spare_of_the_lost_nodes_failure_domain_is_preferred() -> None:
+    here = [
+        Candidate("a", slot=0, failure_domain="r1"),
+        Candidate("near", failure_domain="r2"),
+        Candidate("far", infra_rank=0, failure_domain="r1"),
+    ]
+    assert in_order(assign(here, 2, 1, {1: "r2"})) == ["a", "near"]
+    assert in_order(assign(here, 2, 1, {1: "r9"})) == ["a", "far"]
+
+
+def test_a_shrinking_world_moves_only_those_beyond_its_end() -> None:
+    here = [Candidate("a", slot=0), Candidate("c", slot=2), Candidate("d", slot=3)]
+    assert in_order(assign(here, 3, 1, {})) == ["a", "d", "c"]
+
+
+@pytest.mark.parametrize(
+    ("domains", "size", "placed"),
+    [
+        ({"d0": range(8), "d1": range(8, 12)}, 8, [f"n{n}" for n in range(8)]),
+        ({"d0": range(12)}, 4, ["n0", "n1", "n2", "n3"]),
+        (
+            {"d0": range(6), "d1": range(6, 10), "d2": range(10, 13)},
+            8,
+            ["n0", "n1", "n2", "n3", "n6", "n7", "n8", "n9"],
+        ),
+    ],
+)
+def test_segments_of_four(domains: dict[str, range], size: int, placed: list[str]) -> None:
+    here = [
+        Candidate(f"n{n}", infra_rank=n, network=network)
+        for network, numbers in domains.items()
+        for n in numbers
+    ]
+    assert in_order(assign(list(reversed(here)), size, 4, {})) == placed
+
+
+def test_too_few_whole_segments_cannot_be_placed_and_why_is_said() -> None:
+    here = nodes(0, 1, 2, network="a") + nodes(3, 4, 5, network="b")
+    world = World(4, 4, segment=4)
+    assert largest_size(here, world) == 0
+    assert "segments of 4" in obstacle(here, world)
+
+
+def test_a_hole_in_a_segment_is_filled_from_its_own_domain() -> None:
+    here = [
+        Candidate("a0", slot=0, network="a"),
+        Candidate("b0", slot=2, network="b"),
+        Candidate("b1", slot=3, network="b"),
+        Candidate("a9", network="a"),
+        Candidate("b9", infra_rank=0, network="b"),
+    ]
+    assert in_order(assign(here, 4, 2, {})) == ["a0", "a9", "b0", "b1"]
+
+
+def test_a_segment_that_cannot_be_filled_moves_as_a_whole_and_others_stay() -> None:
+    here = [
+        Candidate("a0", slot=0, network="a"),
+        Candidate("b0", slot=2, network="b"),
+        Candidate("b1", slot=3, network="b"),
+        Candidate("c0", network="c"),
+        Candidate("c1", network="c"),
+    ]
+    assert in_order(assign(here, 4, 2, {})) == ["c0", "c1", "b0", "b1"]
+
+
+def test_a_world_grows_by_units_that_are_whole_segments_too() -> None:
+    world = World(2, 12, unit=2, segment=3)
+    assert list(world.sizes()) == [12, 6]
+
+
+def test_nodes_that_do_not_say_where_they_are_share_no_segment() -> None:
+    assert largest_size([Candidate("a"), Candidate("b")], World(2, 2, segment=2)) == 0

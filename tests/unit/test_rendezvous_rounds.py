@@ -1,0 +1,281 @@
+"""Rounds form, run, end and form again; slots stay with their nodes."""
+
+import pytest
+
+from everstep.messages import (
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    NodeLeft,
+    NodeLost,
+    RoundFormed,
+    RoundStarted,
+    RoundWaiting,
+    StartRanks,
+    StopRanks,
+)
+from tests.unit.rendezvous_world import WALL, World, names, spec
+
+
+def test_a_round_forms_with_the_last_node_that_it_needs() -> None:
+    world = World(spec(2))
+    assert world.join("n1")[0].standing == "waiting"
+    reply = world.join("n0")[0]
+
+    assert (reply.standing, reply.slot, reply.round) == ("member", 0, 1)
+    assert isinstance(reply.order, StartRanks)
+    orders = {node: order for node, order in world.orders if isinstance(order, StartRanks)}
+    assert {
+        node: (order.slot, order.first_rank, order.world_size) for node, order in orders.items()
+    } == {
+        "n0": (0, 0, 4),
+        "n1": (1, 2, 4),
+    }
+    assert world.doc.phase == "forming"
+
+
+def test_ranks_are_counted_from_what_each_node_runs() -> None:
+    world = World(spec(3))
+    world.join("a", ranks=1)
+    world.join("b", ranks=4)
+    world.join("c", ranks=2)
+    formed = world.of(RoundFormed)[0]
+    assert [(m.node, m.first_rank, m.ranks) for m in formed.members] == [
+        ("a", 0, 1),
+        ("b", 1, 4),
+        ("c", 5, 2),
+    ]
+    assert formed.world_size == 7
+
+
+def test_the_round_runs_when_the_last_member_says_so() -> None:
+    world = World(spec(2))
+    world.join("n0", "n1")
+    assert world.report("n0", "started", warm_ranks=2).phase == "forming"
+    assert world.report("n1", "started").phase == "running"
+    assert [(fact.warm_ranks, fact.slowest_node) for fact in world.of(RoundStarted)] == [(2, "n1")]
+
+
+def test_a_dead_rank_ends_the_round_and_the_same_nodes_form_the_next() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    told = world.report("n1", "rank_exited", rank=3, exit_code=1, fact="f" * 32)
+
+    assert told.is_current
+    assert told.incident is not None
+    assert told.phase == "ending"
+    assert isinstance(world.orders[-1][1], StopRanks)
+    assert world.orders[-1][0] is None
+    world.back("n1")
+    assert world.doc.phase == "ending"
+    world.back("n0")
+    assert (world.doc.phase, world.doc.round, world.members()) == ("forming", 2, ["n0", "n1"])
+    world.run()
+    assert [fact.outcome for fact in world.of(IncidentClosed)] == ["recovered"]
+
+
+def test_a_spare_takes_the_lost_nodes_slot_and_nobody_else_moves() -> None:
+    world = World(spec(3))
+    world.join("n0", "n1", "n2", "n3")
+    world.run()
+    assert world.join("n3")[0].standing == "spare"
+    world.report("n0", "rank_exited", fingerprint="secondary:1", exit_code=1)
+    world.gone("n1")
+    world.back("n0", "n2")
+    assert world.members() == ["n0", "n3", "n2"]
+    replaced = world.of(RoundFormed)[-1].replaced
+    assert [(it.slot, it.was, it.node) for it in replaced] == [(1, "n1", "n3")]
+
+
+def test_the_loss_of_a_node_is_the_cause_of_what_its_peers_reported() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.join("n2")
+    world.report("n0", "rank_exited", fingerprint="secondary:1", exit_code=1)
+    world.gone("n1")
+    world.back("n0")
+    world.run()
+    closed = world.of(IncidentClosed)[0]
+    assert "n1 is gone" in closed.reason
+
+
+def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:
+    world = World(spec(8)).started(*names(8))
+    for number in (3, 1, 7, 5):
+        world.report(f"n{number}", "rank_exited", fingerprint="secondary:x", exit_code=1)
+    world.report("n6", "rank_exited", fingerprint="abc", exit_code=1, rank=13)
+    incident = world.doc.incident
+    assert incident is not None
+    assert (incident.node, incident.rank, incident.fingerprint) == ("n6", 13, "abc")
+
+
+def test_reports_of_an_old_round_or_another_agent_change_nothing() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    before = world.doc
+    assert not world.report("n0", "rank_exited", round=0).is_current
+    assert not world.report("n0", "rank_exited", instance="another").is_current
+    assert not world.report("n0", "rank_exited", slot=1).is_current
+    assert world.doc == before
+
+
+def test_an_agent_that_was_away_for_two_rounds_comes_back_as_a_spare() -> None:
+    world = World(spec(2), last_call_s=1.0).started("n0", "n1")
+    world.join("n2")
+    world.report("n0", "rank_exited", exit_code=1)
+    world.back("n0")
+    world.tick(10)
+    assert world.members() == ["n0", "n2"]
+    world.run()
+    stale = world.join("n1", running_round=1)[0]
+    assert (stale.is_accepted, stale.cause) == (False, "stale")
+    assert isinstance(stale.order, StopRanks)
+    assert not world.report("n1", "rank_exited", round=1, instance="n1-1").is_current
+    assert world.back("n1")[0].standing == "spare"
+    assert world.members() == ["n0", "n2"]
+
+
+def test_a_slow_holder_is_waited_for_and_a_dead_one_is_not() -> None:
+    world = World(spec(2), stop_grace_s=3).started("n0", "n1")
+    world.join("n2")
+    world.report("n0", "rank_exited", exit_code=1)
+    world.back("n0")
+    world.tick(3)
+    assert world.doc.phase == "ending"
+    world.back("n1")
+    assert world.members() == ["n0", "n1"]
+
+
+def test_without_a_spare_the_job_waits_and_then_gives_up_with_the_names() -> None:
+    world = World(spec(2), join_within_s=60).started("n0", "n1")
+    world.gone("n1")
+    world.back("n0")
+    assert world.doc.phase == "joining"
+    world.tick(5)
+    assert world.of(RoundWaiting)[-1].missing == ("n1",)
+    world.tick(60)
+    assert (world.doc.phase, world.doc.exit_code) == ("stopped", 92)
+    assert "n1" in world.doc.reason
+    assert not world.of(JobEnded)
+
+
+def test_it_is_done_when_every_slot_has_finished_however_late() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "finished")
+    assert world.doc.phase == "running"
+    world.gone("n0")
+    assert world.doc.phase == "running"
+    world.report("n1", "finished")
+    assert (world.doc.phase, world.doc.exit_code) == ("done", 0)
+    assert [(fact.state, fact.exit_code) for fact in world.of(JobEnded)] == [("done", 0)]
+    assert world.join("n5")[0].exit_code == 0
+
+
+def test_a_node_that_has_finished_and_is_gone_is_needed_again_only_if_others_fail() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "finished")
+    world.gone("n0")
+    assert "have finished" in world.join("n0", instance="n0-2")[0].reason
+    world.report("n1", "rank_exited", exit_code=1)
+    world.join("n0", instance="n0-2")
+    world.back("n1")
+    assert (world.doc.phase, world.members()) == ("forming", ["n0", "n1"])
+
+
+def test_an_agent_that_was_taken_for_lost_stops_its_ranks_before_it_is_used_again() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.gone("n1")
+    world.back("n0")
+    reply = world.join("n1", running_round=1)[0]
+    assert isinstance(reply.order, StopRanks)
+    assert world.doc.phase == "joining"
+    world.back("n1")
+    assert (world.doc.phase, world.members()) == ("forming", ["n0", "n1"])
+
+
+def test_a_member_whose_ranks_still_run_is_waited_for() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "rank_exited", exit_code=1)
+    world.back("n0")
+    assert isinstance(world.join("n1", running_round=1)[0].order, StopRanks)
+    assert world.doc.phase == "ending"
+
+
+def test_a_question_that_was_long_on_its_way_ends_no_round() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.join("n1")  # asked before its ranks ran, heard after
+    assert world.doc.phase == "running"
+    world.back("n1")  # it had ranks of this round, and has none
+    assert world.doc.phase == "ending"
+
+
+def test_silence_found_by_health_ends_the_round() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.tick(30)
+    world.apply(
+        NodeLost(
+            id="1" * 32,
+            job="j",
+            at=WALL,
+            source="health",
+            node="n1",
+            silence_s=4,
+            limit_s=3,
+            reason="n1 was silent for 4 s (limit 3 s)",
+        )
+    )
+    assert world.doc.phase == "ending"
+    assert world.of(IncidentOpened)[0].trigger == "node_lost"
+
+
+def test_an_elastic_round_starts_with_fewer_shrinks_and_grows_at_the_next_round() -> None:
+    world = World(spec(2, nodes_max=4), elastic_wait_s=10)
+    world.join("n0", "n1", "n2")
+    assert world.doc.phase == "joining"
+    world.tick(10)
+    assert world.members() == ["n0", "n1", "n2"]
+    world.run()
+    world.gone("n1")
+    world.back("n0", "n2")
+    world.tick(10)
+    assert world.members() == ["n0", "n2"]
+    assert world.of(RoundFormed)[-1].cause == "shrink"
+    world.run()
+    assert world.join("n3", "n4")[0].standing == "spare"
+    world.report("n0", "rank_exited", exit_code=1)
+    world.back("n0", "n2")
+    assert world.members() == ["n0", "n2", "n3", "n4"]
+    assert world.of(RoundFormed)[-1].cause == "grow"
+
+
+def test_a_world_in_units_never_has_half_of_one() -> None:
+    world = World(spec(2, nodes_max=6, slots_per_unit=2), elastic_wait_s=5)
+    world.join(*names(5))
+    world.tick(6)
+    assert len(world.members()) == 4
+
+
+def test_an_agent_that_leaves_ends_the_round_and_is_on_record() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.leave("n1")
+    assert world.doc.phase == "ending"
+    assert [fact.cause for fact in world.of(NodeLeft)] == ["operator"]
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_second_failure_before_the_first_step_belongs_to_the_same_incident(repeats: int) -> None:
+    world = World(spec(2)).started("n0", "n1")
+    began = world.now
+    world.report("n0", "rank_exited", exit_code=1, last_progress_age_s=0.5)
+    for _ in range(repeats):
+        world.tick(1)
+        world.back("n0", "n1", evidence_s=0.2, stop_s=0.3)
+        world.tick(60)
+        world.run(stepped=False)
+        world.tick(2)
+        world.report("n1", "rank_exited", exit_code=1)
+    world.back("n0", "n1")
+    world.tick(400)
+    world.run()
+    closed = world.of(IncidentClosed)
+    assert len(world.of(IncidentOpened)) == len(closed) == 1
+    assert closed[0].ledger.wall_s == pytest.approx(world.now - began + 0.5)
+    assert closed[0].ledger.detect_s == 0.5
+    assert closed[0].next_round == world.doc.round

@@ -1,0 +1,61 @@
+"""Arms a rank before the user's script: streams, fault handler, flight recorder, torch's hooks."""
+
+import os
+import sys
+
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.torch_hooks import OLD_NAMES, arm_torch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_RING_ENTRIES = "2000"
+
+
+def arm(environ: "MutableMapping[str, str]") -> Link:
+    """Open the way to the agent, and prepare what tells later why a rank died.
+
+    Nothing that the user has set is changed, no signal that users use is taken, and nothing
+    here may keep the script from running.
+    """
+    _streams(environ)
+    _fault_handler()
+    link = Link(environ)
+    if link.folder:
+        _flight_recorder(environ, link.folder)
+        environ.setdefault(
+            "TORCHELASTIC_ERROR_FILE", os.path.join(link.folder, layout.ELASTIC_ERROR_FILE)
+        )
+    arm_torch(link, environ)
+    return link
+
+
+def _streams(environ: "MutableMapping[str, str]") -> None:
+    # They are files, which Python buffers by the block: a rank that is killed would take its
+    # last lines with it.
+    at_once = bool(environ.get("PYTHONUNBUFFERED"))
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, write_through=at_once)
+
+
+def _fault_handler() -> None:
+    import faulthandler  # after the streams are in place
+
+    if not faulthandler.is_enabled() and sys.stderr is not None:
+        faulthandler.enable()
+
+
+def _flight_recorder(environ: "MutableMapping[str, str]", folder: str) -> None:
+    """Some settings had another name before; either counts as the user's."""
+    prefix = os.path.join(folder, layout.FLIGHT_PREFIX)
+    for name, value in (
+        ("TORCH_FR_BUFFER_SIZE", _RING_ENTRIES),
+        ("TORCH_FR_DUMP_TEMP_FILE", prefix),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+    ):
+        if OLD_NAMES.get(name, name) not in environ:
+            environ.setdefault(name, value)

@@ -1,0 +1,84 @@
+"""What a process does between its birth by fork and its life as a rank."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+
+_PR_SET_PDEATHSIG = 1
+_NOT_OURS = 127
+
+
+def become_session(*, stdout: str, stderr: str, cwd: str) -> None:
+    """Leave the parent's session, signals, streams and folder behind.
+
+    OSError if a file or the folder cannot be opened; what could be changed then is.
+    """
+    os.setsid()
+    restore_signals()
+    redirect(os.devnull, 0, os.O_RDONLY)
+    redirect(stderr, 2, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    redirect(stdout, 1, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.chdir(cwd)
+
+
+def restore_signals() -> None:
+    """Every signal at its default and none blocked, as after exec from a plain shell."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def python_signals() -> None:
+    """What a fresh Python then sets itself."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def redirect(path: str, descriptor: int, flags: int) -> None:
+    """Open a file as one of the standard streams."""
+    opened = os.open(path, flags | os.O_CLOEXEC, 0o640)
+    if opened == descriptor:
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
+        return
+    os.dup2(opened, descriptor, inheritable=True)
+    os.close(opened)
+
+
+def close_all(descriptors: Collection[int]) -> None:
+    """Close those that are open."""
+    for descriptor in descriptors:
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue
+
+
+def die_with(parent: int, *, born_of: int) -> None:
+    """Have the kernel kill this process when `parent` dies; leave at once if it has.
+
+    A process that was forked by another waits here until that one has left, and `parent`,
+    as the nearest subreaper, has become its parent.
+    """
+    while os.getppid() == born_of != parent:
+        time.sleep(0.0005)  # only the kernel can say it, and it tells the parent, not the child
+    _die_with_parent()
+    if os.getppid() != parent:
+        os._exit(_NOT_OURS)
+
+
+def _die_with_parent() -> None:
+    import ctypes  # a cold rank must not load it
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def refuse(text: str) -> None:
+    """Say on the rank's stderr why it cannot run, and end the process as a shell does."""
+    sys.stderr.write(f"everstep: {text}\n")
+    sys.stderr.flush()
+    os._exit(_NOT_OURS)

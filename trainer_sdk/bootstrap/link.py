@@ -1,0 +1,114 @@
+"""A rank's ways to its agent: the page that it writes, and datagrams that nobody waits for."""
+
+import _socket
+import mmap
+import os
+from time import monotonic_ns
+
+from trainer_sdk import layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LONGEST_SOCKET_PATH = 107
+
+
+class Link:
+    """Works without an agent, too: then it writes to memory of its own. It never raises."""
+
+    def __init__(self, environ: "Mapping[str, str]") -> None:
+        self.words = _blank()
+        self.attached = False
+        self.folder = environ.get(layout.FOLDER_VARIABLE, "")
+        self._socket: _socket.socket | None = None
+        self._round = int(environ.get(layout.ROUND_VARIABLE, "0"))
+        self._rank = int(environ.get("RANK", "0"))
+        self._open(environ)
+
+    def up(self) -> None:
+        """Say that the script begins."""
+        self.words[layout.PHASE] = layout.PHASE_SCRIPT
+        self.words[layout.SCRIPT_NS] = self.words[layout.PROGRESS_NS] = monotonic_ns()
+        self._send(f'"up","pid":{os.getpid()}')
+
+    def first_step(self) -> None:
+        """Say that the first step is done."""
+        self.words[layout.FIRST_STEP_NS] = monotonic_ns()
+        self._send(f'"stepped","step":{self.words[layout.STEP]}')
+
+    def ended(self, code: int, *, error: bool = False) -> None:
+        """Say that the script is over."""
+        self.words[layout.PHASE] = layout.PHASE_ENDED
+        self.words[layout.PROGRESS_NS] = monotonic_ns()
+        self._send(f'"ended","code":{code},"error":{"true" if error else "false"}')
+
+    def _open(self, environ: "Mapping[str, str]") -> None:
+        try:
+            self.words = _mapped(environ[layout.PAGE_VARIABLE])
+            self._socket = _connected(environ[layout.SOCKET_VARIABLE])
+        except (KeyError, OSError, ValueError):
+            return  # no agent, or one that is gone: the script runs all the same
+        self.attached = True
+        self.words[layout.PID] = os.getpid()
+        self.words[layout.ROUND] = self._round
+        self.words[layout.RANK] = self._rank
+        self.words[layout.PHASE] = layout.PHASE_STARTING
+        self.words[layout.PROGRESS_NS] = monotonic_ns()
+        self.words[layout.MAGIC_AT] = layout.MAGIC  # the last: the reader waits for it
+        # A process that the script forks is not the rank, and must not speak for it.
+        os.register_at_fork(after_in_child=self._detach)
+
+    def _send(self, fields: str) -> None:
+        if self._socket is None:
+            return
+        line = f'{{"type":{fields},"round":{self._round},"rank":{self._rank}}}'
+        try:
+            self._socket.send(line.encode())
+        except OSError:
+            self.words[layout.DROPPED] += 1
+
+    def _detach(self) -> None:
+        self.words = _blank()
+        self.attached = False
+        self._socket = None
+
+
+def _blank() -> "memoryview[int]":
+    return memoryview(bytearray(layout.PAGE_BYTES)).cast("q")
+
+
+def _mapped(path: str) -> "memoryview[int]":
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return memoryview(mmap.mmap(descriptor, layout.PAGE_BYTES)).cast("q")
+    finally:
+        os.close(descriptor)
+
+
+def _connected(path: str) -> _socket.socket:
+    made = _socket.socket(
+        _socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
+    )
+    with ShortPath(path) as short:
+        made.connect(short)
+    return made
+
+
+class ShortPath:
+    """A name that fits into a unix socket's address, for a path that may not."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._folder = -1
+
+    def __enter__(self) -> str:
+        if len(os.fsencode(self._path)) <= _LONGEST_SOCKET_PATH:
+            return self._path
+        folder, name = os.path.split(self._path)
+        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._folder}/{name}"
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder >= 0:
+            os.close(self._folder)

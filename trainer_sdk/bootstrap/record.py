@@ -1,0 +1,120 @@
+"""The exception record: what ended a rank, in two files that outlive it."""
+
+import json
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+
+from trainer_sdk import layout
+
+_TEXT_BYTES = 4096
+_TRACEBACK_BYTES = 65536
+_LONGEST_CHAIN = 16
+
+
+def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None:
+    """Write our record and, unless the script has done it, torchelastic's. OSError if neither."""
+    trace = "".join(traceback.format_exception(error))
+    now = datetime.now(UTC)
+    ours = {
+        "name": _name(error),
+        "text": _text(error),
+        "traceback": _last(trace, _TRACEBACK_BYTES),
+        "place": _place(error),
+        "at": now.isoformat(),
+        "chain": _chain(error),
+    }
+    _replace(os.path.join(folder, layout.ERROR_FILE), ours)
+    path = environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if path and not (os.path.exists(path) and os.path.getsize(path)):
+        extra = {"py_callstack": trace, "timestamp": str(int(now.timestamp()))}
+        message = {"message": f"{type(error).__name__}: {_text(error)}", "extraInfo": extra}
+        _replace(path, {"message": message})
+
+
+def _replace(path: str, content: Mapping[str, object]) -> None:
+    beside = f"{path}.{os.getpid()}"
+    with open(beside, "w", encoding="utf-8", errors="backslashreplace") as file:
+        json.dump(content, file)
+    os.replace(beside, path)
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else _full(kind)
+
+
+def _full(kind: type[BaseException]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - the user's __str__ may raise anything
+        text = f"(its text cannot be had: {type(broken).__name__})"
+    return _octets(text)[:_TEXT_BYTES].decode(errors="ignore")
+
+
+def _last(text: str, octets: int) -> str:
+    return _octets(text)[-octets:].decode(errors="ignore")
+
+
+def _octets(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _chain(error: BaseException) -> list[str]:
+    """The classes of what it was raised from, outermost first."""
+    chain: list[str] = []
+    seen = {id(error)}
+    before = _before(error)
+    while before is not None and id(before) not in seen and len(chain) < _LONGEST_CHAIN:
+        seen.add(id(before))
+        chain.append(_name(before))
+        before = _before(before)
+    return chain
+
+
+def _before(error: BaseException) -> BaseException | None:
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    return error.__context__
+
+
+def _place(error: BaseException) -> str:
+    """The innermost frame of the user's own code; of anybody's, if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename)}:{error.lineno}"
+    frames = list(_frames(error.__traceback__))
+    own = [frame for frame in frames if not _is_installed(frame[0])]
+    if not frames:
+        return ""
+    path, line, function = (own or frames)[-1]
+    return f"{_short(path)}:{line} in {function}"
+
+
+def _frames(trace: TracebackType | None) -> "list[tuple[str, int, str]]":
+    found: list[tuple[str, int, str]] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        found.append((code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    return found
+
+
+def _is_installed(path: str) -> bool:
+    library = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix}
+    folders = tuple(f"{folder}{os.sep}" for folder in library - {"", os.sep})
+    if path.startswith("<") or "site-packages" in path or "dist-packages" in path:
+        return True
+    return path.startswith(tuple(f for f in folders if os.sep + "lib" in f))
+
+
+def _short(path: str) -> str:
+    here = os.path.join(os.getcwd(), "")
+    return path.removeprefix(here)

@@ -1,0 +1,144 @@
+"""What is set up in torch once the script has imported it: counted steps, and a worker server."""
+
+import os
+import sys
+from time import monotonic_ns
+
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.link import Link, ShortPath
+
+TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+
+# A newer torch warns of the second name, an older one knows only that.
+OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+_RENAMED_IN = (2, 9)
+
+
+def arm_torch(link: Link, environ: "MutableMapping[str, str]") -> None:
+    """Arm it now if it is loaded, else when it is; a script without torch pays nothing."""
+    if "torch" in sys.modules:
+        _arm(link, environ)
+    else:
+        sys.meta_path.insert(0, _WhenTorchComes(link, environ))
+
+
+class _WhenTorchComes:
+    """Finds nothing; it lets the others find torch, and acts when its body has run."""
+
+    def __init__(self, link: Link, environ: "MutableMapping[str, str]") -> None:
+        self._arm = lambda: _arm(link, environ)
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = _found_by_others(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, self._arm)
+        return spec
+
+
+def _found_by_others(
+    name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+) -> "ModuleSpec | None":
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _call_after(loader: "Any", then: "Callable[[], None]") -> None:
+    body = loader.exec_module
+
+    def exec_module(module: "ModuleType") -> None:
+        del loader.exec_module
+        body(module)
+        then()
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:
+        return  # a loader that cannot be changed: no steps are counted, nothing else is lost
+
+
+def _arm(link: Link, environ: "MutableMapping[str, str]") -> None:
+    try:
+        _use_old_names(environ)
+        _count_steps(link)
+        if link.folder:
+            _serve(link.folder)
+    # A torch without distributed, a release that has moved a name, a folder that is gone: what
+    # we would like to know about a training must never end it.
+    except Exception as error:  # noqa: BLE001
+        sys.stderr.write(f"everstep: torch is not fully watched: {error}\n")
+
+
+def _use_old_names(environ: "MutableMapping[str, str]") -> None:
+    import torch  # the script has imported it
+
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    for new, old in OLD_NAMES.items():
+        if release < _RENAMED_IN and new in environ:
+            environ.setdefault(old, environ[new])
+
+
+def _count_steps(link: Link) -> None:
+    from torch.optim.optimizer import (  # the script has imported it
+        register_optimizer_step_post_hook,
+    )
+
+    step, progress, by = layout.STEP, layout.PROGRESS_NS, layout.COUNTED_BY
+
+    def after_step(*_: object) -> None:
+        words = link.words
+        if words[by] != layout.BY_OPTIMIZER:
+            if words[by] == layout.BY_SDK:
+                return
+            words[by] = layout.BY_OPTIMIZER
+        words[progress] = monotonic_ns()
+        words[step] += 1
+        if words[step] == 1:
+            link.first_step()
+
+    register_optimizer_step_post_hook(after_step)
+
+
+def _serve(folder: str) -> None:
+    from torch._C._distributed_c10d import _WorkerServer  # likewise
+
+    with ShortPath(os.path.join(folder, layout.WORKER_SOCKET)) as path, _Silence():
+        server = _WorkerServer(path)
+    # It lives as long as the process: taking it down costs a line on stderr and gains nothing.
+    _keep_for_ever(server)
+
+
+def _keep_for_ever(thing: object) -> None:
+    import ctypes  # torch has loaded it
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+class _Silence:
+    """The server announces itself on stderr, in each rank of each round."""
+
+    def __enter__(self) -> None:
+        self._kept = os.dup(2)
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self._kept, 2)
+        os.close(self._kept)
