@@ -1,6 +1,6 @@
 # Every target works on a fresh machine with make and Python 3.11 or newer: it makes .venv itself,
 # and installs there what it needs and nothing more. Choose another interpreter with PYTHON=...
-# Only tests need torch. Where pip would fetch one with CUDA, this keeps it to the CPU's:
+# Tests and the demo need torch. Where pip would fetch one with CUDA, this keeps it to the CPU's:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 
 .DEFAULT_GOAL := help

@@ -165,13 +165,13 @@ async def form(nats: DevServer, folder: Path, count: int) -> str:
         hearing = tasks.create_task(crowd.hear(ready))
         await ready.wait()
         await _until_answering(buses[0])
-        before = await _traffic(buses[0])
+        before = _traffic(buses)
         began = time.perf_counter()
         await crowd.join_all()
         joined_s = time.perf_counter() - began
         await asyncio.wait_for(crowd.formed.wait(), 60)
         formed_s = time.perf_counter() - began
-        after = await _traffic(buses[0])
+        after = _traffic(buses)
         await crowd.start_all()
         await asyncio.wait_for(crowd.running.wait(), 60)
         running_s = time.perf_counter() - began
@@ -201,12 +201,12 @@ async def _until_answering(bus: NatsBus) -> None:
                 return
 
 
-async def _traffic(bus: NatsBus) -> tuple[int, int]:
-    """Messages and bytes that our connections have sent and received so far."""
-    stats = bus._connection.client.stats
+def _traffic(buses: list[NatsBus]) -> tuple[int, int]:
+    """Messages and bytes that the agents' connections have sent and received so far."""
+    found = [bus._connection.client.stats for bus in buses]
     return (
-        CONNECTIONS * (stats["in_msgs"] + stats["out_msgs"]),
-        CONNECTIONS * (stats["in_bytes"] + stats["out_bytes"]),
+        sum(one["in_msgs"] + one["out_msgs"] for one in found),
+        sum(one["in_bytes"] + one["out_bytes"] for one in found),
     )
 
 

@@ -22,7 +22,7 @@ from everstep.messages import JobEnded
 
 ROOT = Path(__file__).parents[2]
 ONE_SHOT = {"setup", "bus-init"}
-LASTING = {"nats", "postgres", "history"}
+LASTING = {"nats", "postgres", "history", "rendezvous", "health"}
 PUBLISHED = {("nats", "4222/tcp"), ("history", "7070/tcp")}
 API = "/api/v1"
 

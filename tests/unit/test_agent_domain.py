@@ -109,7 +109,7 @@ def test_a_delayed_start_waits_and_can_be_called_off() -> None:
     assert agent.ordered(start(delay_s=15), now=100) == []
     assert agent.tick(now=114) == []
     assert agent.wake_at == 115
-    assert agent.ordered(stop(), now=114) == [Join()]
+    assert agent.ordered(stop(), now=114)[1:] == [Join()]
     assert agent.tick(now=115) == []
 
 
@@ -127,7 +127,9 @@ def test_a_second_failure_that_may_be_the_cause_is_told() -> None:
 
 def test_a_stop_order_stops_and_the_agent_joins_again() -> None:
     agent = running()
-    assert agent.ordered(stop(), now=1) == [Stop(1, 2.0, 0.0, "i1")]
+    said, stopping = agent.ordered(stop(), now=1)
+    assert said == Say("round 1 is over: because")
+    assert stopping == Stop(1, 2.0, 0.0, "i1")
     assert agent.ordered(stop(), now=1) == []
     assert agent.rank_gone(0, KILLED) == []
     assert agent.stopped(1) == [Join()]
@@ -276,3 +278,26 @@ def test_ranks_that_cannot_be_started_are_told() -> None:
     assert isinstance(tell, Tell)
     assert (tell.event, tell.reason) == ("start_failed", "no such file: train.py")
     assert agent.start_failed(0, "an old one") == []
+
+
+def test_a_last_rank_that_does_nothing_at_all_is_done() -> None:
+    agent = running()
+    assert agent.last_ranks == frozenset()
+    agent.rank_gone(1, DONE)
+    assert agent.last_ranks == {0}
+    assert agent.idle({0: 119.0}) == []
+    acts = agent.idle({0: 120.0})
+    assert acts[1:] == [Forward(9, (0,))]
+    assert agent.idle({0: 121.0}) == []
+    assert told(agent.rank_gone(0, KILLED)) == ["finished"]
+
+
+def test_ranks_that_are_idle_while_none_has_ended_are_left_alone() -> None:
+    agent = running()
+    assert agent.idle({0: 1e6, 1: 1e6}) == []
+
+
+def test_a_rank_that_fails_ends_the_search_for_hanging_ends() -> None:
+    agent = running()
+    agent.rank_gone(1, KILLED)
+    assert agent.last_ranks == frozenset()

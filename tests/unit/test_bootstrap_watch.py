@@ -43,7 +43,7 @@ def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: Roun
     say(watch, Stepped(round=4, rank=0, step=1), now=102.0)
     say(watch, Ended(round=4, rank=0, code=0), now=103.0)
     assert events(watch) == []
-    watch.spawned(SPAWNED)
+    watch.spawned(SPAWNED, now=100.5)
     assert events(watch) == [
         RankRuns(4, 0, 9, "warm", 1.0),
         RankStepped(4, 0, 1),
@@ -52,7 +52,7 @@ def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: Roun
 
 
 def test_nothing_is_told_twice(watch: RoundWatch) -> None:
-    watch.spawned(SPAWNED)
+    watch.spawned(SPAWNED, now=100.5)
     for now in (101.0, 102.0):
         say(watch, Up(round=4, rank=0, pid=9), now=now)
         watch.look(now)
@@ -60,7 +60,7 @@ def test_nothing_is_told_twice(watch: RoundWatch) -> None:
 
 
 def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> None:
-    watch.spawned(SPAWNED)
+    watch.spawned(SPAWNED, now=100.5)
     say(watch, Up(round=3, rank=0, pid=9), now=101.0)
     say(watch, Up(round=4, rank=1, pid=9), now=101.0)
     for noise in (b"", b"{}", b'{"type":"up"}', b"\xff"):
@@ -70,6 +70,14 @@ def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> 
 
 
 def test_a_signal_without_a_name_has_its_number(watch: RoundWatch) -> None:
-    watch.spawned(SPAWNED)
+    watch.spawned(SPAWNED, now=100.5)
     watch.gone(GONE, now=102.0)
     assert events(watch) == [RankGone(4, 0, 9, None, "SIGRTMAX", False, 1.0)]
+
+
+async def test_a_program_without_a_bootstrap_runs_as_soon_as_it_exists(tmp_path: Path) -> None:
+    watched = RoundWatch(asyncio.Queue(), is_silent=True)
+    watched.begin(4, now=100.0)
+    watched.add(0, tmp_path, make_page(str(tmp_path / "page")))
+    watched.spawned(SPAWNED, now=100.5)
+    assert events(watched) == [RankRuns(4, 0, 9, "warm", 0.5)]

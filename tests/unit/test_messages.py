@@ -19,15 +19,12 @@ from everstep.messages import (
     BadMessageError,
     Done,
     Fact,
-    JobSpec,
     Member,
     Message,
     MessageTooLargeError,
     NodeLost,
     RankExited,
-    RoundDocument,
     RoundFormed,
-    Seat,
     UnknownMessageError,
     decode,
     decode_as,
@@ -318,26 +315,3 @@ def test_the_largest_fleet_fits_into_one_message() -> None:
         allocation="a",
     )
     assert decode(encode(formed)) == formed
-    seats = [
-        Seat(node=node, slot=slot, ranks=8, address=f"10.12.{slot >> 8}.{slot & 255}")
-        for slot, node in enumerate(nodes)
-    ]
-    spec = JobSpec(
-        name="j",
-        labels={},
-        command=("train.py",),
-        config_fingerprint="f",
-        nodes_min=12_500,
-        nodes_max=12_500,
-        ranks_per_node=8,
-    )
-    stored = RoundDocument(
-        job="j",
-        round=1,
-        phase="running",
-        spec=spec,
-        allocation="a",
-        phase_since=NOW,
-        seats=tuple(seats),
-    )
-    assert decode(encode(stored)) == stored

@@ -1,5 +1,7 @@
 """Another round, when, or the end."""
 
+from typing import Any
+
 import pytest
 
 from everstep_services.rendezvous.domain.budgets import Failure, Judgement, Past, Rules, judge
@@ -21,7 +23,7 @@ def failure(**fields: object) -> Failure:
     return Failure(**(values | fields))  # type: ignore[arg-type]
 
 
-def run(failures: list[Failure], may_stop: bool = False, **limits: object) -> list[Judgement]:
+def run(failures: list[Failure], may_stop: bool = False, **limits: Any) -> list[Judgement]:
     past, found = Past(), []
     for one in failures:
         judged = judge(one, past, Rules(spec(**limits), SETTINGS, may_stop=may_stop))

@@ -1,13 +1,18 @@
 """Rounds form, run, end and form again; slots stay with their nodes."""
 
+import time
+
+import msgspec
 import pytest
 
+from everstep.bus.bodies import packed
 from everstep.messages import (
     IncidentClosed,
     IncidentOpened,
     JobEnded,
     NodeLeft,
     NodeLost,
+    RoundDocument,
     RoundFormed,
     RoundStarted,
     RoundWaiting,
@@ -259,6 +264,24 @@ def test_an_agent_that_leaves_ends_the_round_and_is_on_record() -> None:
     assert [fact.cause for fact in world.of(NodeLeft)] == ["operator"]
 
 
+def test_the_ledger_says_where_the_time_went() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "rank_exited", exit_code=1, last_progress_age_s=0.5)
+    world.tick(0.5)
+    world.back("n0", evidence_s=0.1, stop_s=0.1)
+    world.tick(0.5)
+    world.back("n1", evidence_s=0.2, stop_s=0.3)
+    world.tick(2)
+    world.run(stepped=False)
+    world.tick(4)
+    world.report("n0", "first_step", step=1)
+    ledger = world.of(IncidentClosed)[0].ledger
+    assert (ledger.detect_s, ledger.evidence_s, ledger.stop_s) == (0.5, 0.2, 0.3)
+    assert ledger.rendezvous_s == pytest.approx(0.5)
+    assert (ledger.start_s, ledger.first_step_s) == (2, 4)
+    assert ledger.wall_s == pytest.approx(7.5)
+
+
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_a_second_failure_before_the_first_step_belongs_to_the_same_incident(repeats: int) -> None:
     world = World(spec(2)).started("n0", "n1")
@@ -279,3 +302,18 @@ def test_a_second_failure_before_the_first_step_belongs_to_the_same_incident(rep
     assert closed[0].ledger.wall_s == pytest.approx(world.now - began + 0.5)
     assert closed[0].ledger.detect_s == 0.5
     assert closed[0].next_round == world.doc.round
+
+
+def test_the_largest_fleet_is_decided_about_in_milliseconds_and_fits_when_compressed() -> None:
+    count = 12_500
+    world = World(spec(count))
+    nodes = [f"worker-gpu-{number:05}.cluster-a".replace(".", "-") for number in range(count)]
+    world.join(*nodes[:-1])
+    began = time.perf_counter()
+    world.join(nodes[-1])
+    stored = msgspec.json.encode(world.doc)
+    took_s = time.perf_counter() - began
+    assert len(packed(stored, "j")) < 512 * 1024
+    assert msgspec.json.decode(stored, type=RoundDocument) == world.doc
+    assert took_s < 5  # with room for a busy machine: about 0.3 s, 12 500 orders included
+    assert [seat.slot for seat in world.doc.seats] == list(range(count))

@@ -6,6 +6,7 @@ from time import monotonic_ns
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.link import Link, ShortPath
+from trainer_sdk.bootstrap.meeting import meet_promptly
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def _arm(link: Link, environ: "MutableMapping[str, str]") -> None:
     try:
         _use_old_names(environ)
         _count_steps(link)
+        meet_promptly()
         if link.folder:
             _serve(link.folder)
     # A torch without distributed, a release that has moved a name, a folder that is gone: what

@@ -7,6 +7,7 @@ Pure: each method takes what happened and `now`, and says what is to be done, in
 decides nothing about the round: it reports, and obeys orders that are not older than what it knows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from signal import SIGKILL
 
@@ -36,6 +37,8 @@ class Limits:
     """From a preemption signal to SIGKILL."""
     exit_within_s: float = 30.0
     """A rank whose script has returned may take so long to exit."""
+    idle_at_end_s: float = 120.0
+    """A rank that does nothing for so long, after others have exited with 0, will never exit."""
 
 
 @dataclass(slots=True)
@@ -192,6 +195,27 @@ class Agent:
             return []
         return [Tell(work.order.round, "first_step", "the first step is made", rank, step=step)]
 
+    @property
+    def last_ranks(self) -> frozenset[int]:
+        """Ranks that still run although another one here has exited with 0."""
+        work = self._work
+        if work is None or self.state != "running" or work.has_failed:
+            return frozenset()
+        if not any(rank.is_gone for rank in work.ranks.values()):
+            return frozenset()
+        return frozenset(rank.number for rank in work.ranks.values() if not rank.is_gone)
+
+    def idle(self, idle_s: Mapping[int, float]) -> list[Act]:
+        """How long the last ranks have done nothing: no processor time, no bytes."""
+        acts: list[Act] = []
+        for number in sorted(self.last_ranks & idle_s.keys()):
+            assert self._work is not None
+            rank = self._work.ranks[number]
+            if idle_s[number] >= self.limits.idle_at_end_s and not rank.is_overdue:
+                why = f"has done nothing for {idle_s[number]:.0f} s after others had exited with 0"
+                acts += self._forgive(rank, why)
+        return acts
+
     def script_returned(self, rank: int, now: float) -> list[Act]:
         """A rank's script has come to its good end; its process may still be at work."""
         if self._work is not None and rank in self._work.ranks:
@@ -316,7 +340,7 @@ class Agent:
         acts: list[Act] = []
         if order.restarts:
             later = f" in {order.delay_s:g} s" if order.delay_s else ""
-            acts.append(Say(f"round {order.round} starts{later}: {order.reason}"))
+            acts.append(Say(f"{order.reason}{later}"))
         return acts if order.delay_s else [*acts, Start(order)]
 
     def _stop(self, order: StopRanks) -> list[Act]:
@@ -386,10 +410,14 @@ class Agent:
             if rank.returned_at is None or rank.is_gone or rank.is_overdue:
                 continue
             if rank.returned_at + self.limits.exit_within_s <= now:
-                rank.is_overdue = True
-                text = (
-                    f"rank {rank.number} has not exited {self.limits.exit_within_s:g} s after its "
-                    f"script had returned: killed, and counted as done"
+                limit_s = self.limits.exit_within_s
+                acts += self._forgive(
+                    rank, f"has not exited {limit_s:g} s after its script had returned"
                 )
-                acts += [Say(text, is_warning=True), Forward(SIGKILL, (rank.number,))]
         return acts
+
+    def _forgive(self, rank: _Rank, why: str) -> list[Act]:
+        """Its work is done: only its end hangs."""
+        rank.is_overdue = True
+        text = f"rank {rank.number} {why}: killed, and counted as done"
+        return [Say(text, is_warning=True), Forward(SIGKILL, (rank.number,))]

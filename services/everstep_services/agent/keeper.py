@@ -55,7 +55,7 @@ class Keeper:
     def __init__(self, plan: KeeperPlan, writer: asyncio.StreamWriter) -> None:
         self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
         """What happened, in order. Bounded by the ranks and by the forge's few attempts."""
-        self.watch = RoundWatch(self.events)
+        self.watch = RoundWatch(self.events, is_silent=plan.command.kind == "program")
         self.warm = False
         """The forge is ready: a start is a fork."""
         self._plan = plan
@@ -126,7 +126,7 @@ class Keeper:
         line = _LINE.decode(octets)
         match line:
             case Spawned():
-                self.watch.spawned(line)
+                self.watch.spawned(line, asyncio.get_running_loop().time())
             case Gone():
                 self.watch.gone(line, asyncio.get_running_loop().time())
             case Signalled():

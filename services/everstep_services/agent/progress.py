@@ -1,6 +1,6 @@
 """How far the ranks of this node are: for beats, for progress facts, for reports."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from everstep.clock import Clock
 from everstep.messages import NodeBeat, ProgressMade, RankBeat, StartRanks
@@ -62,6 +62,11 @@ class Progress:
         """The last step of a rank in this round, as its page shows."""
         page = self._keeper().page(rank)
         return None if page is None or not page.step else page.step
+
+    def pids(self, ranks: Collection[int]) -> dict[int, int]:
+        """The processes of these ranks."""
+        pages = {rank: self._keeper().page(rank) for rank in ranks}
+        return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
         """The highest step of our ranks, where the script says which it is.

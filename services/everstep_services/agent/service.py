@@ -18,6 +18,7 @@ from everstep_services.agent.asker import Answers, Asker
 from everstep_services.agent.domain import Agent, Limits
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.failures import Exit
+from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.keeper import Keeper
 from everstep_services.agent.keeping import (
     ForgeReady,
@@ -94,6 +95,7 @@ class AgentService:
         self._work: asyncio.Queue[acts.Start | acts.Stop] = asyncio.Queue()
         self._signals: asyncio.Queue[acts.Forward] = asyncio.Queue()
         self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
         self._stop_s = self._evidence_s = 0.0
@@ -269,6 +271,10 @@ class AgentService:
             self._bus.send(subject, self._progress.beat(cut_off=not self._bus.connected))
             for fact in self._progress.facts():
                 self._facts.put_nowait(fact)
+            if self._agent.last_ranks:
+                pids = self._progress.pids(self._agent.last_ranks)
+                idle_s = await asyncio.to_thread(self._idleness.look, pids)
+                self._do(self._agent.idle(idle_s))
             await self._clock.sleep(1.0)
 
     # -- what is done about it ---------------------------------------------------------------------

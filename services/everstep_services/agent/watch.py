@@ -39,8 +39,10 @@ class RoundWatch:
     A datagram may have been dropped: the pages say the same.
     """
 
-    def __init__(self, events: "asyncio.Queue[KeeperEvent]") -> None:
+    def __init__(self, events: "asyncio.Queue[KeeperEvent]", *, is_silent: bool = False) -> None:
         self.bad_datagrams = 0
+        self._is_silent = is_silent
+        """The ranks are programs without a bootstrap: they run as soon as they exist."""
         self._events = events
         self._round = 0
         self._began = 0.0
@@ -98,7 +100,7 @@ class RoundWatch:
             if reading.step:
                 self._steps(number, rank, reading.step, now)
 
-    def spawned(self, line: Spawned) -> None:
+    def spawned(self, line: Spawned, now: float) -> None:
         """A rank has a process."""
         known = self._ranks.get(line.rank)
         if known is not None and line.round == self._round:
@@ -106,6 +108,8 @@ class RoundWatch:
             early, known.early = known.early, []
             for said, at in early:
                 self._said(said, known, at)
+            if self._is_silent:
+                self._runs(line.rank, known, line.pid, now)
 
     def _runs(self, number: int, rank: WatchedRank, pid: int, now: float) -> None:
         if not rank.runs:

@@ -1,0 +1,70 @@
+"""Which processes do nothing at all: no processor time, no bytes, as the kernel counts them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.clock import Clock
+
+_BUSY_RATIO = 0.005
+"""Threads that only look whether there is something to do take less than this."""
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class _Since:
+    """What a process had used when it was last seen to work."""
+
+    pid: int
+    at: float
+    cpu_s: float
+    moved_bytes: int
+
+
+class Idleness:
+    """Looked at once a second or so, while somebody wants to know."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: dict[int, _Since] = {}
+
+    def look(self, pids: Mapping[int, int]) -> dict[int, float]:
+        """For how many seconds each rank's process has been idle, since it was first asked for."""
+        now, idle_s = self._clock.now(), dict[int, float]()
+        for gone in self._since.keys() - pids.keys():
+            del self._since[gone]
+        for rank, pid in pids.items():
+            used = _used(pid)
+            if used is None:
+                self._since.pop(rank, None)
+                continue
+            known = self._since.get(rank)
+            if known is None or known.pid != pid or _has_worked(known, now, *used):
+                self._since[rank] = known = _Since(pid, now, *used)
+            idle_s[rank] = now - known.at
+        return idle_s
+
+
+def _has_worked(known: _Since, now: float, cpu_s: float, moved_bytes: int) -> bool:
+    allowed_s = max(2 * _TICK_S, (now - known.at) * _BUSY_RATIO)
+    return moved_bytes != known.moved_bytes or cpu_s - known.cpu_s > allowed_s
+
+
+def _used(pid: int) -> tuple[float, int] | None:
+    """Processor seconds and bytes of a process; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+    except (OSError, ValueError, IndexError):
+        return None
+    return cpu_s, _moved(pid)
+
+
+def _moved(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0  # hardened kernels show it to root only
+    counts = dict(line.split(": ", 1) for line in lines)
+    return int(counts.get("rchar", 0)) + int(counts.get("wchar", 0))
