@@ -28,8 +28,9 @@ from everstep.messages.codec import BadMessageError, decode, encode
 
 log = logging.getLogger(__name__)
 
-_QUEUE = 1024
-_WORKERS = 16
+_QUEUE = 16_384
+_WORKERS = 1024
+"""Handlers may gather questions and decide about many at once; those that wait cost little."""
 _ERROR = "Nats-Service-Error"
 _CODE = "Nats-Service-Error-Code"
 _MAX_REASON = 1024

@@ -138,10 +138,10 @@ class AgentService:
     # -- what happens ----------------------------------------------------------------------------
 
     async def _hear_orders_for_ever(self) -> None:
-        job, node = self._plan.job, self._plan.node
+        job = self._plan.job
         async with (
             self._bus.subscribe(subjects.order(job), Order) as to_all,
-            self._bus.subscribe(subjects.order(job, node), Order) as to_us,
+            self._bus.subscribe(subjects.order(job, self.instance), Order) as to_us,
             asyncio.TaskGroup() as tasks,
         ):
             for inbox in (to_all, to_us):
@@ -342,7 +342,7 @@ class AgentService:
             failure_domain=plan.domain,
             topology=plan.topology,
             last_round=agent.last_round,
-            last_slot=agent.last_slot,
+            last_slot=agent.last_slot if agent.order is None else agent.order.slot,
             last_step=self._progress.last_step(),
             warm=self._keeper.warm,
             running_round=agent.running_round,

@@ -31,8 +31,6 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 log = logging.getLogger(__name__)
 
 BUCKET = "ROUNDS"
-BY_INSTANCE = False
-"""Orders for one agent go to `es.order.<job>.<instance>`, else to `es.order.<job>.<node>`."""
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(RoundDocument)
 _TIDY_AFTER_S = 1.0
@@ -223,12 +221,11 @@ class Desk:
 
     def _subject(self, node: str | None, instance: str) -> str:
         """Where an order is heard. Two agents may have one node id: only one of them is meant."""
-        return subjects.order(self._name, instance if BY_INSTANCE and instance else node)
+        return subjects.order(self._name, instance or node)
 
     async def _probe(self, probe: Probe) -> None:
         within_s = self._around.settings.probe_within_s
-        node = probe.instance if probe.is_by_instance else probe.node
-        subject = self._subject(node, probe.instance)
+        subject = self._subject(probe.node, probe.instance)
         try:
             is_there = await self._around.bus.deliver(subject, probe.order, within_s=within_s)
         except (BusError, TimeoutError) as error:

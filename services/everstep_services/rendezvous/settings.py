@@ -37,6 +37,8 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     """A round that makes steps for so long gives one restart back to the budget."""
     quick_s: float = 60.0
     """A round that fails sooner, without progress, counts as part of a crash loop."""
+    steady_after_s: float = 300.0
+    """A round without any step that could be seen has recovered after it ran for so long."""
     backoff_s: tuple[float, ...] = (0.0, 5.0, 15.0, 45.0, 135.0, 300.0)
     """How long the next round waits after that many quick failures in a row."""
     say_waiting_after_s: float = 1.0

@@ -104,9 +104,8 @@ class Probe:
 
     node: str
     instance: str
+    """That very agent, whoever else has the same node id."""
     order: Order
-    is_by_instance: bool = False
-    """Ask this very agent: another one may have the same node id."""
 
 
 @dataclass(slots=True)

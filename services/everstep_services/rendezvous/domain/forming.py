@@ -95,9 +95,21 @@ def _backoff_is_over(turn: Turn) -> bool:
 def _wait_s(turn: Turn, size: int, world: World) -> float:
     """How long to wait for more nodes than are needed at least; 0 when there are enough."""
     doc = turn.state.doc
-    if not size or size >= (doc.slots or world.most) or size >= world.most:
+    if not size:
         return 0.0
+    if size >= (doc.slots or world.most) or size >= world.most:
+        return _first_call_s(turn, world)
     return turn.settings.elastic_wait_s - turn.since("enough", doc.round, doc.allocation)
+
+
+def _first_call_s(turn: Turn, world: World) -> float:
+    """Before a job's first round, a moment for all nodes: their own order is to decide."""
+    doc = turn.state.doc
+    here = turn.state.in_stage("idle")
+    is_ordered = any(seat.infra_rank is not None for seat in here)
+    if doc.round or not is_ordered or len(here) >= world.most + doc.spec.spares:
+        return 0.0
+    return turn.settings.last_call_s - turn.since("enough", doc.round, doc.allocation)
 
 
 def _form(turn: Turn, candidates: list[Candidate], size: int) -> None:

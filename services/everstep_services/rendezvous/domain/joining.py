@@ -1,5 +1,7 @@
 """Agents that come, come back, and go."""
 
+from msgspec.structs import replace
+
 from everstep.messages import (
     Done,
     JobChanged,
@@ -38,6 +40,7 @@ def join(turn: Turn, ask: Join) -> Refusal | None:
     state = turn.state
     if state.doc.phase in OVER and not _reopened(turn, ask):
         return job_over(turn)
+    ask = _in_its_allocation(turn, ask)
     no = _not_the_only_one(turn, ask) or _known_job(turn, ask) or _outlived(turn, ask)
     if no is None:
         take(turn, ask)
@@ -115,6 +118,14 @@ def begin(turn: Turn, ask: Join) -> None:
     )
 
 
+def _in_its_allocation(turn: Turn, ask: Join) -> Join:
+    """Agents that a person starts one by one belong together as long as one of them is there."""
+    doc = turn.state.doc
+    if ask.scheduler != "none" or not doc.allocations or not turn.state.present:
+        return ask
+    return replace(ask, allocation=doc.allocation)
+
+
 def _reopened(turn: Turn, ask: Join) -> bool:
     if not reopens(turn, ask):
         return False
@@ -160,7 +171,7 @@ def _not_the_only_one(turn: Turn, ask: Join) -> Refusal | None:
         no = Refusal("duplicate", reason, exit_code=2)
         _say_refused(turn, ask, no)
         return no
-    turn.probes.append(Probe(ask.node, seat.instance, turn.order_for(seat), is_by_instance=True))
+    turn.probes.append(Probe(ask.node, seat.instance, turn.order_for(seat)))
     reason = f"asking whether the agent that ran as {ask.node} before is still there"
     return Refusal("duplicate", reason, retry_after_s=_CHECKING_S)
 

@@ -70,6 +70,8 @@ def settle(turn: Turn) -> None:
     if doc.slots and state.count("finished") == doc.slots:
         finish(turn)
         return
+    if doc.phase == "running" and doc.incident is not None:
+        _steady(turn)
     ready = state.count("running", "finished")
     if doc.phase == "forming" and doc.slots and ready == doc.slots:
         _runs(turn)
@@ -121,6 +123,18 @@ def _recovered(turn: Turn) -> None:
     incident, doc = turn.state.doc.incident, turn.state.doc
     if incident is not None:
         reason = f"{incident.reason}; round {doc.round} has made its first step"
+        incidents.close(turn, "recovered", reason, "first_step_s")
+
+
+def _steady(turn: Turn) -> None:
+    """A script whose steps nobody sees is back when it runs for long."""
+    incident, doc = turn.state.doc.incident, turn.state.doc
+    left_s = turn.settings.steady_after_s - turn.phase_s
+    if left_s > 0:
+        turn.wake_in(left_s)
+    elif incident is not None:
+        lasted = f"round {doc.round} has run for {turn.settings.steady_after_s:g} s"
+        reason = f"{incident.reason}; {lasted}, and no step was seen"
         incidents.close(turn, "recovered", reason, "first_step_s")
 
 

@@ -44,7 +44,8 @@ def take(turn: Turn, ask: Join) -> None:
             is_leaving=before is not None and not is_new and before.is_leaving,
         )
     )
-    turn.since("form", state.doc.round, state.doc.allocation)
+    if state.doc.phase in {"joining", "ending"}:
+        turn.since("form", state.doc.round, state.doc.allocation)
     if is_new:
         _say_joined(turn, ask)
 

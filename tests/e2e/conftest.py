@@ -1,0 +1,60 @@
+"""A control plane that tests share, one that a test may kill, and the agents of a job."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_planes import ControlPlane, Pieces, Up
+
+NewCluster = Callable[[ControlPlane, str], Cluster]
+
+
+@pytest.fixture(scope="session")
+def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One `everstep up` for all tests that leave it as it is."""
+    up = Up(tmp_path_factory.mktemp("up"))
+    up.start()
+    yield up
+    up.stop()
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> Iterator[Pieces]:
+    """Server and services as processes of their own, to kill."""
+    pieces = Pieces(tmp_path)
+    pieces.start()
+    yield pieces
+    pieces.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
+    """The same for tests that leave all of it running."""
+    pieces = Pieces(tmp_path_factory.mktemp("pieces"))
+    pieces.start()
+    yield pieces
+    pieces.stop()
+
+
+@pytest.fixture
+def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
+    """Makes the clusters of tests that need several jobs, or a control plane of their own."""
+    made: list[Cluster] = []
+
+    def make(plane: ControlPlane, job: str) -> Cluster:
+        folder = tmp_path / job
+        folder.mkdir()
+        made.append(Cluster(folder, job, plane))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(new_cluster: NewCluster, shared_up: Up, job: str) -> Cluster:
+    """The agents of one job, on the shared control plane."""
+    return new_cluster(shared_up, job)

@@ -1,0 +1,177 @@
+"""Bus and services for the agents of tests: in one process as people start them, or in four."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Protocol
+
+from everstep.bus.devserver import find_program
+from everstep.bus.roles import ADMIN, SERVICE, user_for
+from everstep.bus.serverconfig import (
+    ServerPlan,
+    admit,
+    ensure_users,
+    password_file,
+    write_config,
+)
+from everstep_services.cli.state import Running, StateDir
+from tests.e2e.processes import Process, environment, kill_all, python, until
+
+
+class ControlPlane(Protocol):
+    """What agents, and those who watch them, need to know of it."""
+
+    @property
+    def api(self) -> str:
+        """Where REST is."""
+
+    @property
+    def token(self) -> str:
+        """What REST asks for."""
+
+    def login(self, job: str) -> dict[str, str]:
+        """The environment with which an agent of a job finds it."""
+
+
+class Up:
+    """`everstep up`."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self.state = StateDir(folder / "state")
+        self._environ = environment(folder, f"up-{folder.name}", **settings)
+        self.process: Process | None = None
+
+    @property
+    def running(self) -> Running:
+        running = self.state.running()
+        assert running is not None, "everstep up is not ready"
+        return running
+
+    @property
+    def api(self) -> str:
+        return self.running.api
+
+    @property
+    def token(self) -> str:
+        return self.state.token_file.read_text().strip()
+
+    def login(self, job: str) -> dict[str, str]:
+        return {"EVERSTEP_STATE_DIR": str(self.state.path)}
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        command = python("-m", "everstep_services.cli", "up", "--api-port", "0")
+        environ = {**self._environ, "EVERSTEP_STATE_DIR": str(self.state.path)}
+        self.process = Process(command, environ, self.folder / "up.log")
+        until(self.state.running, "everstep up is ready")
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+
+
+SERVICES = ("rendezvous", "history", "health")
+ALL = ("nats", *SERVICES)
+
+
+class Pieces:
+    """A server and three services, each a process of its own, to be killed and started again."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self._bus = folder / "nats"
+        self._port, self._api_port = free_port(), free_port()
+        self._settings = settings
+        self.processes: dict[str, Process] = {}
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self._api_port}"
+
+    @property
+    def token(self) -> str:
+        return (self.folder / "token").read_text().strip()
+
+    def login(self, job: str) -> dict[str, str]:
+        name = user_for("agent", job).name
+        if not password_file(self._bus, name).exists():
+            admit(self._bus / "nats.json", self._bus, name)
+            self.processes["nats"].send(signal.SIGHUP)
+            until(
+                lambda: "Reloaded server configuration" in (self._bus / "nats.log").read_text(),
+                "the server has read who may log in",
+            )
+        return {
+            **self._as(name),
+            "EVERSTEP_STATE_DIR": str(self.folder / "state"),
+            "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
+        }
+
+    def start(self) -> None:
+        """Start all of it, and wait until it is ready."""
+        ensure_users(self._bus, [ADMIN, SERVICE])
+        plan = ServerPlan(store=self._bus / "store", port=self._port, beside=self._bus)
+        write_config(self._bus / "nats.json", plan, self._bus)
+        for name in ALL:
+            self.revive(name)
+        until(lambda: (self.folder / "token").exists(), "history has made its token")
+
+    def revive(self, name: str) -> None:
+        """Start one that is not running."""
+        before = self.processes.get(name)
+        assert before is None or before.poll() is not None
+        log = self.folder / f"{name}.log"
+        environ = environment(self.folder, f"pieces-{self.folder.name}", **self._settings)
+        if name == "nats":
+            command = [find_program(), "-c", str(self._bus / "nats.json")]
+            self.processes[name] = Process(command, environ, log)
+            until(lambda: _answers(self._port), "nats-server listens")
+            return
+        more = {
+            **self._as(SERVICE),
+            "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
+            "EVERSTEP_HISTORY__DATABASE_URL": f"sqlite:///{self.folder / 'history.db'}",
+            "EVERSTEP_HISTORY__LEASE_TTL_S": "2",
+            "EVERSTEP_HISTORY__RETRY_MOST_S": "0.5",
+            "EVERSTEP_API__PORT": str(self._api_port),
+            "EVERSTEP_API__FIRST_TOKEN_FILE": str(self.folder / "token"),
+            "EVERSTEP_OBSERVE__PORT": "0",
+        }
+        command = python("-m", f"everstep_services.{name}")
+        self.processes[name] = Process(command, {**environ, **more}, log)
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            self.processes[name].kill()
+
+    def restart(self, *names: str) -> None:
+        self.kill(*names)
+        for name in names:
+            self.revive(name)
+
+    def stop(self) -> None:
+        """End them, the server last: services say their last to it."""
+        kill_all([one.pid for one in self.processes.values() if one.poll() is None])
+        for process in self.processes.values():
+            process.kill()
+
+    def _as(self, user: str) -> dict[str, str]:
+        return {
+            "EVERSTEP_BUS__URL": f"nats://127.0.0.1:{self._port}",
+            "EVERSTEP_BUS__USER": user,
+            "EVERSTEP_BUS__PASSWORD_FILE": str(password_file(self._bus, user)),
+        }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == os.EX_OK

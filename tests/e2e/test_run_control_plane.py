@@ -1,0 +1,128 @@
+"""The control plane goes away: trainings run on, and rounds come to their end when it is back."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import NewCluster
+from tests.e2e.control_planes import ALL, Pieces
+from tests.e2e.processes import SCRIPTS, until
+
+AWAY = (("nats",), ("rendezvous",), ("history",), ("health",), ALL)
+
+
+def step_of(cluster: Cluster) -> int:
+    saved = cluster.folder / "step"
+    return int(saved.read_text()) if saved.exists() else 0
+
+
+def further(cluster: Cluster, steps: int) -> None:
+    """The training makes so many steps more: about 50 a second."""
+    goal = step_of(cluster) + steps
+    until(lambda: step_of(cluster) >= goal, f"step {goal}")
+
+
+def test_a_training_runs_on_whatever_is_away(
+    pieces: Pieces, new_cluster: NewCluster, job: str
+) -> None:
+    cluster = new_cluster(pieces, job)
+    for node in ("node-1", "node-2"):
+        cluster.steady("--nnodes", "2", node=node)
+    cluster.until_stepping(1)
+    for names in AWAY:
+        pieces.kill(*names)
+        further(cluster, 50)
+        for name in names:
+            pieces.revive(name)
+        further(cluster, 25)
+    pieces.kill("nats")
+    further(cluster, 250)  # longer than health lets a node be silent
+    pieces.revive("nats")
+    further(cluster, 50)
+    cluster.kill_rank(0, 1)
+    cluster.until_stepping(2)
+    cluster.finish()
+    cluster.until_done()
+    assert [one["trigger"] for one in cluster.incidents()] == ["rank_exited"]
+    assert [one["round"] for one in cluster.facts("round_formed")] == [1, 2]
+    assert cluster.facts("node_lost") == []
+
+
+Reach = Callable[[Cluster], Callable[[], None]]
+"""Brings a job of two nodes into a phase; what it returns lets the round go on."""
+
+
+def joining(cluster: Cluster) -> Callable[[], None]:
+    cluster.steady("--nnodes", "2")
+    cluster.until_fact("node_joined")
+    return lambda: void(cluster.steady("--nnodes", "2", node="node-2"))
+
+
+def starting(cluster: Cluster) -> Callable[[], None]:
+    """The round has formed; one agent has its order and does nothing."""
+    cluster.steady("--nnodes", "3")
+    paused = cluster.steady("--nnodes", "3", node="node-2")
+    cluster.until_fact("node_joined", lambda body: body["node"] == "node-2")
+    paused.send(signal.SIGSTOP)
+    cluster.steady("--nnodes", "3", node="node-3")
+    cluster.until_fact("round_formed")
+    return lambda: paused.send(signal.SIGCONT)
+
+
+def before_the_first_step(cluster: Cluster) -> Callable[[], None]:
+    (cluster.folder / "hold").touch()
+    for node in ("node-1", "node-2"):
+        cluster.steady("--nnodes", "2", node=node)
+    cluster.until_fact("round_started")
+    return lambda: (cluster.folder / "hold").unlink()
+
+
+def ending(cluster: Cluster) -> Callable[[], None]:
+    """A round is being stopped; its other rank does not care for SIGTERM."""
+    for node in ("node-1", "node-2"):
+        cluster.run(
+            *("--cold", "--nnodes", "2", "--stop-grace", "1.5"),
+            *(str(SCRIPTS / "deaf.py"), str(cluster.folder)),
+            node=node,
+        )
+    cluster.until_stepping(1)
+    cluster.kill_rank(0, 1)
+    cluster.until_fact("action_decided")
+    return lambda: None
+
+
+def void(_: object) -> None:
+    """Of a call whose result nobody needs."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(ALL, id="all"),
+        pytest.param(("nats",), id="nats", marks=pytest.mark.chaos),
+        pytest.param(("rendezvous",), id="rendezvous", marks=pytest.mark.chaos),
+        pytest.param(("history",), id="history", marks=pytest.mark.chaos),
+        pytest.param(("health",), id="health", marks=pytest.mark.chaos),
+    ],
+)
+@pytest.mark.parametrize("reach", [joining, starting, before_the_first_step, ending])
+def test_a_round_comes_to_its_end_when_they_are_back(
+    shared_pieces: Pieces, new_cluster: NewCluster, job: str, reach: Reach, names: tuple[str, ...]
+) -> None:
+    cluster = new_cluster(shared_pieces, job)
+    go_on = reach(cluster)
+    shared_pieces.kill(*names)
+    if reach is not joining:  # a new agent must find somebody
+        go_on()
+    for name in names:
+        shared_pieces.revive(name)
+    if reach is joining:
+        go_on()
+    rounds = 2 if reach is ending else 1
+    cluster.until_stepping(rounds)
+    cluster.finish()
+    cluster.until_done()
+    assert [one["round"] for one in cluster.facts("round_formed")] == [*range(1, rounds + 1)]
+    assert len(cluster.incidents()) == rounds - 1

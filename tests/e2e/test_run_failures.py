@@ -1,0 +1,138 @@
+"""Failures that come again, budgets that are spent, nodes that never come."""
+
+import pytest
+
+from tests.e2e.cluster import Body, Cluster
+from tests.e2e.processes import SCRIPTS
+
+DETERMINISTIC = {
+    "import": ("import nothing_of_the_kind\n", "ModuleNotFoundError"),
+    "syntax": ("def broken(:\n", "SyntaxError"),
+    "file": ("open('/nowhere/at/all')\n", "FileNotFoundError"),
+    "flag": (
+        "import argparse\nargparse.ArgumentParser().parse_args(['--no-such-flag'])\n",
+        "SystemExit",
+    ),
+    "memory": (
+        "class OutOfMemoryError(RuntimeError): pass\n"
+        "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')\n",
+        "OutOfMemoryError",
+    ),
+    "step 7": (
+        "from tests.e2e.scripts.stepping import Steps\n"
+        "steps = Steps()\n"
+        "while True:\n"
+        "    steps.made_one()\n"
+        "    assert steps.made < 7, 'the seventh batch is bad'\n",
+        "AssertionError",
+    ),
+}
+
+
+def rules(cluster: Cluster) -> list[tuple[str, str, str]]:
+    return [
+        (one["action"], one["rule"], one.get("mode", "enforce"))
+        for one in cluster.facts("action_decided")
+    ]
+
+
+@pytest.mark.parametrize("kind", sorted(DETERMINISTIC))
+def test_the_same_failure_twice_ends_the_job_where_that_was_asked_for(
+    cluster: Cluster, kind: str
+) -> None:
+    text, name = DETERMINISTIC[kind]
+    script = cluster.folder / "fails.py"
+    script.write_text(text)
+    agent = cluster.run("--cold", "--stop-on-repeat", str(script))
+    assert agent.wait() == 93
+    ended = cluster.until_fact("job_ended")
+    assert (ended["state"], ended["exit_code"], ended["rounds"]) == ("stopped", 93, 2)
+    assert "the same failure came twice in a row" in ended["reason"]
+    assert rules(cluster) == [
+        ("restart", "restart.budget_left", "enforce"),
+        ("stop", "stop.same_fingerprint", "enforce"),
+    ]
+    assert {one["error"]["name"].rpartition(".")[2] for one in cluster.facts("rank_exited")} == {
+        name
+    }
+
+
+def test_by_default_the_repeat_is_only_said_and_a_crash_loop_slows_down(cluster: Cluster) -> None:
+    script = cluster.folder / "fails.py"
+    script.write_text("import nothing_of_the_kind\n")
+    cluster.run("--cold", "--no-progress-limit", "none", str(script))
+    cluster.until_fact("round_formed", lambda body: body["round"] == 3)
+    decided = decisions(cluster, 3)
+    assert [one.get("delay_s", 0.0) for one in decided[:3]] == [0.0, 5.0, 15.0]
+    advice = [one for one in cluster.facts("action_decided") if one.get("mode") == "observe"]
+    assert {one["rule"] for one in advice} == {"stop.same_fingerprint"}
+    assert len(cluster.incidents()) == 1, "one crash loop is one incident, not many"
+
+
+def decisions(cluster: Cluster, count: int) -> list[Body]:
+    """Those that were carried out, once there are so many."""
+
+    def found() -> list[Body]:
+        facts = cluster.facts("action_decided")
+        return [one for one in facts if one.get("mode", "enforce") == "enforce"]
+
+    cluster.until_fact("action_decided", lambda _: len(found()) >= count)
+    return found()
+
+
+def test_a_spent_budget_ends_the_job_with_1(cluster: Cluster) -> None:
+    agent = cluster.steady("--max-restarts", "1")
+    for number in (1, 2):
+        cluster.until_stepping(number)
+        cluster.kill_rank(0, number)
+    assert agent.wait() == 1
+    ended = cluster.until_fact("job_ended")
+    assert (ended["state"], ended["exit_code"]) == ("failed", 1)
+    assert "restarts are spent: 1 of 1" in agent.said
+    assert [one["outcome"] for one in cluster.incidents()] == ["recovered", "failed"]
+
+
+def test_rounds_without_progress_end_the_job(cluster: Cluster) -> None:
+    script = cluster.folder / "fails.py"
+    script.write_text("import os\nos.abort()\n")
+    agent = cluster.run("--cold", "--no-progress-limit", "2", str(script))
+    assert agent.wait() == 93
+    assert "2 rounds in a row made no new step" in agent.said
+
+
+def test_transient_failures_with_progress_never_stop_a_job(cluster: Cluster) -> None:
+    cluster.steady("--no-progress-limit", "2", "--stop-on-repeat")
+    for number in range(1, 6):
+        cluster.until_stepping(number)
+        cluster.kill_rank(0, number)
+    cluster.until_stepping(6)
+    cluster.finish()
+    cluster.until_done()
+    assert [one.get("delay_s", 0.0) for one in cluster.facts("action_decided")] == [0.0] * 5
+
+
+def test_too_few_nodes_end_with_92(cluster: Cluster) -> None:
+    agent = cluster.steady("--nnodes", "2", "--join-timeout", "2")
+    assert agent.wait() == 92
+    assert len([line for line in agent.said.splitlines() if "warning" in line]) == 1
+    assert "1 of 2" in agent.said, agent.said
+
+
+def test_every_rank_fails_and_all_ranks_are_gone_everywhere(cluster: Cluster) -> None:
+    """They ignore SIGTERM: after the grace they are killed, also on the node that had no fault."""
+    for place, node in enumerate(("node-1", "node-2")):
+        cluster.run(
+            *("--cold", "--nnodes", "2", "--nproc-per-node", "2", "--infra-rank", str(place)),
+            *("--stop-grace", "1", "--max-restarts", "0"),
+            *(str(SCRIPTS / "deaf.py"), str(cluster.folder)),
+            node=node,
+        )
+    cluster.until_fact("round_started")
+    for rank in range(4):
+        cluster.pid_of(rank, 1)
+    cluster.until_stepping(1)
+    cluster.kill_rank(3, 1)
+    assert {agent.wait(1 + 5) for agent in cluster.agents} == {1}
+    killed = sorted(rank for one in cluster.facts("ranks_stopped") for rank in one["killed"])
+    assert killed == [0, 1, 2]
+    assert cluster.left() == []
