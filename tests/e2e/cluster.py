@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError
 from tests.e2e.control_planes import ControlPlane
@@ -46,8 +48,8 @@ class Agent(Process):
             try:
                 if any(word in part for part in process.cmdline()):
                     found.append(process.pid)
-            except OSError:
-                continue
+            except psutil.Error:
+                continue  # it has just ended
         return found
 
     @property
@@ -72,11 +74,11 @@ class Cluster:
         """Start one agent: `everstep run` with these arguments, the script among them."""
         number = sum(agent.node == node for agent in self.agents)
         command = python("-m", "everstep_services.cli", "run", "--job", self.job)
-        login = self.plane.login(self.job)
+        own = {**self.plane.login(self.job), "EVERSTEP_STATE_DIR": str(self.folder / node)}
         agent = Agent(
             node,
             [*command, "--node-id", node, *arguments],
-            environment(self.folder, self.tag, **login, **environ),
+            environment(self.folder, self.tag, **{**own, **environ}),
             self.folder / f"{node}.{number}.log",
         )
         self.agents.append(agent)

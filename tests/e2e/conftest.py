@@ -15,27 +15,33 @@ NewCluster = Callable[[ControlPlane, str], Cluster]
 def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One `everstep up` for all tests that leave it as it is."""
     up = Up(tmp_path_factory.mktemp("up"))
-    up.start()
-    yield up
-    up.stop()
+    try:
+        up.start()
+        yield up
+    finally:
+        up.stop()
 
 
 @pytest.fixture
 def pieces(tmp_path: Path) -> Iterator[Pieces]:
     """Server and services as processes of their own, to kill."""
     pieces = Pieces(tmp_path)
-    pieces.start()
-    yield pieces
-    pieces.stop()
+    try:
+        pieces.start()
+        yield pieces
+    finally:
+        pieces.stop()
 
 
 @pytest.fixture(scope="module")
 def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
     """The same for tests that leave all of it running."""
     pieces = Pieces(tmp_path_factory.mktemp("pieces"))
-    pieces.start()
-    yield pieces
-    pieces.stop()
+    try:
+        pieces.start()
+        yield pieces
+    finally:
+        pieces.stop()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from everstep.bus.serverconfig import (
     password_file,
     write_config,
 )
+from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import Running, StateDir
 from tests.e2e.processes import Process, environment, kill_all, python, until
 
@@ -58,7 +59,10 @@ class Up:
         return self.state.token_file.read_text().strip()
 
     def login(self, job: str) -> dict[str, str]:
-        return {"EVERSTEP_STATE_DIR": str(self.state.path)}
+        found = agent_login(self.state, self.running, job)
+        assert found.user is not None
+        assert found.password_file is not None
+        return _bus(found.url, found.user, found.password_file)
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
@@ -103,11 +107,7 @@ class Pieces:
                 lambda: "Reloaded server configuration" in (self._bus / "nats.log").read_text(),
                 "the server has read who may log in",
             )
-        return {
-            **self._as(name),
-            "EVERSTEP_STATE_DIR": str(self.folder / "state"),
-            "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
-        }
+        return self._as(name)
 
     def start(self) -> None:
         """Start all of it, and wait until it is ready."""
@@ -131,9 +131,10 @@ class Pieces:
             return
         more = {
             **self._as(SERVICE),
-            "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
+            "EVERSTEP_BUS__SPOOL_DIR": str(self.folder / "spool" / name),
             "EVERSTEP_HISTORY__DATABASE_URL": f"sqlite:///{self.folder / 'history.db'}",
             "EVERSTEP_HISTORY__LEASE_TTL_S": "2",
+            "EVERSTEP_HISTORY__FETCH_WITHIN_S": "0.5",
             "EVERSTEP_HISTORY__RETRY_MOST_S": "0.5",
             "EVERSTEP_API__PORT": str(self._api_port),
             "EVERSTEP_API__FIRST_TOKEN_FILE": str(self.folder / "token"),
@@ -158,11 +159,17 @@ class Pieces:
             process.kill()
 
     def _as(self, user: str) -> dict[str, str]:
-        return {
-            "EVERSTEP_BUS__URL": f"nats://127.0.0.1:{self._port}",
-            "EVERSTEP_BUS__USER": user,
-            "EVERSTEP_BUS__PASSWORD_FILE": str(password_file(self._bus, user)),
-        }
+        return _bus(f"nats://127.0.0.1:{self._port}", user, password_file(self._bus, user))
+
+
+def _bus(url: str, user: str, password: Path) -> dict[str, str]:
+    return {
+        "EVERSTEP_BUS__URL": url,
+        "EVERSTEP_BUS__USER": user,
+        "EVERSTEP_BUS__PASSWORD_FILE": str(password),
+        "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
+        "EVERSTEP_BUS__RECONNECT_JITTER_S": "0.1",
+    }
 
 
 def free_port() -> int:

@@ -112,11 +112,17 @@ def test_failures_with_progress_between_are_never_deterministic() -> None:
 
 
 def test_rounds_without_a_new_step_have_a_limit() -> None:
-    found = run(
-        [failure(step=5, lived_s=500, fingerprint="") for _ in range(9)], no_progress_limit=3
-    )
+    failures = [failure(step=5, lived_s=500, fingerprint="") for _ in range(9)]
+    found = run(failures, no_progress_limit=3, enforce=("no_progress",))
     assert len(found) == 4  # the first did make steps
     assert (found[-1].action, found[-1].exit_code) == ("stop", 93)
+
+
+def test_a_limit_of_rounds_without_a_step_that_nobody_asked_for_is_advice() -> None:
+    failures = [failure(step=5, lived_s=500, fingerprint="") for _ in range(9)]
+    found = run(failures, no_progress_limit=3)
+    assert {one.action for one in found} == {"restart"}
+    assert "3 is the limit" in found[3].advice
 
 
 def test_a_long_round_that_nobody_counted_the_steps_of_says_nothing() -> None:

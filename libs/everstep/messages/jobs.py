@@ -39,7 +39,8 @@ class JobSpec(Part, frozen=True, kw_only=True):
     stop_grace_s: float | None = None
     """From SIGTERM to SIGKILL in a round that is broken; None for what rendezvous is set to."""
     enforce: tuple[str, ...] = ()
-    """Actuators that act for this job instead of only saying what they would do: `stop`."""
+    """What acts for this job instead of only being said: `stop` (whatever makes another failure
+    probable), `no_progress` (that limit alone)."""
 
 
 class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started.v1"):

@@ -79,13 +79,18 @@ class Console:
                 path = rank.folder / name
                 self._ask(Follower(path, start, screen.descriptor, prefix, label))
 
+    def release(self) -> "Future[None]":
+        """The same as `drain`, without waiting for it."""
+        done: Future[None] = Future()
+        self._ask(done)
+        return done
+
     async def drain(self, within_s: float) -> bool:
         """Show all that was written until now, and follow those ranks no longer.
 
         False when the terminal did not take it in time; the rest of it is shown when it does.
         """
-        done: Future[None] = Future()
-        self._ask(done)
+        done = self.release()
         try:
             async with asyncio.timeout(within_s):
                 await asyncio.wrap_future(done)

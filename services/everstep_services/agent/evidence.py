@@ -10,8 +10,9 @@ from everstep.bus.ports import Bus
 from everstep.ids import new_id
 from everstep.messages import BlobRef, StartRanks
 from everstep_services.agent.failures import Exit
-from everstep_services.agent.logfiles import LogFiles, first_error, tail
+from everstep_services.agent.logfiles import first_error, tail
 from everstep_services.agent.records import Records
+from everstep_services.agent.workplace import Workplace
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,11 @@ class _Failure:
 class Evidence:
     """Collects beside everything else: no decision waits for it."""
 
-    def __init__(self, job: str, bus: Bus, logs: LogFiles, records: Records) -> None:
+    def __init__(self, job: str, bus: Bus, workplace: Workplace, records: Records) -> None:
         self._job = job
         self._bus = bus
-        self._logs = logs
+        self._workplace = workplace
+        self._logs = workplace.logs
         self._records = records
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._failures: dict[tuple[int, int], _Failure] = {}
@@ -46,6 +48,14 @@ class Evidence:
         """The id of the fact about the end of this rank, recorded or not yet."""
         failure = self._failures.get((round, rank))
         return None if failure is None else failure.fact
+
+    def rank_runs(self, order: StartRanks, rank: int, pid: int) -> None:
+        """Write whose output it is, beside it."""
+
+        async def describe() -> None:
+            await asyncio.to_thread(self._workplace.describe, order, rank, pid)
+
+        self._jobs.put_nowait(describe)
 
     def rank_exited(
         self, order: StartRanks, rank: int, pid: int, ending: Exit, step: int | None

@@ -17,7 +17,8 @@ from everstep.ids import new_id
 from everstep_services.agent.domain import Limits
 from everstep_services.agent.keeper import opened_keeper
 from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.service import AgentService, Keepers
+from everstep_services.agent.service import AgentService
+from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace, private_dir
 
 log = logging.getLogger(__name__)

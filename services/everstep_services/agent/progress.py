@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator
 from everstep.clock import Clock
 from everstep.messages import NodeBeat, ProgressMade, RankBeat, StartRanks
 from everstep_services.agent.domain import Agent
-from everstep_services.agent.keeper import Keeper
 from everstep_services.agent.keeping import RankRuns
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.records import Records
@@ -21,13 +20,13 @@ class Progress:
         self,
         plan: RunPlan,
         agent: Agent,
-        keeper: Callable[[], Keeper],
+        page: Callable[[int], PageReading | None],
         records: Records,
         clock: Clock,
     ) -> None:
         self._plan = plan
         self._agent = agent
-        self._keeper = keeper
+        self._page = page
         self._records = records
         self._clock = clock
         self._sequence = 0
@@ -60,12 +59,12 @@ class Progress:
 
     def step(self, rank: int) -> int | None:
         """The last step of a rank in this round, as its page shows."""
-        page = self._keeper().page(rank)
+        page = self._page(rank)
         return None if page is None or not page.step else page.step
 
     def pids(self, ranks: Collection[int]) -> dict[int, int]:
         """The processes of these ranks."""
-        pages = {rank: self._keeper().page(rank) for rank in ranks}
+        pages = {rank: self._page(rank) for rank in ranks}
         return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
@@ -123,14 +122,14 @@ class Progress:
         )
 
     def _rank(self, rank: int) -> RankBeat:
-        page = self._keeper().page(rank)
+        page = self._page(rank)
         if page is None or not page.step:
             return RankBeat(rank=rank, state="starting")
         age_s = max(0.0, self._clock.now() - page.progress_s)
         return RankBeat(rank=rank, step=page.step, progress_age_s=round(age_s, 3))
 
     def _pages(self) -> list[PageReading]:
-        pages = (self._keeper().page(rank) for rank in self._ranks())
+        pages = (self._page(rank) for rank in self._ranks())
         return [page for page in pages if page is not None]
 
     def _ranks(self) -> range:

@@ -66,7 +66,6 @@ class Records:
         ranks: tuple[int, ...],
         killed: tuple[int, ...],
         *,
-        evidence_s: float,
         stop_s: float,
     ) -> RanksStopped:
         return RanksStopped(
@@ -75,7 +74,6 @@ class Records:
             slot=order.slot,
             ranks=ranks,
             killed=killed,
-            evidence_s=evidence_s,
             stop_s=stop_s,
         )
 

@@ -34,9 +34,11 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     max_restarts_per_hour: int | None = None
     """How many of them within an hour; None for no limit of its own."""
     no_progress_limit: int | None = 3
-    """Rounds in a row that may end without a new step; None for no limit."""
+    """Rounds in a row that may end without a new step, before it is advised to stop; None for no
+    limit. Given on the command line, it stops the job."""
     stop_on_repeat: bool = False
-    """Stop a job that fails twice in the same way, instead of only advising it."""
+    """Stop a job that fails twice in the same way or makes no progress, instead of only advising
+    it."""
     stop_grace_s: float = 5.0
     """From SIGTERM to SIGKILL in a round that is broken: there is nothing left to save."""
     preempt_grace_s: float = 600.0

@@ -126,8 +126,13 @@ class Workplace:
                 )
             )
 
-    async def hide(self) -> None:
-        """Show the rest of what was written, and no more of it."""
+    def hide(self) -> None:
+        """Show the rest of what was written, and no more of it; nobody waits for that."""
+        assert self._console is not None
+        self._console.release()
+
+    async def drain(self) -> None:
+        """Wait until the rest was shown, within reason."""
         assert self._console is not None
         await self._console.drain(_DRAIN_WITHIN_S)
 

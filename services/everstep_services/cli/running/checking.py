@@ -57,7 +57,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "start": _start(plan),
         "restarts": ", ".join(f"{limit} {what}" for what, limit in limits.items()
                               if limit is not None) or "no limit",
-        "on_repeat": "stop" if spec.enforce else "advise",
+        "on_repeat": "stop" if "stop" in spec.enforce else "advise",
         "stop_grace": f"{plan.stop_grace_s:g} s",
         "preempt_grace": f"{plan.preempt_grace_s:g} s",
         "logs": str(plan.log_dir / plan.job),

@@ -150,7 +150,7 @@ def _spec(
         slots_per_segment=_segment(given),
         join_within_s=agent.join_within_s,
         stop_grace_s=agent.stop_grace_s,
-        enforce=("stop",) if agent.stop_on_repeat else (),
+        enforce=_enforced(agent, given),
     )
     _check_units(spec)
     settings = [f"{name}={getattr(spec, name)}" for name in spec.__struct_fields__]
@@ -165,6 +165,12 @@ def _segment(given: Given) -> int:
     if segment is not None and segment < 1:
         raise given.wrong("segment", "a segment has at least one slot")
     return segment or 1
+
+
+def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
+    """What stops the job instead of only being advised: what somebody asked for."""
+    found = ["stop"] if agent.stop_on_repeat else []
+    return (*found, "no_progress") if given.has("no_progress_limit") else tuple(found)
 
 
 def _check_units(spec: JobSpec) -> None:

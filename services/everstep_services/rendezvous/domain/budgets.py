@@ -198,7 +198,8 @@ def _enough(
     limit = rules.spec.no_progress_limit
     if limit and past.idle_rounds >= limit:
         reason = f"{past.idle_rounds} rounds in a row made no new step, and {limit} is the limit"
-        return "stop.no_progress", reason, not rules.is_braked
+        asked_for = "no_progress" in rules.spec.enforce and not rules.is_braked
+        return "stop.no_progress", reason, asked_for or rules.may_stop
     same = past.fingerprints[-2:]
     if (
         failure.cause in OF_THE_SCRIPT

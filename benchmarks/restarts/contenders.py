@@ -1,0 +1,123 @@
+"""The launchers that are compared, and how each is told to run the same training."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.restarts.ledger import Ledgers
+from benchmarks.restarts.ports import free_port
+from benchmarks.restarts.stage import Stage
+
+SCRIPT = Path(__file__).with_name("train.py")
+JOB = "bench"
+_UP_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many agents, how many of them to spare, and how many ranks on each."""
+
+    nodes: int
+    ranks: int
+    spares: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        return [f"node-{number}" for number in range(self.nodes + self.spares)]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What runs."""
+
+    script: Path = SCRIPT
+    kind: str = "own"
+
+    def command(self, stage: Stage) -> list[str]:
+        return [str(self.script), str(stage.marks.folder), self.kind]
+
+
+class Contender(ABC):
+    """One launcher with its options."""
+
+    name: str
+
+    @abstractmethod
+    def start(self, stage: Stage, shape: Shape, training: Training) -> None:
+        """Start as many agents as the shape wants. Returns at once, or when they can join."""
+
+    def ledgers(self, stage: Stage) -> Ledgers | None:
+        """Where its own account of its incidents is."""
+        return None
+
+
+class Everstep(Contender):
+    """`everstep run`; more than one agent share an `everstep up`."""
+
+    def __init__(self, start: str) -> None:
+        self._options = [
+            *(f"--{start}", "--console", "none", "--job", JOB),
+            *("--max-restarts", "none", "--no-progress-limit", "none"),
+        ]
+        self.name = f"everstep {start}"
+
+    def start(self, stage: Stage, shape: Shape, training: Training) -> None:
+        everstep = [sys.executable, "-m", "everstep_services.cli"]
+        state = ["--state-dir", str(stage.folder / "state")]
+        options = [*self._options, "--nproc-per-node", str(shape.ranks)]
+        if len(shape.names) > 1:
+            stage.start("up", [*everstep, "up", "--api-port", "0", *state], {})
+            Ledgers.wait(stage.folder / "state", _UP_WITHIN_S)
+            options += ["--nnodes", str(shape.nodes), "--spares", str(shape.spares)]
+        for place, node in enumerate(shape.names):
+            own = ["--node-id", node, "--infra-rank", str(place)]
+            run = [*everstep, "run", *state, *own, *options, *training.command(stage)]
+            stage.start(node, run, {})
+
+    def ledgers(self, stage: Stage) -> Ledgers:
+        return Ledgers(stage.folder / "state", JOB)
+
+
+class Elastic(Contender):
+    """A launcher with torchrun's options."""
+
+    name: str
+    program: list[str]
+    options: list[str]
+    # Without it, ranks of a later round read gloo's keys of an earlier one, and hang.
+    environ: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def start(self, stage: Stage, shape: Shape, training: Training) -> None:
+        most = shape.nodes + shape.spares
+        nodes = f"{shape.nodes}:{most}" if shape.spares else str(shape.nodes)
+        port = free_port()
+        for place, node in enumerate(shape.names):
+            meeting = [
+                *("--rdzv-backend", "c10d", "--rdzv-id", JOB),
+                *("--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"),
+                *("--rdzv-conf", f"is_host={int(place == 0)}"),
+            ]
+            run = [
+                *(*self.program, *self.options, *meeting, "--max-restarts", "100"),
+                *("--nnodes", nodes, "--nproc-per-node", str(shape.ranks)),
+                *training.command(stage),
+            ]
+            stage.start(node, run, self.environ)
+
+
+class Torchrun(Elastic):
+    name = "torchrun"
+    program = [sys.executable, "-m", "torch.distributed.run"]
+    options: list[str] = []
+
+
+class FtLauncher(Elastic):
+    """NVRx. Without settings of its own it runs as its users get it."""
+
+    name = "ft_launcher"
+    options = ["--ignore-missing-fault-tol-cfg"]
+
+    def __init__(self, program: Path) -> None:
+        self.program = [str(program)]

@@ -1,0 +1,92 @@
+"""What an agent asks rendezvous: whether it may join, what something means, and goodbye."""
+
+from everstep import __version__
+from everstep.messages import Join, Leave, Report, StartRanks
+from everstep_services.agent.acts import Exiting, Tell
+from everstep_services.agent.domain import Agent
+from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.ports import Reserved
+from everstep_services.agent.progress import Progress
+
+
+class Questions:
+    """Says everything as it is at the moment of asking."""
+
+    def __init__(self, plan: RunPlan, agent: Agent, progress: Progress, instance: str) -> None:
+        self._plan = plan
+        self._agent = agent
+        self._progress = progress
+        self._instance = instance
+        self._reserved: Reserved | None = None
+        self.is_warm = False
+        """The forge is ready."""
+        self.stop_s = 0.0
+        """How long the last round's ranks took to stop."""
+
+    def free_port(self, order: StartRanks) -> None:
+        """The port that we offered is about to be used, if the ranks meet here."""
+        if self._reserved is not None and order.slot == 0:
+            self._reserved.free()
+            self._reserved = None
+
+    def join(self) -> Join:
+        """Ask whether we may take part."""
+        plan, agent = self._plan, self._agent
+        if self._reserved is None:
+            self._reserved = Reserved()
+        return Join(
+            job=plan.job,
+            node=plan.node,
+            instance=self._instance,
+            spec=plan.spec,
+            allocation=plan.allocation,
+            address=plan.address,
+            ranks=plan.ranks_per_node,
+            scheduler=plan.scheduler.name,
+            scheduler_job=plan.scheduler.job,
+            attempt=plan.scheduler.attempt,
+            infra_rank=plan.infra_rank,
+            failure_domain=plan.domain,
+            topology=plan.topology,
+            last_round=agent.last_round,
+            last_slot=agent.last_slot if agent.order is None else agent.order.slot,
+            last_step=self._progress.last_step(),
+            warm=self.is_warm,
+            running_round=agent.running_round,
+            master_port=self._reserved.port,
+            stop_s=self.stop_s,
+            version=__version__,
+        )
+
+    def report(self, tell: Tell, order: StartRanks, fact: str | None) -> Report:
+        """Ask what this means for the round."""
+        ending = tell.exit
+        return Report(
+            job=self._plan.job,
+            node=self._plan.node,
+            instance=self._instance,
+            slot=order.slot,
+            round=tell.round,
+            event=tell.event,
+            reason=tell.reason,
+            fact=fact,
+            rank=tell.rank,
+            step=self._progress.last_step(),
+            fingerprint="" if ending is None else ending.fingerprint,
+            exit_code=None if ending is None else ending.code,
+            last_progress_age_s=self._progress.age_s(),
+            grace_s=tell.grace_s,
+            warm_ranks=self._progress.warm_ranks,
+        )
+
+    def leave(self, exiting: Exiting) -> Leave:
+        """We go."""
+        return Leave(
+            job=self._plan.job,
+            node=self._plan.node,
+            instance=self._instance,
+            round=self._agent.round or 0,
+            cause=exiting.cause,
+            reason=exiting.reason,
+            exit_code=exiting.code,
+        )

@@ -1,0 +1,115 @@
+"""Has the keeper start, signal and stop ranks, one after the other, and gets another if need be."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep_services.agent.acts import Forward, Start, Stop
+from everstep_services.agent.keeper import Keeper
+from everstep_services.agent.keeping import KeeperEvent, KeeperLost, KeeperLostError, Stopped
+from everstep_services.agent.workplace import Workplace
+
+log = logging.getLogger(__name__)
+
+_AGAIN_AFTER_S = 1.0
+_NOTHING = Stopped((), (), 0, (), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """The keeper that runs already, and how to get another when it is lost."""
+
+    first: Keeper
+    another: Callable[[], AbstractAsyncContextManager[Keeper]]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told what came of the work."""
+
+    begins: Callable[[Start], bool]
+    """This is about to be started; False when it is no longer wanted."""
+    failed: Callable[[Start, str], None]
+    stopped: Callable[[Stop, Stopped], None]
+
+
+class Work:
+    """The ranks of this node, as far as they are to be started, signalled and stopped."""
+
+    def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, told: Told) -> None:
+        self.keeper = keepers.first
+        self._another = keepers.another
+        self._workplace = workplace
+        self._clock = clock
+        self._told = told
+        self._rounds: asyncio.Queue[Start | Stop] = asyncio.Queue()
+        self._signals: asyncio.Queue[Forward] = asyncio.Queue()
+
+    def do(self, act: Start | Stop) -> None:
+        """Start or stop the ranks of a round, when what was asked for before is done."""
+        self._rounds.put_nowait(act)
+
+    def forward(self, act: Forward) -> None:
+        """Send a signal, whatever else is being done."""
+        self._signals.put_nowait(act)
+
+    async def events(self) -> AsyncIterator[KeeperEvent]:
+        """What happens to the ranks, through all keepers."""
+        async for event in self._heard():
+            yield event
+        while True:
+            await self._clock.sleep(_AGAIN_AFTER_S)
+            async with self._another() as self.keeper:
+                async for event in self._heard():
+                    yield event
+
+    async def start_and_stop_for_ever(self) -> None:
+        while True:
+            match await self._rounds.get():
+                case Start() as start:
+                    if self._told.begins(start):
+                        await self._start(start)
+                case Stop() as stop:
+                    await self._stop(stop)
+
+    async def signal_for_ever(self) -> None:
+        while True:
+            act = await self._signals.get()
+            try:
+                unmoved = await self.keeper.signal(act.number, act.ranks)
+            except (EverstepError, TimeoutError) as error:
+                log.warning("signal_not_sent signal=%d error=%s", act.number, error)
+                continue
+            if unmoved:
+                name, ranks = signal.Signals(act.number).name, ", ".join(map(str, unmoved))
+                self._workplace.say(f"{name} is kept from ranks {ranks}: they do not handle it")
+
+    async def _heard(self) -> AsyncIterator[KeeperEvent]:
+        """Until the keeper is lost."""
+        while True:
+            event = await self.keeper.events.get()
+            yield event
+            if isinstance(event, KeeperLost):
+                return
+
+    async def _start(self, start: Start) -> None:
+        try:
+            batch = await asyncio.to_thread(self._workplace.prepare, start.order)
+            await self.keeper.start(batch)
+        except (OSError, EverstepError) as error:
+            self._told.failed(start, f"its ranks cannot be started: {error}")
+        else:
+            self._workplace.show(start.order)
+
+    async def _stop(self, stop: Stop) -> None:
+        try:
+            outcome = await self.keeper.stop(stop.grace_s)
+        except KeeperLostError:
+            outcome = _NOTHING  # nothing outlives its warden
+        self._told.stopped(stop, outcome)
+        self._workplace.hide()

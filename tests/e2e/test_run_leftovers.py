@@ -1,0 +1,71 @@
+"""Whoever of a node's processes is killed: nothing of it is left, and nothing else is touched."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.cluster import GONE_WITHIN_S, Agent, Cluster
+from tests.e2e.processes import SCRIPTS, alive, below, until
+
+
+@pytest.fixture(autouse=True)
+def foreign(cluster: Cluster) -> Iterator[None]:
+    """Somebody else's process: the same program and script, in the same session as the test."""
+    script = [str(SCRIPTS / "family.py"), str(cluster.folder / "foreign"), "0"]
+    environ = {"PYTHONPATH": str(SCRIPTS.parents[2]), "RANK": "0", "EVERSTEP_SOMETHING": "else"}
+    process = subprocess.Popen([sys.executable, *script], env={**os.environ, **environ})
+    yield
+    assert process.poll() is None, "it was touched"
+    process.kill()
+    process.wait()
+
+
+def with_workers(cluster: Cluster, workers: int, *options: str) -> tuple[Agent, list[int]]:
+    """An agent of two ranks with so many workers each, and all processes below it."""
+    script = (str(SCRIPTS / "family.py"), str(cluster.folder), str(workers))
+    agent = cluster.run(*options, "--nproc-per-node", "2", "--stop-grace", "0.5", *script)
+    cluster.until_stepping(1)
+    everybody = 1 + 2 + 2 * workers  # the warden, too
+
+    def found() -> list[int]:
+        pids = [process.pid for process in below(agent.pid) if alive(process.pid)]
+        return pids if len(pids) >= everybody else []
+
+    return agent, until(found, "all workers are there")
+
+
+def gone(pids: list[int]) -> None:
+    until(lambda: not [pid for pid in pids if alive(pid)], "all of them are gone", GONE_WITHIN_S)
+
+
+def test_a_killed_agent_leaves_nothing(cluster: Cluster) -> None:
+    agent, family = with_workers(cluster, 20, "--cold")
+    agent.kill()
+    gone(family)
+    assert cluster.left() == []
+
+
+def test_a_stopped_round_leaves_nothing_of_a_large_family(cluster: Cluster) -> None:
+    """As many as a rank gets that forks data workers without end, until somebody notices."""
+    agent, family = with_workers(cluster, 150, "--cold")
+    kept = {agent.warden}
+    cluster.kill_rank(0, 1)
+    cluster.until_stepping(2)
+    gone([pid for pid in family if pid not in kept])
+    cluster.finish()
+    assert agent.wait() == 0
+    assert cluster.left() == []
+
+
+def test_a_killed_warden_ends_the_round_and_leaves_nothing(cluster: Cluster) -> None:
+    agent, family = with_workers(cluster, 20, "--cold")
+    os.kill(agent.warden, signal.SIGKILL)
+    gone(family)
+    cluster.until_stepping(2)
+    cluster.finish()
+    assert agent.wait() == 0
+    assert cluster.left() == []
