@@ -117,7 +117,8 @@ def test_every_option_arrives(home: Path) -> None:
         "llama", "Llama 8B", 4, 8, 2,
     )  # fmt: skip
     assert (spec.slots_per_unit, spec.slots_per_segment, spec.ranks_per_node) == (2, 4, 8)
-    assert (spec.max_restarts_per_hour, spec.no_progress_limit, spec.enforce) == (6, 5, ("stop",))
+    assert (spec.max_restarts_per_hour, spec.no_progress_limit) == (6, 5)
+    assert spec.enforce == ("stop", "no_progress")
     assert (spec.join_within_s, spec.stop_grace_s, made.preempt_grace_s) == (60, 3, 600)
     assert (made.node, made.infra_rank, made.domain, made.allocation) == ("n7", 7, "rack-3", "a1")
     assert made.topology == ("block-1", "rack-3")
