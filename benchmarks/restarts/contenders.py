@@ -88,6 +88,8 @@ class Elastic(Contender):
     options: list[str]
     # Without it, ranks of a later round read gloo's keys of an earlier one, and hang.
     environ: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    # By default they wait 30 s for a lost node to come back.
+    last_call = "last_call_timeout=1"
 
     def start(self, stage: Stage, shape: Shape, training: Training) -> None:
         most = shape.nodes + shape.spares
@@ -97,7 +99,7 @@ class Elastic(Contender):
             meeting = [
                 *("--rdzv-backend", "c10d", "--rdzv-id", JOB),
                 *("--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"),
-                *("--rdzv-conf", f"is_host={int(place == 0)}"),
+                *("--rdzv-conf", f"is_host={int(place == 0)},{self.last_call}"),
             ]
             run = [
                 *(*self.program, *self.options, *meeting, "--max-restarts", "100"),

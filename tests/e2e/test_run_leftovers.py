@@ -61,11 +61,28 @@ def test_a_stopped_round_leaves_nothing_of_a_large_family(cluster: Cluster) -> N
     assert cluster.left() == []
 
 
-def test_a_killed_warden_ends_the_round_and_leaves_nothing(cluster: Cluster) -> None:
+@pytest.mark.xfail(
+    strict=True,
+    reason="data workers that threw away environment and session live on: the agent, who inherits "
+    "them, looks for the environment only",
+)
+def test_a_killed_warden_leaves_nothing(cluster: Cluster) -> None:
     agent, family = with_workers(cluster, 20, "--cold")
     os.kill(agent.warden, signal.SIGKILL)
     gone(family)
-    cluster.until_stepping(2)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the lock of the first warden is still held by the agent, which ends with 2 for it; "
+    "until then each round is refused at once, and paid from the budget",
+)
+def test_a_killed_warden_costs_one_round(cluster: Cluster) -> None:
+    agent, family = with_workers(cluster, 0, "--cold")
+    os.kill(agent.warden, signal.SIGKILL)
+    gone(family)
+    until(lambda: cluster.facts("round_started")[1:] or agent.poll() is not None, "what comes next")
     cluster.finish()
     assert agent.wait() == 0
+    assert [one["round"] for one in cluster.facts("round_formed")] == [1, 2]
     assert cluster.left() == []

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from everstep import __version__
 from everstep.bus import BusSettings
 from everstep.clock import SystemClock
-from everstep.observe.health import Health
-from everstep.observe.http import listen, observe_app, serve_asgi
+from everstep.observe.http import listen
 from everstep.observe.logs import configure
-from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import LogSettings, ObserveSettings
-from everstep.runtime import run, say, serve
+from everstep.runtime import run, say
+from everstep.serving import serve_parts
 from everstep.settings import Loaded, SettingsError, config_files, load
 from everstep.store.log import FactLog
 from everstep_services.history.commands import make_token, rebuild
@@ -56,22 +54,9 @@ async def _serve(loaded: Loaded, stop: asyncio.Event) -> None:
     api, observe = loaded.section(ApiSettings), loaded.section(ObserveSettings)
     listener = listen(api.host, api.port, remedy="choose another port in [api]")
     watched = listen(observe.host, observe.port, remedy="choose another port in [observe]")
-    clock, metrics = SystemClock(), Metrics("history")
     settings, bus = loaded.section(HistorySettings), loaded.section(BusSettings)
     async with opened(settings, api, bus, listener, api.first_token_file) as parts:
-        for component, statistics in parts.statistics.items():
-            metrics.watch(component, statistics)
-        within_s = observe.check_within_s
-        health = Health("history", __version__, parts.checks, clock, within_s=within_s)
-        await serve(
-            *parts.loops,
-            partial(measure_loop_lag, metrics, clock),
-            stop=stop,
-            drains=(
-                *parts.drains,
-                partial(serve_asgi, observe_app(health, metrics), watched),
-            ),
-        )
+        await serve_parts("history", observe, watched, parts, stop)
 
 
 async def _rebuild(loaded: Loaded, _stop: asyncio.Event) -> None:

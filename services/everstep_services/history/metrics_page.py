@@ -1,5 +1,6 @@
 """What `/metrics` shows, as a page for people; the names come from the code."""
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from everstep.bus.jetstream import JetStream
 from everstep.bus.outbox import Outbox
 from everstep.bus.spool import Spool
 from everstep.clock import SystemClock
-from everstep.observe.metrics import Metrics
+from everstep.observe.metrics import Metrics, Statistics
 from everstep.store.database import Database
 from everstep.store.log import FactLog
 from everstep_services.history.news import News
@@ -33,6 +34,21 @@ MEANINGS: Mapping[str, str] = {
     "everstep_history_retries_total": "Times that the bus or the database failed it.",
     "everstep_history_projecting": "1 while this replica is the one that writes.",
     "everstep_history_last_n": "How far the log reaches, as this replica knows.",
+    "everstep_rendezvous_jobs": "Jobs of which this replica knows, those that are over included.",
+    "everstep_rendezvous_questions_total": "Questions of agents, people and services.",
+    "everstep_rendezvous_batches_total": "Times that a job's gathered questions were decided.",
+    "everstep_rendezvous_conflicts_total": "Decisions made anew: another replica wrote first.",
+    "everstep_rendezvous_orders_total": "Orders sent to agents.",
+    "everstep_rendezvous_facts_total": "Facts recorded about what was decided.",
+    "everstep_rendezvous_probes_total": "Agents that were asked for a sign of life.",
+    "everstep_health_jobs": "Jobs whose nodes are heard.",
+    "everstep_health_nodes": "Nodes that are heard, those that are lost included.",
+    "everstep_health_nodes_lost": "Nodes that are lost now.",
+    "everstep_health_findings_waiting": "Findings that are not on our own disk yet.",
+    "everstep_health_blind_seconds_total": "Time in which this replica could hear nobody.",
+    "everstep_health_beats_total": "Beats that were heard.",
+    "everstep_health_lost_total": "Nodes that were found to be lost.",
+    "everstep_health_returned_total": "Lost nodes that were heard again.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
     "everstep_bus_beats_waiting": "Losable messages not yet handed to the connection.",
     "everstep_bus_sent_total": "Losable messages sent.",
@@ -69,9 +85,13 @@ asks for no token: keep it inside. `everstep up` takes a free port for it, and p
 """
 _PARTS = (
     ("Every process", ("everstep_build", "everstep_loop", "process_")),
+    ("Rendezvous", ("everstep_rendezvous_",)),
+    ("Health", ("everstep_health_",)),
     ("History", ("everstep_history_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
 )
+# Looked up by name: nothing that runs here may import another service, and only this page does.
+_COUNTING = {"rendezvous": "Rendezvous", "health": "Observer"}
 _SPOOL = "\nThose with `facts_` are there in processes that record facts.\n"
 
 
@@ -88,6 +108,8 @@ def page() -> str:
 def families() -> Iterator[Metric]:
     """Every metric that a process of ours shows, with what it says of itself."""
     metrics = Metrics("page")
+    for service, counting in _COUNTING.items():
+        metrics.watch(service, _statistics(service, counting))
     metrics.watch("history", _projector().statistics)
     metrics.watch("bus", _bus().statistics)
     yield from metrics.registry.collect()
@@ -106,6 +128,18 @@ def _row(family: Metric) -> str:
 
 def _lines(rows: Iterable[str]) -> str:
     return "".join(f"{row}\n" for row in rows)
+
+
+def _statistics(service: str, counting: str) -> Statistics:
+    """What a service counts that never heard anybody."""
+    place = f"everstep_services.{service}"
+    settings = getattr(
+        importlib.import_module(f"{place}.settings"), f"{service.capitalize()}Settings"
+    )
+    made = getattr(importlib.import_module(f"{place}.service"), counting)(
+        settings(), _bus(), SystemClock()
+    )
+    return cast("Statistics", made.statistics)
 
 
 def _projector() -> Projector:
