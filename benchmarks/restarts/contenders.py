@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Contender(ABC):
     def start(self, stage: Stage, shape: Shape, training: Training) -> None:
         """Start as many agents as the shape wants. Returns at once, or when they can join."""
 
-    def ledgers(self, stage: Stage) -> Ledgers | None:
+    def ledgers(self, _stage: Stage) -> Ledgers | None:
         """Where its own account of its incidents is."""
         return None
 
@@ -56,7 +56,8 @@ class Contender(ABC):
 class Everstep(Contender):
     """`everstep run`; more than one agent share an `everstep up`."""
 
-    def __init__(self, start: str) -> None:
+    def __init__(self, start: str, *, with_up: bool = False) -> None:
+        self._with_up = with_up
         self._options = [
             *(f"--{start}", "--console", "none", "--job", JOB),
             *("--max-restarts", "none", "--no-progress-limit", "none"),
@@ -67,7 +68,7 @@ class Everstep(Contender):
         everstep = [sys.executable, "-m", "everstep_services.cli"]
         state = ["--state-dir", str(stage.folder / "state")]
         options = [*self._options, "--nproc-per-node", str(shape.ranks)]
-        if len(shape.names) > 1:
+        if self._with_up or len(shape.names) > 1:
             stage.start("up", [*everstep, "up", "--api-port", "0", *state], {})
             Ledgers.wait(stage.folder / "state", _UP_WITHIN_S)
             options += ["--nnodes", str(shape.nodes), "--spares", str(shape.spares)]
@@ -76,20 +77,21 @@ class Everstep(Contender):
             run = [*everstep, "run", *state, *own, *options, *training.command(stage)]
             stage.start(node, run, {})
 
-    def ledgers(self, stage: Stage) -> Ledgers:
-        return Ledgers(stage.folder / "state", JOB)
+    def ledgers(self, _stage: Stage) -> Ledgers:
+        return Ledgers(_stage.folder / "state", JOB)
 
 
 class Elastic(Contender):
     """A launcher with torchrun's options."""
 
-    name: str
-    program: list[str]
-    options: list[str]
     # Without it, ranks of a later round read gloo's keys of an earlier one, and hang.
     environ: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     # By default they wait 30 s for a lost node to come back.
     last_call = "last_call_timeout=1"
+
+    def __init__(self, name: str, program: Sequence[str], options: Sequence[str] = ()) -> None:
+        self.name = name
+        self._launch = [*program, *options]
 
     def start(self, stage: Stage, shape: Shape, training: Training) -> None:
         most = shape.nodes + shape.spares
@@ -102,24 +104,17 @@ class Elastic(Contender):
                 *("--rdzv-conf", f"is_host={int(place == 0)},{self.last_call}"),
             ]
             run = [
-                *(*self.program, *self.options, *meeting, "--max-restarts", "100"),
+                *(*self._launch, *meeting, "--max-restarts", "100"),
                 *("--nnodes", nodes, "--nproc-per-node", str(shape.ranks)),
                 *training.command(stage),
             ]
             stage.start(node, run, self.environ)
 
 
-class Torchrun(Elastic):
-    name = "torchrun"
-    program = [sys.executable, "-m", "torch.distributed.run"]
-    options: list[str] = []
+def torchrun() -> Elastic:
+    return Elastic("torchrun", [sys.executable, "-m", "torch.distributed.run"])
 
 
-class FtLauncher(Elastic):
-    """NVRx. Without settings of its own it runs as its users get it."""
-
-    name = "ft_launcher"
-    options = ["--ignore-missing-fault-tol-cfg"]
-
-    def __init__(self, program: Path) -> None:
-        self.program = [str(program)]
+def ft_launcher(program: Path, options: Sequence[str]) -> Elastic:
+    """NVRx's, with its defaults: it restarts on any failure."""
+    return Elastic("ft_launcher", [str(program)], options)

@@ -43,9 +43,7 @@ class Ledgers:
         token = Path(running.token_file).read_text().strip()
         try:
             with Api(running.api, token) as api:
-                found = list(
-                    api.pages(f"jobs/{self._job}/incidents", {"order": "asc"}, most=None)
-                )
+                found = list(api.pages(f"jobs/{self._job}/incidents", {"order": "asc"}, most=None))
         except CliError:
             return []  # history has not heard of the job yet
         return [

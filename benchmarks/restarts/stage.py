@@ -72,9 +72,9 @@ class Stage:
         """The program itself: the agent."""
         return self._agents[node].pid
 
-    def pids(self, node: str) -> list[int]:
-        """The agent, and all that it has started, the agent first."""
-        agent = self.pid(node)
+    def pids(self, node: str = "") -> list[int]:
+        """An agent, and all that it has started, the agent first; or all that runs here."""
+        agent = self.pid(node) if node else 0
         return sorted(self._tagged(node), key=lambda pid: (pid != agent, pid))
 
     def left_of(self, life: Life) -> int:

@@ -30,10 +30,10 @@ class Descent(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append({"params": list(param_group["params"])})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, _closure: Any = None) -> None:
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
-                parameter -= 0.01 * parameter.grad
+                parameter.sub_(parameter.grad, alpha=0.01)
                 parameter.grad = None
 
 

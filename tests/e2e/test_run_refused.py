@@ -20,9 +20,7 @@ def one_line(agent: Agent) -> str:
     return lines[0]
 
 
-def on_bus(
-    cluster: Cluster, url: str, password: Path | None = None, node: str = "node-1"
-) -> Agent:
+def on_bus(cluster: Cluster, url: str, password: Path | None = None, node: str = "node-1") -> Agent:
     given = ("--bus-user", "service", "--bus-password-file", str(password)) if password else ()
     script = (str(SCRIPTS / "steady.py"), str(cluster.folder))
     return cluster.run("--cold", "--bus-url", url, *given, *script, node=node)

@@ -66,7 +66,9 @@ def test_a_person_who_insists_does_not_wait(cluster: Cluster) -> None:
 
 def test_a_node_that_is_taken_away_is_replaced_and_costs_no_restart(cluster: Cluster) -> None:
     agents = {
-        node: cluster.steady("--nnodes", "2", "--spares", "1", "--infra-rank", str(place), node=node)
+        node: cluster.steady(
+            "--nnodes", "2", "--spares", "1", "--infra-rank", str(place), node=node
+        )
         for place, node in enumerate(("node-1", "node-2", "node-3"))
     }
     cluster.until_stepping(1)

@@ -168,10 +168,10 @@ async def test_incidents_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -
     await api.add(
         opened("a", "j1", trigger="node_lost", node="n1"),
         opened("b", "j1", trigger="node_lost"),
-        make("incident_closed", incident="b", job="j1", outcome="failed"),
+        make("incident_closed", incident="b", job="j1", outcome="failed", trigger=""),
         opened("c", "j2", round=3, at=BEGAN.replace(hour=9)),
         opened("d", "j2"),
-        make("incident_closed", incident="d", job="j2", outcome="recovered"),
+        make("incident_closed", incident="d", job="j2", outcome="recovered", trigger=""),
     )
     for query, expected in INCIDENT_FILTERS:
         shown, asked = "", {"limit": 1, **query}

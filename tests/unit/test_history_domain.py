@@ -201,12 +201,18 @@ def test_an_incident_is_whole_in_whatever_order_it_is_told() -> None:
     opened = make("incident_opened", incident="i", round=3, rank=5)
     verdict = make("verdict_reached", incident="i", revision=10, cause="host")
     older = make("verdict_reached", incident="i", revision=9, cause="network")
-    closed = make("incident_closed", incident="i", outcome="recovered")
+    closed = make("incident_closed", incident="i", outcome="recovered", rank=6, cause="so it was")
     for order in ((opened, older, verdict, closed), (closed, verdict, older, opened)):
         found = row(INCIDENTS, ("j", "i"), *order)
-        assert (found["round"], found["rank"]) == (3, 5)
+        assert (found["round"], found["rank"], found["reason"]) == (3, 6, "so it was")
         assert (found["cause"], found["outcome"]) == ("host", "recovered")
         assert found["wall_s"] == closed.ledger.wall_s  # type: ignore[attr-defined]
+
+
+def test_an_older_sender_that_says_nothing_of_the_cause_at_the_end_keeps_the_first() -> None:
+    opened = make("incident_opened", incident="i", rank=5)
+    closed = make("incident_closed", incident="i", rank=None, trigger="")
+    assert row(INCIDENTS, ("j", "i"), closed, opened)["rank"] == 5
 
 
 @pytest.mark.parametrize(
@@ -236,4 +242,4 @@ def test_shapes_only_change_with_their_version() -> None:
             for s in PROJECTED
         ]
     )
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (2, "ea04962ee5c0")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (3, "1df907e78cd7")

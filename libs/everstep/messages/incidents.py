@@ -268,3 +268,13 @@ class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_clos
     """How many reports belonged to it."""
     merged_into: str | None = None
     """The incident that took it over."""
+    trigger: str = ""
+    """The kind of the report that explains the others best; the first one may not."""
+    cause: str = ""
+    """What that report says."""
+    trigger_fact: str | None = None
+    """Its id."""
+    node: str | None = None
+    """The node that it is about."""
+    rank: Int | None = None
+    """The rank that it is about."""

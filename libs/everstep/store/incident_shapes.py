@@ -12,16 +12,20 @@ INCIDENTS = Shape(
         **led_by(
             "opened_fact",
             opened_us="int",
-            trigger="text",
-            reason="text",
-            trigger_fact="text",
             round="int",
-            node="text",
-            rank="int",
             step="int",
             phase="text",
             section="text",
             progress_us="int",
+        ),
+        "cause_order": greatest("text"),
+        **led_by(
+            "cause_order",
+            trigger="text",
+            reason="text",
+            trigger_fact="text",
+            node="text",
+            rank="int",
         ),
         "extended_fact": greatest("text"),
         **led_by("extended_fact", extended_reason="text", nodes_affected="json"),
@@ -67,7 +71,8 @@ INCIDENTS = Shape(
         ),
     },
 )
-"""`verdict_order` is the verdict's revision and then its id: the highest revision holds."""
+"""`cause_order`: what is said at the end about what began it wins over what was said at first.
+`verdict_order` is the verdict's revision and then its id: the highest revision holds."""
 
 ACTIONS = Shape(
     "actions",

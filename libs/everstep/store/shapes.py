@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from everstep.store.changes import Shape, greatest, least, led_by, total
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
 
-VERSION = 2
+VERSION = 3
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 

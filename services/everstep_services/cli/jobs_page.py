@@ -13,6 +13,7 @@ from everstep_services.cli.layout import (
     SHORT_ID,
     Record,
     aligned,
+    brief,
     budgets,
     counted,
     moment,
@@ -150,7 +151,7 @@ def _round(one: Record) -> tuple[object, ...]:
         one["nodes"],
         one["world_size"],
         one["last_step"],
-        one["end_reason"] or one["end_cause"],
+        brief(one["end_reason"] or one["end_cause"]),
     )
 
 
@@ -164,7 +165,7 @@ def _member(one: Record) -> tuple[object, ...]:
 def _incident_row(one: Record) -> tuple[object, ...]:
     took = span(wall_s(one))
     name = cell(one["incident"])[:SHORT_ID]
-    return name, moment(one["opened_at"]), outcome(one), took, one["reason"]
+    return name, moment(one["opened_at"]), outcome(one), took, brief(one["reason"])
 
 
 def _incident(one: dict[str, Any], short: int | None) -> dict[str, Any]:

@@ -101,3 +101,9 @@ def budgets(budgets_: Iterable[Record] | None) -> str:
 
 def _parsed(text: object) -> datetime:
     return datetime.fromisoformat(str(text))
+
+
+def brief(text: object, most: int = 100) -> str:
+    """As much of a reason as has room in a table."""
+    line = cell(text)
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"

@@ -59,9 +59,12 @@ def story(incident: Record) -> Iterator[str]:
     took = "" if lasted is None else f" in {span(lasted)}"
     name, job = cell(incident["incident"]), cell(incident["job"])
     yield f"incident {name} of {job}: {outcome(incident)}{took}"
-    for text in (incident["reason"], incident["extended_reason"], incident["story"]):
-        if text:
-            yield f"  {cell(text)}"
+    said = (
+        (incident["story"],)
+        if incident["story"]
+        else (incident["reason"], incident["extended_reason"])
+    )
+    yield from (f"  {cell(text)}" for text in said if text)
     for part in (_who, _decisions, _evidence, _timeline, _ledger):
         lines = list(part(incident))
         if lines:

@@ -14,7 +14,9 @@ from tests.e2e.scripts.stepping import Steps
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 saved = folder / "step"
 steps = Steps(int(saved.read_text()) if saved.exists() else 0)
-print(f"rank {rank} of {os.environ['WORLD_SIZE']}, restart", os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(
+    f"rank {rank} of {os.environ['WORLD_SIZE']}, restart", os.environ["TORCHELASTIC_RESTART_COUNT"]
+)
 print(f"rank {rank} goes on from step {steps.made}", file=sys.stderr)
 meeting = Meeting()
 while meeting.step(go_on=not (folder / "end").exists()):

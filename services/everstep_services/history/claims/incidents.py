@@ -29,6 +29,7 @@ def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
         fact,
         opened_fact=fact.id,
         opened_us=to_us(fact.at),
+        cause_order=f"0/{fact.id}",
         trigger=fact.trigger,
         reason=fact.reason,
         trigger_fact=fact.trigger_fact,
@@ -102,6 +103,18 @@ def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
 
 
 def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
+    if fact.trigger:
+        _about(
+            changes,
+            one,
+            fact,
+            cause_order=f"1/{fact.id}",
+            trigger=fact.trigger,
+            reason=fact.cause,
+            trigger_fact=fact.trigger_fact,
+            node=fact.node,
+            rank=fact.rank,
+        )
     _about(
         changes,
         one,

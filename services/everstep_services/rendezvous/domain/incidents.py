@@ -91,6 +91,11 @@ def close(turn: Turn, outcome: str, reason: str, entry: str) -> None:
         next_round=doc.round if recovered else None,
         reports=incident.reports,
         round=incident.round,
+        trigger=incident.trigger,
+        cause=incident.reason,
+        trigger_fact=incident.trigger_fact,
+        node=incident.node,
+        rank=incident.rank,
     )
     turn.memory.forget("counted", incident.id)
     turn.memory.forget("extended", incident.id)

@@ -1,0 +1,68 @@
+"""What the benchmarks of launchers are asked, and where they keep what they start."""
+
+import argparse
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.restarts.contenders import Contender, Everstep, ft_launcher, torchrun
+
+
+def parser(about: str, ranks: str, rounds: int) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--ranks", type=numbers, default=numbers(ranks), metavar="N,N")
+    made.add_argument("--rounds", type=int, default=rounds, help="of all contenders, one by one")
+    made.add_argument("--ft-launcher", type=Path, metavar="PATH", help="NVRx's, to be compared too")
+    made.add_argument(
+        "--ft-options",
+        type=shlex.split,
+        default=["--ignore-missing-fault-tol-cfg"],
+        help="what it needs to run without a file of settings: its name has changed",
+    )
+    made.add_argument("--contenders", type=words, help="only these: `everstep warm,torchrun`")
+    return made
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def contenders(asked: argparse.Namespace, *more: Contender) -> list[Contender]:
+    found: list[Contender] = [Everstep("warm"), Everstep("cold"), torchrun(), *more]
+    if asked.ft_launcher is not None:
+        found.append(ft_launcher(asked.ft_launcher, asked.ft_options))
+    if asked.contenders is None:
+        return found
+    if unknown := set(asked.contenders) - {one.name for one in found}:
+        raise SystemExit(f"no contender {sorted(unknown)}: {[one.name for one in found]}")
+    return [one for one in found if one.name in asked.contenders]
+
+
+def rotated(all_of_them: list[Contender], by: int) -> list[Contender]:
+    """So that nobody is always the first."""
+    at = by % len(all_of_them)
+    return all_of_them[at:] + all_of_them[:at]
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder, removed unless something went wrong. An end by SIGTERM leaves nothing either."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    folder = Path(tempfile.mkdtemp(prefix="everstep-restart-"))
+    try:
+        yield folder
+    except BaseException:
+        print(f"what was said is in {folder}", file=sys.stderr)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
