@@ -35,7 +35,7 @@ def main(
     parser = argparse.ArgumentParser(prog=f"python -m everstep_services.{name}")
     parser.add_argument("--config", type=Path, help="this settings file, and no other")
     asked = parser.parse_args(arguments)
-    every = {**sections, "log": LogSettings, "observe": ObserveSettings}
+    every: dict[str, type[Settings]] = {**sections, "log": LogSettings, "observe": ObserveSettings}
     try:
         loaded = load(every, files=config_files(environ, asked.config), environ=environ)
     except SettingsError as error:

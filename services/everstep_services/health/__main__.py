@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from everstep.bus import BusSettings
 from everstep.runtime import Parts
 from everstep.serving import main
-from everstep.settings import Loaded
+from everstep.settings import Loaded, Settings
 from everstep_services.health.opening import opened
 from everstep_services.health.settings import HealthSettings
 
@@ -17,5 +17,5 @@ def _opened(loaded: Loaded) -> AbstractAsyncContextManager[Parts]:
 
 
 if __name__ == "__main__":
-    sections = {"bus": BusSettings, "health": HealthSettings}
+    sections: dict[str, type[Settings]] = {"bus": BusSettings, "health": HealthSettings}
     sys.exit(main("health", sections, _opened, sys.argv[1:], os.environ))

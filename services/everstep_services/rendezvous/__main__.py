@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from everstep.bus import BusSettings
 from everstep.runtime import Parts
 from everstep.serving import main
-from everstep.settings import Loaded
+from everstep.settings import Loaded, Settings
 from everstep_services.rendezvous.opening import opened
 from everstep_services.rendezvous.settings import RendezvousSettings
 
@@ -17,5 +17,5 @@ def _opened(loaded: Loaded) -> AbstractAsyncContextManager[Parts]:
 
 
 if __name__ == "__main__":
-    sections = {"bus": BusSettings, "rendezvous": RendezvousSettings}
+    sections: dict[str, type[Settings]] = {"bus": BusSettings, "rendezvous": RendezvousSettings}
     sys.exit(main("rendezvous", sections, _opened, sys.argv[1:], os.environ))
