@@ -34,7 +34,7 @@ def _round(folder: Path, ranks: int) -> float:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return 1000 * (max(json.loads(mark.read_text())["at"] for mark in marks) - began)
+    return 1000 * (max(float(json.loads(mark.read_text())["at"]) for mark in marks) - began)
 
 
 def _fork(rank: int, folder: Path) -> int:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from train import Descent, mark, step
+
+from benchmarks.restarts.train import Descent, mark, step
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

@@ -30,7 +30,7 @@ class Descent(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append({"params": list(param_group["params"])})
 
-    def step(self, _closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
                 parameter.sub_(parameter.grad, alpha=0.01)

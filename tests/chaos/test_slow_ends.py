@@ -66,6 +66,11 @@ def test_a_bus_without_rendezvous_ends_with_94(tmp_path: Path, job: str) -> None
         pieces.stop()
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="silence alone is no loss while other nodes of the round make steps, and nobody asks "
+    "whether its connection is closed",
+)
 def test_a_lost_node_that_nobody_waits_for_is_found_all_the_same(cluster: Cluster) -> None:
     """Its ranks and the others' know nothing of each other: no error tells that it is gone."""
     script = cluster.folder / "alone.py"

@@ -116,7 +116,7 @@ class Pieces:
         write_config(self._bus / "nats.json", plan, self._bus)
         for name in ALL:
             self.revive(name)
-        until(lambda: (self.folder / "token").exists(), "history has made its token")
+        until((self.folder / "token").exists, "history has made its token")
 
     def revive(self, name: str) -> None:
         """Start one that is not running."""

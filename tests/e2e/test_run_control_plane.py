@@ -76,7 +76,7 @@ def before_the_first_step(cluster: Cluster) -> Callable[[], None]:
     for node in ("node-1", "node-2"):
         cluster.steady("--nnodes", "2", node=node)
     cluster.until_fact("round_started")
-    return lambda: (cluster.folder / "hold").unlink()
+    return (cluster.folder / "hold").unlink
 
 
 def ending(cluster: Cluster) -> Callable[[], None]:

@@ -62,7 +62,8 @@ def test_the_environment_counts_restarts_and_logs_of_all_rounds_are_kept(cluster
 def test_the_tail_and_the_traceback_are_in_rest_when_the_node_is_gone(cluster: Cluster) -> None:
     script = cluster.folder / "raises.py"
     script.write_text(
-        "for _ in range(1000):\n    print('x' * 99)\nprint('the last words')\nraise ValueError('a bug')\n"
+        "for _ in range(1000):\n    print('x' * 99)\n"
+        "print('the last words')\nraise ValueError('a bug')\n"
     )
     agent = cluster.run("--cold", "--max-restarts", "0", str(script))
     assert agent.wait() == 1

@@ -3,6 +3,7 @@
 from typing import Any
 
 from everstep.messages import (
+    ErrorRecord,
     Joined,
     LeaveJob,
     Order,
@@ -123,6 +124,14 @@ def test_a_second_failure_that_may_be_the_cause_is_told() -> None:
     agent = running()
     agent.rank_gone(0, Exit(signal="SIGABRT"))
     assert told(agent.rank_gone(1, KILLED)) == ["rank_exited"]
+
+
+def test_an_exception_is_told_before_its_process_is_gone_and_once() -> None:
+    agent = running()
+    raised = Exit(code=1, error=ErrorRecord(name="ValueError", text="no"))
+    assert told(agent.script_failed(1, raised)) == ["rank_exited"]
+    assert agent.rank_gone(1, Exit(code=1)) == []
+    assert told(agent.rank_gone(0, KILLED)) == ["rank_exited"]
 
 
 def test_a_stop_order_stops_and_the_agent_joins_again() -> None:

@@ -4,7 +4,6 @@ torch's client sleeps before it asks a store again that did not listen yet. When
 milliseconds of each other, that sleep is the longest part of a round's start.
 """
 
-import socket
 import sys
 from time import monotonic, sleep
 
@@ -40,6 +39,8 @@ def meet_promptly() -> None:
 
 def wait_for_listener(host: str, port: int, world_size: int) -> bool:
     """Return when somebody listens there; False when nobody did for long, or it is no address."""
+    import socket  # only where torch is, which needs it, too
+
     pause_s, until = _FIRST_S, monotonic() + _WITHIN_S
     longest_s = max(_MOST_S, world_size * _MOST_S_A_RANK)
     while monotonic() < until:

@@ -42,8 +42,9 @@ def run(
     except BaseException as error:  # whatever it is, Python would print it and exit
         error.__traceback__ = _without_ours(error.__traceback__)
         interrupted = isinstance(error, KeyboardInterrupt)
-        _note(error, _INTERRUPTED if interrupted else _FAILED, link, environ)
         _print(error)
+        # After it was printed: who hears of it may look at what was written last.
+        _note(error, _INTERRUPTED if interrupted else _FAILED, link, environ)
         if interrupted:  # Python ends by the signal, after its exit handlers
             sys.excepthook = _print_nothing
             raise

@@ -46,6 +46,8 @@ class _Rank:
     number: int
     is_running: bool = False
     is_gone: bool = False
+    has_failed: bool = False
+    """It was told, before its process was gone."""
     returned_at: float | None = None
     is_overdue: bool = False
     """It was killed because it did not exit after its script had returned."""
@@ -233,15 +235,18 @@ class Agent:
         if self._goodbye is not None:
             return self._gone_while_leaving(ending)
         if not ending.is_good:
-            is_first, work.has_failed = not work.has_failed, True
-            # Of those that fall with the first only what may be the cause is told.
-            if is_first or not ending.is_secondary:
-                reason = f"rank {rank} {ending.text}"
-                return [Tell(work.order.round, "rank_exited", reason, rank, ending)]
-            return []
+            return [] if work.ranks[rank].has_failed else self._failed(work, rank, ending)
         if work.are_gone and not work.has_failed:
             return [Tell(work.order.round, "finished", "every rank exited with 0")]
         return []
+
+    def script_failed(self, rank: int, ending: Exit) -> list[Act]:
+        """An exception has ended a rank's script: its process will go, but may take its time."""
+        work = self._work
+        if work is None or rank not in work.ranks or self._goodbye or self.state == "stopping":
+            return []
+        work.ranks[rank].has_failed = True
+        return self._failed(work, rank, ending)
 
     def start_failed(self, round: int, reason: str) -> list[Act]:
         """The ranks of a round could not be started."""
@@ -314,6 +319,14 @@ class Agent:
         return acts
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _failed(self, work: _Work, rank: int, ending: Exit) -> list[Act]:
+        is_first, work.has_failed = not work.has_failed, True
+        # Of those that fall with the first only what may be the cause is told.
+        if not is_first and ending.is_secondary:
+            return []
+        reason = f"rank {rank} {ending.text}"
+        return [Tell(work.order.round, "rank_exited", reason, rank, ending)]
 
     def _hear(self, round: int | None) -> None:
         if round is not None and (self.round is None or round > self.round):

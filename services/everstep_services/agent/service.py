@@ -190,10 +190,12 @@ class AgentService:
                 self._do(self._agent.rank_stepped(event.rank, event.step))
             case ScriptEnded() if event.code == 0:
                 self._do(self._agent.script_returned(event.rank, self._clock.now()))
+            case ScriptEnded():
+                await self._script_failed(order, event)
             case RankGone():
                 await self._rank_gone(order, event)
             case _:
-                pass  # a script that failed: its exit says the rest
+                pass
 
     def _rank_runs(self, order: StartRanks, event: RankRuns) -> None:
         self._progress.runs(event)
@@ -209,6 +211,19 @@ class AgentService:
         )
         self._facts.put_nowait(started)
 
+    async def _script_failed(self, order: StartRanks, event: ScriptEnded) -> None:
+        """Not every failure is one for us yet: a script may exit as it likes, and take its time."""
+        error = await self._work.keeper.error(event.rank)
+        if error is None or error.name == "SystemExit" or self._agent.state == "stopping":
+            return
+        page = self._work.keeper.page(event.rank)
+        lasted_s = self._clock.now() - page.script_s if page is not None else 0.0
+        ending = Exit(code=event.code, error=error, lasted_s=lasted_s)
+        pid = 0 if page is None else page.pid
+        step = self._progress.step(event.rank)
+        self._evidence.rank_exited(order, event.rank, pid, ending, step)
+        self._do(self._agent.script_failed(event.rank, ending))
+
     async def _rank_gone(self, order: StartRanks, event: RankGone) -> None:
         is_good = event.code == 0
         ending = Exit(
@@ -218,7 +233,8 @@ class AgentService:
             error=None if is_good else await self._work.keeper.error(event.rank),
             lasted_s=event.lasted_s,
         )
-        if self._agent.state != "stopping":
+        is_known = self._evidence.fact_of(order.round, event.rank) is not None
+        if self._agent.state != "stopping" and not is_known:
             step = self._progress.step(event.rank)
             self._evidence.rank_exited(order, event.rank, event.pid, ending, step)
         self._do(self._agent.rank_gone(event.rank, ending))

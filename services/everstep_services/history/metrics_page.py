@@ -42,7 +42,7 @@ MEANINGS: Mapping[str, str] = {
     "everstep_rendezvous_facts_total": "Facts recorded about what was decided.",
     "everstep_rendezvous_probes_total": "Agents that were asked for a sign of life.",
     "everstep_health_jobs": "Jobs whose nodes are heard.",
-    "everstep_health_nodes": "Nodes that are heard, those that are lost included.",
+    "everstep_health_nodes": "Nodes that are heard.",
     "everstep_health_nodes_lost": "Nodes that are lost now.",
     "everstep_health_findings_waiting": "Findings that are not on our own disk yet.",
     "everstep_health_blind_seconds_total": "Time in which this replica could hear nobody.",

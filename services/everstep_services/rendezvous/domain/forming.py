@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from everstep.messages import Member, Replacement, RoundFormed, RoundWaiting, Seat, StandBy
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.ending import NOT_ENOUGH_NODES, decide, end_allocation
+from everstep_services.rendezvous.domain.incidents import CONSEQUENCE
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
@@ -58,12 +59,12 @@ def _is_settled(turn: Turn) -> bool:
     if doc.phase == "joining":
         return True
     owing = turn.state.count("stopping")
-    _decide_in_time(turn, owing)
+    trigger = doc.incident.trigger if doc.incident else "operator"
+    patience_s = turn.grace_s + turn.evidence_s(trigger) + turn.settings.last_call_s
+    _decide_in_time(turn, owing, patience_s)
     if turn.state.doc.phase != "ending":
         return False
     if owing:
-        trigger = doc.incident.trigger if doc.incident else "operator"
-        patience_s = turn.grace_s + turn.evidence_s(trigger) + turn.settings.last_call_s
         left_s = patience_s - turn.phase_s
         if left_s > 0:
             turn.wake_in(left_s)
@@ -71,11 +72,13 @@ def _is_settled(turn: Turn) -> bool:
     return _backoff_is_over(turn)
 
 
-def _decide_in_time(turn: Turn, owing: int) -> None:
+def _decide_in_time(turn: Turn, owing: int, patience_s: float) -> None:
     incident = turn.state.doc.incident
     if incident is None or incident.is_decided:
         return
-    left_s = turn.settings.cause_within_s - turn.phase_s
+    # Consequences have a cause: whoever owes an answer may be it, and is waited for anyway.
+    is_unexplained = incident.weight <= CONSEQUENCE
+    left_s = (patience_s if is_unexplained else turn.settings.cause_within_s) - turn.phase_s
     if owing and left_s > 0:
         turn.wake_in(left_s)
         return

@@ -12,7 +12,8 @@ from everstep_services.rendezvous.domain.turn import Turn
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0
-_CONSEQUENCE, _PLAIN, _NODE = 1, 2, 3
+CONSEQUENCE, _PLAIN, _NODE = 1, 2, 3
+"""What a sign explains of the others: nothing, something, all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Sign:
         """How well it explains the others: the loss of a node explains what its peers saw."""
         if self.trigger == "node_lost":
             return _NODE
-        return _CONSEQUENCE if self.fingerprint.startswith(SECONDARY) else _PLAIN
+        return CONSEQUENCE if self.fingerprint.startswith(SECONDARY) else _PLAIN
 
 
 def add(turn: Turn, sign: Sign) -> OpenIncident:
