@@ -17,13 +17,12 @@ from benchmarks.restarts.contenders import Contender, Everstep, Shape, Training,
 from benchmarks.restarts.options import workplace
 from benchmarks.restarts.stage import Stage
 
-SCRIPT = Path(__file__).parent / "restarts" / "rest.py"
 TICKS_A_S = os.sysconf("SC_CLK_TCK")
 PARTS = {
     "nats-server": "nats-server",
     "agent.warden": "warden",
     "bootstrap.forge": "forge",
-    "trainer_sdk.bootstrap": "forge",
+    "bootstrap/__main__.py forge": "forge",
     "everstep_services.cli up": "services (everstep up)",
     "everstep_services.cli run": "agent",
     "torch.distributed.run": "torchrun",
@@ -47,7 +46,7 @@ def main() -> None:
 def _measure(folder: Path, contender: Contender, asked: argparse.Namespace) -> None:
     folder.mkdir()
     with Stage(folder) as stage:
-        contender.start(stage, Shape(1, asked.ranks), Training(SCRIPT))
+        contender.start(stage, Shape(1, asked.ranks), Training(kind="rest"))
         stage.first_life(90.0)
         time.sleep(asked.settle)
         before = _ticks(stage)

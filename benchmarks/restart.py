@@ -63,7 +63,12 @@ def main() -> None:
 
 def _asked() -> argparse.Namespace:
     made = parser(str(__doc__), "2,4,8", 3)
-    made.add_argument("--kills", type=int, default=2, help="of a rank, for each start (2)")
+    made.add_argument(
+        "--kills",
+        type=int,
+        default=1,
+        help="of a rank, for each start (1): more than one may meet the backoff of crash loops",
+    )
     made.add_argument("--nodes", type=numbers, default=[2, 3], help="that are active (2,3)")
     made.add_argument("--only", type=words, default=list(CASES), metavar=",".join(CASES))
     made.add_argument("--optimizer", action="store_true", help="train with one of torch's own")

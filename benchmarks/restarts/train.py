@@ -3,7 +3,9 @@
 Each rank leaves one mark for each of its lives: when it had finished its first step, on the clock
 that all processes of a machine share. No launcher takes part in that measure.
 
-    torchrun --nproc-per-node 2 train.py FOLDER
+    torchrun --nproc-per-node 2 train.py FOLDER [own|torch|rest]
+
+The last word: with an optimizer of its own, with one of torch's, or asleep after one step.
 """
 
 import json
@@ -42,12 +44,14 @@ def main(folder: Path, kind: str = "own") -> None:
     dist.init_process_group("gloo")
     model = nn.Linear(64, 64)
     optimizer = (
-        Descent(model.parameters()) if kind == "own" else torch.optim.SGD(model.parameters())
+        torch.optim.SGD(model.parameters()) if kind == "torch" else Descent(model.parameters())
     )
     life = torch.tensor([os.getpid()])
     step(model, optimizer)
     dist.broadcast(life, 0)
     mark(folder, int(life))
+    while kind == "rest":
+        time.sleep(86_400)
     while True:
         step(model, optimizer)
         time.sleep(PACE_S)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.cluster import GONE_WITHIN_S, Agent, Cluster
-from tests.e2e.processes import SCRIPTS, alive, below, until
+from tests.e2e.processes import SCRIPTS, alive, below, kill_all, until
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,13 @@ def with_workers(cluster: Cluster, workers: int, *options: str) -> tuple[Agent, 
 
 
 def gone(pids: list[int]) -> None:
-    until(lambda: not [pid for pid in pids if alive(pid)], "all of them are gone", GONE_WITHIN_S)
+    def left() -> list[int]:
+        return [pid for pid in pids if alive(pid)]
+
+    try:
+        until(lambda: not left(), "all of them are gone", GONE_WITHIN_S)
+    finally:
+        kill_all(left())
 
 
 def test_a_killed_agent_leaves_nothing(cluster: Cluster) -> None:

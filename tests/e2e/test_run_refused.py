@@ -87,7 +87,7 @@ def test_a_node_that_runs_something_else(cluster: Cluster) -> None:
     cluster.until_fact("node_joined")
     other = cluster.steady("--nnodes", "3", "--nproc-per-node", "2", node="node-2")
     assert other.wait(WITHIN_S) == 2
-    assert "ranks_per_node is 2 here and 1 in the job" in one_line(other)
+    assert "ranks_per_node is 2 here and 1 in the job" in other.said
     cluster.steady("--nnodes", "2", node="node-3")
     cluster.until_stepping(1)
     cluster.finish()
