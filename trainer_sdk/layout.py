@@ -46,3 +46,6 @@ ERROR_FILE = "error.json"
 ELASTIC_ERROR_FILE = "torchelastic_error.json"
 WORKER_SOCKET = "worker.sock"
 FLIGHT_PREFIX = "flight_"
+
+# What an agent and its warden hold together, in the agent's runtime directory.
+LOCK_FILE = "lock"

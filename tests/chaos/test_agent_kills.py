@@ -109,11 +109,6 @@ def joined_again(five: Five, node: str) -> None:
     until(lambda: times() >= starts, f"{node} has joined {starts} times")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="an exit of the round before, read late, is reported as one of the round that has "
-    "begun meanwhile, and ends it: once in some 40 rounds",
-)
 def test_two_hundred_rounds_with_five_agents_for_four_slots(
     five: Five, dice: random.Random
 ) -> None:

@@ -67,22 +67,12 @@ def test_a_stopped_round_leaves_nothing_of_a_large_family(cluster: Cluster) -> N
     assert cluster.left() == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="data workers that threw away environment and session live on: the agent, who inherits "
-    "them, looks for the environment only",
-)
 def test_a_killed_warden_leaves_nothing(cluster: Cluster) -> None:
     agent, family = with_workers(cluster, 20, "--cold")
     os.kill(agent.warden, signal.SIGKILL)
     gone(family)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the lock of the first warden is still held by the agent, which ends with 2 for it; "
-    "until then each round is refused at once, and paid from the budget",
-)
 def test_a_killed_warden_costs_one_round(cluster: Cluster) -> None:
     agent, family = with_workers(cluster, 0, "--cold")
     os.kill(agent.warden, signal.SIGKILL)

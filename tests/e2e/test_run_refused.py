@@ -55,20 +55,7 @@ def test_wrong_credentials(cluster: Cluster, shared_up: Up) -> None:
     assert "service" in one_line(agent)
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "another-host",
-        pytest.param(
-            "node-1",
-            id="same-host",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the spool of the first is in the way: 94, and advice that does not help",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("folder", ["another-host", "node-1"], ids=["another-host", "same-host"])
 def test_a_second_node_of_the_same_name(cluster: Cluster, folder: str) -> None:
     cluster.steady("--nnodes", "2")
     cluster.until_fact("node_joined")
@@ -94,7 +81,6 @@ def test_a_node_that_runs_something_else(cluster: Cluster) -> None:
     assert [agent.wait() for agent in cluster.agents] == [0, 2, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="it ends with 0 and without a word")
 def test_a_job_that_is_done_is_not_run_again(cluster: Cluster) -> None:
     cluster.finish()
     assert cluster.steady().wait() == 0

@@ -12,8 +12,9 @@ from importlib.machinery import PathFinder
 
 from trainer_sdk.wire import Command, ForgePlan, Unfit
 
-# What every training with torch imports sooner or later: the first optimizer brings the second.
-_TORCH = ("torch", "torch._dynamo")
+_TORCH, _DYNAMO = "torch", "torch._dynamo"
+_OPTIMIZER = b"optim"
+"""A script that speaks of it makes an optimizer, and torch's first one imports `_DYNAMO`."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 
 
@@ -32,9 +33,11 @@ def preload(plan: ForgePlan) -> Preloaded:
     done = Preloaded()
     folder = script_folder(plan.command, plan.cwd)
     names = imports_of_script(plan.command, plan.cwd) if plan.preload == "auto" else plan.preload
+    optimizes = _OPTIMIZER in _source(plan.command, plan.cwd)
+    ours = (_TORCH, _DYNAMO) if optimizes else (_TORCH,)
     sys.path.insert(0, folder)
     try:
-        for name in dict.fromkeys((*_TORCH, *names)):
+        for name in dict.fromkeys((*ours, *names)):
             if name not in plan.without and not _import(name, done, named=name in names):
                 break
     finally:
@@ -101,14 +104,21 @@ def imports_of_script(command: Command, cwd: str) -> tuple[str, ...]:
     The user's own modules are not among them: they may look at the rank's environment.
     """
     folder = script_folder(command, cwd)
-    path = _script_path(command, cwd, folder)
     try:
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse(_source(command, cwd))
+    except (SyntaxError, ValueError):
         return ()  # the ranks will say it
     found = dict.fromkeys(name for name in _top_level(tree.body) if _is_installed(name, folder))
     return tuple(found)
+
+
+def _source(command: Command, cwd: str) -> bytes:
+    """The script's text; empty where there is none to be read: the ranks will say it."""
+    try:
+        with open(_script_path(command, cwd, script_folder(command, cwd)), "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _script_path(command: Command, cwd: str, folder: str) -> str:
@@ -145,7 +155,10 @@ def _origin(name: str, path: Sequence[str]) -> str:
     search: Sequence[str] = path
     spec = None
     for depth in range(1, name.count(".") + 2):
-        spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), search)
+        try:
+            spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), search)
+        except (ImportError, KeyError, ValueError):
+            return ""  # a part of a namespace package, for one, asks for a parent that was imported
         if spec is None:
             return ""
         search = spec.submodule_search_locations or ()

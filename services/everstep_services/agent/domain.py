@@ -133,7 +133,7 @@ class Agent:
             return self._leave(reply.exit_code, "refused", reply.reason, is_sent=True)
         acts = self._say_once(reply)
         if self._work is None:
-            self.state = "standby" if reply.standing == "spare" else "joining"
+            acts += self._wait(reply)
         wait_s = self.limits.ask_again_s if reply.retry_after_s is None else reply.retry_after_s
         self._ask_at = now + wait_s
         if reply.order is not None:
@@ -166,8 +166,9 @@ class Agent:
                     acts = self._start(order, now)
                 case StopRanks():
                     acts = self._stop(order)
-                case StandBy() if self._work is None:
+                case StandBy() if self._work is None and self.state != "standby":
                     self.state = "standby"
+                    acts = [Say("standing by as a spare")]
         return acts
 
     def bus_back(self) -> list[Act]:
@@ -277,8 +278,8 @@ class Agent:
         self._goodbye = _Goodbye(128 + number, "preempted", reason)
         if work is None or work.are_gone or self.state == "stopping":
             return self._gone() if self._work is None or work is None else self._end(0.0)
-        if self.state == "starting" and work.start_at is not None:
-            return self._end(0.0)
+        if self.state == "starting":  # there is nothing to save yet, and perhaps nobody to hear
+            return self._end(self.limits.stop_grace_s)
         self._goodbye.kill_at = now + grace_s
         told = Tell(work.order.round, "preempted", reason, grace_s=grace_s)
         return [Forward(number), told, Say(f"{reason}: its ranks have {grace_s:g} s")]
@@ -331,6 +332,18 @@ class Agent:
     def _hear(self, round: int | None) -> None:
         if round is not None and (self.round is None or round > self.round):
             self.round = round
+
+    def _wait(self, reply: Joined) -> list[Act]:
+        """Say what is waited for, when it is waited for long enough to ask again, and changes."""
+        was, self.state = self.state, "standby" if reply.standing == "spare" else "joining"
+        if self.state == "standby":
+            is_news = was != "standby"
+            return [Say("standing by as a spare")] if is_news else []
+        is_first, said = self._ask_at is None, f"waiting {reply.reason}"
+        if is_first or not reply.is_accepted or said in self._said:
+            return []
+        self._said.add(said)
+        return [Say(f"waiting for the round to form: {reply.reason}")]
 
     def _say_once(self, reply: Joined) -> list[Act]:
         key = f"{reply.standing} {reply.cause}"

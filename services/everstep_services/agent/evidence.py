@@ -30,6 +30,8 @@ class _Failure:
     incident: str | None = None
     blobs: dict[str, BlobRef] = field(default_factory=dict)
     is_recorded: bool = False
+    is_unstored: bool = False
+    """The bus was away when its output was to be kept."""
 
 
 class Evidence:
@@ -42,6 +44,7 @@ class Evidence:
         self._logs = workplace.logs
         self._records = records
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._later: asyncio.Queue[Job] = asyncio.Queue()
         self._failures: dict[tuple[int, int], _Failure] = {}
 
     def fact_of(self, round: int, rank: int) -> str | None:
@@ -68,7 +71,7 @@ class Evidence:
         async def keep() -> None:
             said = ""
             if not ending.is_good:
-                failure.blobs = await self._store(order.round, rank)
+                await self._store(order.round, rank, failure)
                 said = await asyncio.to_thread(self._first_error, order.round, rank)
             fact = self._records.rank_exited(
                 failure.fact, order, rank, pid, ending,
@@ -78,6 +81,8 @@ class Evidence:
             await self._bus.record(fact)
             failure.is_recorded = True
             await self._say_where(order.round, rank, failure)
+            if failure.is_unstored:
+                self._later.put_nowait(lambda: self._try_again(order.round, rank, failure))
 
         self._jobs.put_nowait(keep)
 
@@ -97,7 +102,7 @@ class Evidence:
         failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))
 
         async def keep() -> None:
-            failure.blobs = await self._store(order.round, 0)
+            await self._store(order.round, 0, failure)
             await self._say_where(order.round, 0, failure)
 
         self._jobs.put_nowait(keep)
@@ -110,6 +115,11 @@ class Evidence:
             finally:
                 self._jobs.task_done()
 
+    async def collect_later_for_ever(self) -> None:
+        while True:
+            job = await self._later.get()
+            await job()
+
     async def finish(self, within_s: float) -> None:
         """Wait for what is under way."""
         try:
@@ -118,18 +128,23 @@ class Evidence:
         except TimeoutError:
             log.warning("evidence_unfinished jobs=%d", self._jobs.qsize())
 
-    async def _store(self, round: int, rank: int) -> dict[str, BlobRef]:
-        blobs: dict[str, BlobRef] = {}
+    async def _store(self, round: int, rank: int, failure: _Failure) -> None:
+        failure.is_unstored = False
         for stream in _STREAMS:
             text = await asyncio.to_thread(self._tail, round, rank, stream)
             if not text:
                 continue
             try:
                 async with asyncio.timeout(_PUT_WITHIN_S):
-                    blobs[stream] = await self._bus.blobs.put(self._job, text.encode())
+                    failure.blobs[stream] = await self._bus.blobs.put(self._job, text.encode())
             except (BusError, TimeoutError) as error:
-                log.warning("log_not_kept rank=%d stream=%s error=%s", rank, stream, error)
-        return blobs
+                failure.is_unstored = True
+                log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
+
+    async def _try_again(self, round: int, rank: int, failure: _Failure) -> None:
+        await self._bus.wait_connected()
+        await self._store(round, rank, failure)
+        await self._say_where(round, rank, failure)
 
     async def _say_where(self, round: int, rank: int, failure: _Failure) -> None:
         if failure.incident is None:

@@ -19,7 +19,6 @@ from trainer_sdk.bootstrap.link import ShortPath
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
 
-_LOCK = "lock"
 _SOCKET = "agent.sock"
 _WARDEN = "everstep_services.agent.warden"
 
@@ -41,7 +40,7 @@ def lay(plan: KeeperPlan) -> Ground:
     plan.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     become_subreaper()
     swept = tree.kill_leftovers()
-    lock = _lock(plan.runtime_dir / _LOCK)
+    lock = _lock(plan.runtime_dir / layout.LOCK_FILE)
     datagrams = _bound(plan.runtime_dir / _SOCKET)
     ours, theirs = socket.socketpair()
     with theirs, open(plan.runtime_dir / "warden.log", "ab") as log:
@@ -115,7 +114,7 @@ def _tags(plan: KeeperPlan) -> dict[str, str]:
     """Whose process this is, for whoever finds it after its agent and its warden have died."""
     return {
         layout.INSTANCE_VARIABLE: plan.instance,
-        layout.LOCK_VARIABLE: str(plan.runtime_dir / _LOCK),
+        layout.LOCK_VARIABLE: str(plan.runtime_dir / layout.LOCK_FILE),
     }
 
 

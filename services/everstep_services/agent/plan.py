@@ -114,7 +114,7 @@ class RunPlan:
     warm: bool = True
     preload: tuple[str, ...] | Literal["auto"] = "auto"
     """Modules that the forge imports besides torch."""
-    stop_grace_s: float = 5.0
+    stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL in a round that is broken."""
     preempt_grace_s: float = 600.0
     """From a preemption signal to this process, passed on to the ranks, to SIGKILL."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.errors import BusDeniedError, BusError
+from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
@@ -18,8 +19,10 @@ from everstep_services.agent.domain import Limits
 from everstep_services.agent.keeper import opened_keeper
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.service import AgentService
+from everstep_services.agent.tree import is_free
 from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace, private_dir
+from trainer_sdk import layout
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,16 @@ class NoControlPlaneError(EverstepError):
 
     def __init__(self, error: BusError) -> None:
         super().__init__(f"{error}; without a bus, use `everstep run --standalone`")
+
+
+class NodeIdTakenError(EverstepError):
+    """Another agent of this job runs under the same name on this host."""
+
+    def __init__(self, job: str, node: str) -> None:
+        super().__init__(
+            f"another agent runs as {node} in job {job}, and on this host: give each its own "
+            f"--node-id, or stop the other"
+        )
 
 
 class Signals:
@@ -104,7 +117,8 @@ async def _run(
     async with AsyncExitStack() as stack:
         workplace = stack.enter_context(Workplace.opened(plan, runtime, base))
         keeper_plan = workplace.keeper_plan(instance)
-        keeper = await stack.enter_async_context(opened_keeper(keeper_plan))
+        first = await stack.enter_async_context(AsyncExitStack())
+        keeper = await first.enter_async_context(opened_keeper(keeper_plan))
         await stack.enter_async_context(workplace.console_following())
         settings = await bus_settings
         name = f"agent-{plan.job}-{plan.node}"
@@ -113,10 +127,12 @@ async def _run(
             bus = await stack.enter_async_context(connect(settings, name, spool=spool))
         except BusDeniedError:
             raise
+        except SpoolBusyError as error:
+            raise NodeIdTakenError(plan.job, plan.node) from error
         except BusError as error:
             raise NoControlPlaneError(error) from error
         limits = Limits(stop_grace_s=plan.stop_grace_s, preempt_grace_s=plan.preempt_grace_s)
-        keepers = Keepers(keeper, partial(opened_keeper, keeper_plan))
+        keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan))
         service = AgentService(plan, bus, keepers, workplace, clock, instance, limits=limits)
         with signals.handed_to(service.signalled):
             return await service.run()
@@ -131,4 +147,12 @@ def runtime_dir(environ: dict[str, str], instance: str) -> Path:
         memory = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
         root = memory if os.access(memory, os.W_OK) else Path("/tmp")  # noqa: S108
         base = root / f"everstep-{os.getuid()}"
-    return private_dir(private_dir(base) / instance)
+    _sweep(private_dir(base))
+    return private_dir(base / instance)
+
+
+def _sweep(base: Path) -> None:
+    """Remove the folders of agents that were killed: nobody holds their locks any more."""
+    for folder in base.iterdir():
+        if is_free(str(folder / layout.LOCK_FILE)):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -42,7 +42,7 @@ _PREEMPTING = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _BEAT_EVERY_S = 1.0
 _LOOK_AT_BUS_EVERY_S = 0.25
 _GOODBYE_WITHIN_S = 2.0
-_NOBODY_WITHIN_S = 30.0
+_NOBODY_WITHIN_S = 20.0
 """A new agent gives up when nobody has answered it for so long; one that was answered never."""
 _UNREACHABLE = 94
 
@@ -83,6 +83,8 @@ class AgentService:
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
+        self._unfit = ""
+        """Why the forge cannot fork, until it was said."""
         self._exit: asyncio.Future[acts.Exiting] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -99,11 +101,11 @@ class AgentService:
                     self._tick_for_ever,
                     self._record_for_ever,
                     self._evidence.collect_for_ever,
+                    self._evidence.collect_later_for_ever,
                     self._follow_bus_for_ever,
                     self._beat_for_ever,
                 )
             ]
-            self._do(self._agent.begin())
             exiting = await self._exit
             await self._say_goodbye(exiting)
             for loop in loops:
@@ -129,6 +131,8 @@ class AgentService:
         ):
             for inbox in (to_all, to_us):
                 tasks.create_task(self._hear(inbox))
+            # Not before we can be heard: who does not hear its orders is taken to be gone.
+            self._do(self._agent.begin())
 
     async def _hear(self, inbox: Inbox[Order]) -> None:
         while True:
@@ -175,7 +179,8 @@ class AgentService:
         if isinstance(event, ForgeReady):
             log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
         else:
-            self._workplace.say(f"ranks start cold: {event.reason}", is_warning=True)
+            self._unfit = event.reason
+            log.info("forge_unfit final=%s reason=%s", event.is_final, event.reason)
 
     async def _rank_did(self, order: StartRanks, event: KeeperEvent) -> None:
         match event:
@@ -200,6 +205,9 @@ class AgentService:
     def _rank_runs(self, order: StartRanks, event: RankRuns) -> None:
         self._progress.runs(event)
         self._do(self._agent.rank_runs(event.rank))
+        if event.start == "cold" and self._unfit:
+            self._workplace.say(f"ranks start cold: {self._unfit}", is_warning=True)
+            self._unfit = ""
         self._evidence.rank_runs(order, event.rank, event.pid)
         started = self._records.rank_started(
             order,
@@ -214,7 +222,7 @@ class AgentService:
     async def _script_failed(self, order: StartRanks, event: ScriptEnded) -> None:
         """Not every failure is one for us yet: a script may exit as it likes, and take its time."""
         error = await self._work.keeper.error(event.rank)
-        if error is None or error.name == "SystemExit" or self._agent.state == "stopping":
+        if error is None or error.name == "SystemExit" or not self._is_at_work(event.round):
             return
         page = self._work.keeper.page(event.rank)
         lasted_s = self._clock.now() - page.script_s if page is not None else 0.0
@@ -225,19 +233,19 @@ class AgentService:
         self._do(self._agent.script_failed(event.rank, ending))
 
     async def _rank_gone(self, order: StartRanks, event: RankGone) -> None:
-        is_good = event.code == 0
-        ending = Exit(
-            code=event.code,
-            signal=event.signal,
-            core_dumped=event.core_dumped,
-            error=None if is_good else await self._work.keeper.error(event.rank),
-            lasted_s=event.lasted_s,
-        )
-        is_known = self._evidence.fact_of(order.round, event.rank) is not None
-        if self._agent.state != "stopping" and not is_known:
+        error = None if event.code == 0 else await self._work.keeper.error(event.rank)
+        if not self._is_at_work(event.round):
+            return  # meanwhile it was stopped, or another round has begun
+        ending = Exit(event.code, event.signal, event.core_dumped, error, lasted_s=event.lasted_s)
+        if self._evidence.fact_of(order.round, event.rank) is None:
             step = self._progress.step(event.rank)
             self._evidence.rank_exited(order, event.rank, event.pid, ending, step)
         self._do(self._agent.rank_gone(event.rank, ending))
+
+    def _is_at_work(self, round: int) -> bool:
+        """Its ranks run here, and were not ordered to stop."""
+        order = self._agent.order
+        return order is not None and order.round == round and self._agent.state != "stopping"
 
     def _keeper_lost(self, event: KeeperLost) -> None:
         order = self._agent.order
@@ -354,8 +362,8 @@ class AgentService:
             self._exit.set_result(exiting)
 
     async def _say_goodbye(self, exiting: acts.Exiting) -> None:
-        if exiting.code:
-            self._workplace.say(exiting.reason, is_warning=True)
+        if exiting.code or exiting.cause == "refused":
+            self._workplace.say(exiting.reason, is_warning=bool(exiting.code))
         self._beat()
         await self._workplace.drain()
         await self._evidence.finish(_GOODBYE_WITHIN_S)

@@ -39,7 +39,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     stop_on_repeat: bool = False
     """Stop a job that fails twice in the same way or makes no progress, instead of only advising
     it."""
-    stop_grace_s: float = 5.0
+    stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL in a round that is broken: there is nothing left to save."""
     preempt_grace_s: float = 600.0
     """From SIGTERM to SIGKILL when this process is asked to end: time to save."""

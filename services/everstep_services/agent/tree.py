@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from trainer_sdk import layout
 
-_PPID = 1  # counted after the command's name in /proc/PID/stat
+_PPID, _SESSION = 1, 3  # counted after the command's name in /proc/PID/stat
 
 
 def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
@@ -89,12 +89,20 @@ def catches(pid: int, number: int) -> bool:
 
 
 def kill_instance(instance: str) -> int:
-    """Kill what one agent's warden has left behind; how many there were.
+    """Kill what one agent's warden has left behind when it was killed; how many there were.
 
-    Only the warden, as their adopter, can find those that have thrown away both their
-    environment and their session. When it is killed itself, they are lost to us.
+    Its orphans have become children of the agent, and are known by their session: what the
+    agent itself has started shares the agent's own. The tag finds whatever is further below.
     """
-    return _kill_tagged(lambda tags: tags.get(layout.INSTANCE_VARIABLE) == instance)
+    killed, own = 0, os.getsid(0)
+    for pid in children(os.getpid()):
+        fields = stat(pid)
+        if fields and int(fields[_SESSION]) != own:
+            for below, parent in descendants(pid).items():
+                killed += kill(below, parent)
+            killed += kill(pid, os.getpid())
+            os.waitpid(pid, 0)  # nobody else waits for what we have not started
+    return killed + _kill_tagged(lambda tags: tags.get(layout.INSTANCE_VARIABLE) == instance)
 
 
 def kill_leftovers() -> int:
@@ -103,7 +111,7 @@ def kill_leftovers() -> int:
     They hold one lock together, whose path is in their ranks' environment. Whoever's lock is
     held, or cannot be found, is not ours to judge.
     """
-    return _kill_tagged(lambda tags: _is_free(tags.get(layout.LOCK_VARIABLE, "")))
+    return _kill_tagged(lambda tags: is_free(tags.get(layout.LOCK_VARIABLE, "")))
 
 
 def _kill_tagged(wanted: Callable[[dict[str, str]], bool]) -> int:
@@ -135,7 +143,8 @@ def _tagged() -> Iterator[tuple[int, dict[str, str]]]:
             yield int(name), {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def _is_free(path: str) -> bool:
+def is_free(path: str) -> bool:
+    """Nobody holds this lock: its agent and its warden are gone."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

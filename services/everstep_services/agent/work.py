@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from everstep_services.agent.workplace import Workplace
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 1.0
+_KEEPER_WITHIN_S = 30.0
 _NOTHING = Stopped((), (), 0, (), 0.0)
 
 
@@ -25,6 +26,7 @@ class Keepers:
     """The keeper that runs already, and how to get another when it is lost."""
 
     first: Keeper
+    close_first: Callable[[], Awaitable[None]]
     another: Callable[[], AbstractAsyncContextManager[Keeper]]
 
 
@@ -43,7 +45,9 @@ class Work:
 
     def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, told: Told) -> None:
         self.keeper = keepers.first
-        self._another = keepers.another
+        self._keepers = keepers
+        self._has_keeper = asyncio.Event()
+        self._has_keeper.set()
         self._workplace = workplace
         self._clock = clock
         self._told = told
@@ -62,11 +66,13 @@ class Work:
         """What happens to the ranks, through all keepers."""
         async for event in self._heard():
             yield event
+        await self._keepers.close_first()
         while True:
-            await self._clock.sleep(_AGAIN_AFTER_S)
-            async with self._another() as self.keeper:
+            async with self._keepers.another() as self.keeper:
+                self._has_keeper.set()
                 async for event in self._heard():
                     yield event
+            await self._clock.sleep(_AGAIN_AFTER_S)
 
     async def start_and_stop_for_ever(self) -> None:
         while True:
@@ -93,15 +99,19 @@ class Work:
         """Until the keeper is lost."""
         while True:
             event = await self.keeper.events.get()
-            yield event
             if isinstance(event, KeeperLost):
+                self._has_keeper.clear()
+                yield event
                 return
+            yield event
 
     async def _start(self, start: Start) -> None:
         try:
+            async with asyncio.timeout(_KEEPER_WITHIN_S):
+                await self._has_keeper.wait()
             batch = await asyncio.to_thread(self._workplace.prepare, start.order)
             await self.keeper.start(batch)
-        except (OSError, EverstepError) as error:
+        except (OSError, TimeoutError, EverstepError) as error:
             self._told.failed(start, f"its ranks cannot be started: {error}")
         else:
             self._workplace.show(start.order)

@@ -15,6 +15,7 @@ from everstep_services.cli.errors import CliError, Exit
 
 _LOCK = "up.lock"
 _RUNNING = "up.json"
+_LOOKS_WITHIN_S = 2.0
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -88,12 +89,19 @@ class StateDir:
             os.close(descriptor)
 
     def _lock(self, descriptor: int) -> None:
+        until = time.monotonic() + _LOOKS_WITHIN_S
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 holder = self._holder()
                 if holder is None or _started(holder.pid) != holder.started:
+                    if time.monotonic() > until:
+                        raise CliError(
+                            f"the state directory {self.path} is in use, and not by a process "
+                            f"that is seen here: is it on a file system that another host or "
+                            f"container uses, too? Use another --state-dir"
+                        ) from error
                     time.sleep(0.01)  # a command that only looks has it for a moment
                     continue
                 raise CliError(

@@ -20,7 +20,7 @@ from everstep_services.cli.output import print_table, wants_color
 JOB = "demo"
 _SCRIPT = Path(__file__).with_name("train.py")
 _PACE_S = 0.02
-_WITHIN_S = 60.0
+_WITHIN_S = 180.0
 _PHASES = {
     "detect": "detect",
     "evidence": "look",

@@ -1,6 +1,7 @@
 """Runs what `everstep run` was asked for: on the bus that is there, or with one of its own."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Coroutine
 
@@ -95,6 +96,8 @@ def _configure_logs(invocation: Invocation) -> None:
     if loaded.origins["log.format"] == DEFAULT:
         log = msgspec.structs.replace(log, format="console")
     configure(log, "run", environ=invocation.environ)
+    # What matters of what the client library says, our own connection says in one line.
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
 
 
 def _known(settings: BusSettings) -> Coroutine[object, object, BusSettings]:

@@ -105,8 +105,7 @@ def _excluded(control: Control, turn: Turn, ask: Join) -> Refusal | None:
     until = f"until {found.until:%Y-%m-%d %H:%M} UTC" if found.until else "until it is included"
     return Refusal(
         "excluded",
-        f"{ask.node} is excluded by {found.by} {until}: {found.reason}. "
-        f"Include it again with `everstep node include {ask.node}`",
+        f"{ask.node} is excluded by {found.by} {until}: {found.reason}",
         retry_after_s=_RETRY_S,
     )
 

@@ -145,7 +145,9 @@ def _with(
     if progress:
         given_back = int(failure.steps_s // settings.refill_every_s)
         refilled = min(refilled + given_back, past.restarts)
-    is_quick = failure.lived_s < settings.quick_s
+    # A rank that was killed after it had made steps says nothing about the script.
+    was_killed = failure.steps_s > 0 and failure.exit_code is None
+    is_quick = failure.lived_s < settings.quick_s and not was_killed
     idle, quick = past.idle_rounds, past.quick_failures
     if progress:
         idle = 0

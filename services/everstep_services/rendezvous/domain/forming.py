@@ -162,7 +162,11 @@ def _enter_round(turn: Turn, size: int) -> None:
         planned=None,
     )
     again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
-    state.enter("forming", f"round {number}: {size} slots, {again}", turn.now.wall)
+    state.enter(
+        "forming",
+        f"round {number}: {size} {'slot' if size == 1 else 'slots'}, {again}",
+        turn.now.wall,
+    )
     turn.since("phase", number, "forming")
     turn.since("lived", number)
 

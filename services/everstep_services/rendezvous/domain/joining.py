@@ -24,6 +24,7 @@ from everstep_services.rendezvous.domain.admission import (
 )
 from everstep_services.rendezvous.domain.ending import PREEMPTED, close_allocations
 from everstep_services.rendezvous.domain.events import Probe
+from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.losses import fell_away
 from everstep_services.rendezvous.domain.seating import is_adoptable, take
 from everstep_services.rendezvous.domain.state import OVER
@@ -49,7 +50,7 @@ def join(turn: Turn, ask: Join) -> Refusal | None:
     if no.cause not in {"duplicate", "stale"}:
         _say_refused(turn, ask, no)
         if seat is not None and seat.instance == ask.instance:
-            fell_away(turn, seat, "node_left", no.reason)
+            fell_away(turn, seat, Sign("node_left", no.reason, node=seat.node))
     return no
 
 
@@ -101,7 +102,7 @@ def leave(turn: Turn, ask: Leave) -> Done:
         exit_code=ask.exit_code,
     )
     cause = "preempted" if ask.cause == "preempted" else "node_left"
-    fell_away(turn, seat, cause, f"{ask.node} left: {ask.reason}")
+    fell_away(turn, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
     exit_code = ask.exit_code if ask.exit_code is not None else PREEMPTED
     close_allocations(turn, ask.cause, f"{ask.node} was the last: {ask.reason}", exit_code)
     return Done(text="goodbye")

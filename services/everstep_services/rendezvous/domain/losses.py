@@ -17,7 +17,7 @@ def probed(turn: Turn, found: Probed) -> None:
         turn.memory.answered[found.instance] = turn.now.s
         return
     reason = f"{found.node} is gone: nobody hears it, its connection to the bus is closed"
-    _gone(turn, found.node, found.instance, reason, None)
+    _gone(turn, found.node, found.instance, reason)
 
 
 def lost(turn: Turn, finding: NodeLost) -> None:
@@ -28,10 +28,10 @@ def lost(turn: Turn, finding: NodeLost) -> None:
     heard = turn.memory.heard.get(seat.instance)
     if heard is not None and turn.now.s - heard < finding.limit_s:
         return  # it spoke to us since
-    _gone(turn, finding.node, seat.instance, finding.reason, finding.id)
+    _gone(turn, finding.node, seat.instance, finding.reason, finding.id, finding.silence_s)
 
 
-def fell_away(turn: Turn, seat: Seat, cause: str, reason: str, fact: str | None = None) -> None:
+def fell_away(turn: Turn, seat: Seat, sign: Sign) -> None:
     """A node is no longer there; if a round needed it, that round is over."""
     state, doc = turn.state, turn.state.doc
     turn.memory.forget_agent(seat.instance)
@@ -46,15 +46,14 @@ def fell_away(turn: Turn, seat: Seat, cause: str, reason: str, fact: str | None 
         state.drop(seat.node)
         return
     state.put(replace(seat, stage="gone"))
-    member_lost(turn, seat, cause, reason, fact)
+    member_lost(turn, seat, sign)
 
 
-def member_lost(turn: Turn, seat: Seat, cause: str, reason: str, fact: str | None = None) -> None:
+def member_lost(turn: Turn, seat: Seat, sign: Sign) -> None:
     """What the round has lost ends it, or belongs to the incident that ended it."""
     doc = turn.state.doc
-    sign = Sign(cause, reason, node=seat.node, fact=fact)
     if doc.phase in {"forming", "running"} and seat.stage in AT_WORK:
-        end_round(turn, cause, sign)
+        end_round(turn, sign.trigger, sign)
     elif doc.phase == "ending" and doc.incident is not None and not doc.incident.is_decided:
         incidents.add(turn, sign)
 
@@ -102,8 +101,16 @@ def _again_at(turn: Turn, seat: Seat) -> float:
     return 0.0 if probed_at is None else probed_at + turn.settings.probe_every_s
 
 
-def _gone(turn: Turn, node: str, instance: str, reason: str, fact: str | None) -> None:
+def _gone(
+    turn: Turn,
+    node: str,
+    instance: str,
+    reason: str,
+    fact: str | None = None,
+    detect_s: float = 0.0,
+) -> None:
     seat = turn.state.seat(node)
     if seat is None or seat.instance != instance or seat.stage == "gone":
         return
-    fell_away(turn, seat, "node_lost", reason, fact)
+    sign = Sign("node_lost", reason, node=node, fact=fact, detect_s=detect_s)
+    fell_away(turn, seat, sign)

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from everstep.messages import AllocationStarted, Join, NodeJoined, Seat
+from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.losses import member_lost
 from everstep_services.rendezvous.domain.state import AT_WORK
 from everstep_services.rendezvous.domain.turn import Turn
@@ -71,7 +72,7 @@ def _back(turn: Turn, ask: Join, seat: Seat) -> None:
         # be late: its question can be older than its ranks.
         reason = f"{ask.node} no longer runs any rank of round {doc.round}"
         turn.state.put(replace(seat, stage="stopping"))
-        member_lost(turn, seat, "rank_exited", reason)
+        member_lost(turn, seat, Sign("rank_exited", reason, node=ask.node))
         turn.state.put(replace(seat, stage="idle"))
 
 
