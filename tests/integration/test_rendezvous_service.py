@@ -193,3 +193,18 @@ async def test_a_report_about_a_job_without_a_document_harms_nobody(
         assert (reply.round, reply.is_current) == (3, False)
         with pytest.raises(AskRefusedError, match="there is no job"):
             await agent.show()
+
+
+async def test_a_document_that_cannot_be_read_stops_its_own_job_only(
+    shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
+) -> None:
+    broken, rounds = f"{job}-broken", agents_bus.documents("ROUNDS")
+    await rounds.put(broken, b"\x00no document", revision=0)
+    async with replica(shared_nats.settings(SERVICE), tmp_path):
+        with pytest.raises(AskRefusedError, match="cannot be read"):
+            await Agent(agents_bus, broken, "n0", spec(1)).join()
+        agent = Agent(agents_bus, job, "n0", spec(1))
+        async with agent.listening():
+            await agent.join()
+            assert (await agent.started()).round == 1
+    await rounds.delete(broken, revision=None)

@@ -102,7 +102,8 @@ def test_a_lost_order_comes_with_the_next_answer() -> None:
     agent.joined(reply(0), now=0)
     assert agent.wake_at == 5
     assert agent.tick(now=5) == [Join()]
-    assert agent.joined(reply(1, order=start()), now=5) == [Start(start())]
+    acts = agent.joined(reply(1, order=start()), now=5)
+    assert acts[-1] == Start(start())
 
 
 def test_a_delayed_start_waits_and_can_be_called_off() -> None:
@@ -167,7 +168,8 @@ def test_an_agent_that_slept_through_two_rounds_stops_its_old_ranks() -> None:
     acts = agent.reported(Tell(1, "rank_exited", "it did"), answer)
     assert [type(act) for act in acts] == [Say, Stop]
     assert agent.stopped(1) == [Join()]
-    assert agent.joined(reply(3, standing="spare"), now=1) == []
+    assert agent.joined(reply(3, standing="spare"), now=1) == [Say("standing by as a spare")]
+    assert agent.joined(reply(3, standing="spare"), now=2) == []
     assert agent.state == "standby"
 
 
@@ -310,3 +312,18 @@ def test_a_rank_that_fails_ends_the_search_for_hanging_ends() -> None:
     agent = running()
     agent.rank_gone(1, KILLED)
     assert agent.last_ranks == frozenset()
+
+
+def test_a_long_wait_is_said_when_what_it_waits_for_changes() -> None:
+    agent = Agent(Limits())
+    assert agent.joined(Joined(round=0, is_accepted=True, reason="one of two"), now=0) == []
+    told_once = [Say("waiting for the round to form: one of two")]
+    assert agent.joined(Joined(round=0, is_accepted=True, reason="one of two"), now=5) == told_once
+    assert agent.joined(Joined(round=0, is_accepted=True, reason="one of two"), now=10) == []
+
+
+def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
+    agent = Agent(Limits(stop_grace_s=3))
+    agent.ordered(start(), now=0)
+    agent.rank_runs(0)
+    assert agent.preempted(15, "SIGTERM", now=1) == [Stop(1, 3, 0.0, None)]

@@ -47,8 +47,18 @@ class Attachment(Protocol):
     async def attach(self, client: Client) -> None: ...
 
 
-class _TlsClient(Client):
-    """A client that tells no password to a server without TLS when TLS was asked for."""
+class _Client(Client):
+    """nats-py's, mended in two places.
+
+    It tells no password to a server without TLS when TLS was asked for; and a PONG that a
+    cancelled caller no longer waits for does not break the connection for everybody.
+    """
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            # In its place one that nobody waits for: each PONG answers one PING, in order.
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     def _connect_command(self) -> bytes:
         if self.options.get("tls") and not self._server_info.get("tls_required"):
@@ -164,7 +174,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once, or raise the error that says why not, within `connect_within_s`."""
-        client = _TlsClient()
+        client = _Client()
         try:
             await self._connect(client)
             await check_server(client, self._settings, self.inbox_prefix)

@@ -12,6 +12,7 @@ from everstep.bus.asking import RefusalError
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.ports import Bus, Document
 from everstep.clock import Clock
+from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import Join, Message, RoundDocument
 from everstep_services.rendezvous.batches import Batch, fact_in, no_such_job, refuse
@@ -38,6 +39,17 @@ _RESCUE_AFTER_S = 3.0
 _RETRY_S = 0.5
 _ATTEMPTS = 50
 _SENDS_AT_ONCE = 200
+
+
+class UnreadableError(EverstepError):
+    """What is stored about a job is no document of ours. Nothing of it is decided on."""
+
+    def __init__(self, job: str, why: str) -> None:
+        super().__init__(
+            f"what the bus holds about the rounds of job {job} cannot be read ({why}): a newer "
+            f"release may have written it; else look at key {job} of bucket {BUCKET}, and remove it"
+        )
+        self.job = job
 
 
 @dataclass(slots=True)
@@ -111,7 +123,7 @@ class Desk:
         found = await self._documents.get(self._name)
         if found.data is None:
             raise RefusalError("404", f"there is no job {self._name}")
-        return _DECODER.decode(found.data)
+        return _decoded(self._name, found.data)
 
     async def work_for_ever(self) -> None:
         """Decide whatever comes, batch by batch."""
@@ -127,6 +139,8 @@ class Desk:
                 await self._decide([event for event, _ in batch] or [Tick()], batch)
             except BusError as error:
                 self._put_off(batch, error)
+            except UnreadableError as error:
+                self._leave_alone(batch, error)
             await self._tidy()
 
     async def _wait(self) -> None:
@@ -185,7 +199,7 @@ class Desk:
         if document.data is None:
             self._revision = 0
             return
-        found = _DECODER.decode(document.data)
+        found = _decoded(self._name, document.data)
         self._job = self._made(found)
         if found.outbox:
             # Whoever wrote it records it; if it still stands there later, they are gone.
@@ -279,5 +293,18 @@ class Desk:
             if answer is None and not isinstance(event, Tick):
                 self._events.append((event, None))
 
+    def _leave_alone(self, batch: Batch, error: UnreadableError) -> None:
+        """Until somebody writes something else there: no other job may suffer from it."""
+        log.error("document_unreadable job=%s error=%s", self._name, error)
+        self._revision, self._wake_at = None, None
+        refuse(batch, RefusalError("503", str(error)))
+
     def _now(self) -> Now:
         return Now(self._around.clock.now(), self._around.clock.wall(), new_id)
+
+
+def _decoded(job: str, data: bytes) -> RoundDocument:
+    try:
+        return _DECODER.decode(data)
+    except msgspec.MsgspecError as error:
+        raise UnreadableError(job, str(error)) from error
