@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import re
 import sys
 import sysconfig
 import warnings
@@ -13,8 +14,8 @@ from importlib.machinery import PathFinder
 from trainer_sdk.wire import Command, ForgePlan, Unfit
 
 _TORCH, _DYNAMO = "torch", "torch._dynamo"
-_OPTIMIZER = b"optim"
-"""A script that speaks of it makes an optimizer, and torch's first one imports `_DYNAMO`."""
+_OPTIMIZER = re.compile(rb"\boptim\b")
+"""A script that names this module makes an optimizer, and torch's first one imports `_DYNAMO`."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 
 
@@ -33,7 +34,7 @@ def preload(plan: ForgePlan) -> Preloaded:
     done = Preloaded()
     folder = script_folder(plan.command, plan.cwd)
     names = imports_of_script(plan.command, plan.cwd) if plan.preload == "auto" else plan.preload
-    optimizes = _OPTIMIZER in _source(plan.command, plan.cwd)
+    optimizes = _OPTIMIZER.search(_source(plan.command, plan.cwd))
     ours = (_TORCH, _DYNAMO) if optimizes else (_TORCH,)
     sys.path.insert(0, folder)
     try:

@@ -32,7 +32,7 @@ OWN = (
     _option(RESTARTS, "--max-restarts-per-hour", kind="limit", metavar="N|none", least=0,
             help="How many of them within an hour (none)."),
     _option(RESTARTS, "--no-progress-limit", kind="limit", metavar="N|none", least=1,
-            help="Rounds in a row that may end without a new step (3)."),
+            help="Rounds in a row without a new step (3: advice); given, it stops the job."),
     _option(RESTARTS, "--stop-on-repeat", kind="flag",
             help="Stop, with code 93, when it fails twice in the same way; else that is only "
             "advised."),
