@@ -20,7 +20,7 @@ from benchmarks.restarts.stage import Stage
 TICKS_A_S = os.sysconf("SC_CLK_TCK")
 PARTS = {
     "nats-server": "nats-server",
-    "agent.warden": "warden",
+    "agent.ranks.warden": "warden",
     "bootstrap.forge": "forge",
     "bootstrap/__main__.py forge": "forge",
     "everstep_services.cli up": "services (everstep up)",

@@ -54,7 +54,7 @@ class Agent(Process):
 
     @property
     def warden(self) -> int:
-        return next(iter(self.children("agent.warden")))
+        return next(iter(self.children("agent.ranks.warden")))
 
 
 class Cluster:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.keeping import ForgeReady, RankGone, RankRuns, ScriptEnded
+from everstep_services.agent.ranks.keeping import ForgeReady, RankGone, RankRuns, ScriptEnded
 from tests.integration.scripts.rig import SCRIPTS, Node, opened
 
 ENDS = [

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from everstep_services.agent.keeper import opened_keeper
-from everstep_services.agent.keeping import (
+from everstep_services.agent.ranks.keeper import opened_keeper
+from everstep_services.agent.ranks.keeping import (
     ForgeReady,
     ForgeUnfit,
     KeeperLost,
@@ -123,7 +123,7 @@ AGENT = """
 import asyncio, sys
 from pathlib import Path
 from tests.integration.scripts.rig import opened
-from everstep_services.agent.keeping import RankRuns
+from everstep_services.agent.ranks.keeping import RankRuns
 
 async def main(folder, warm):
     arguments = ("stay.py", "family", "20", sys.argv[3])

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent import console as console_module
-from everstep_services.agent.console import Console, Rank, Screen, opened_console
-from everstep_services.agent.follower import Follower
-from everstep_services.agent.inotify import Inotify
+from everstep_services.agent.output import console as console_module
+from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
+from everstep_services.agent.output.follower import Follower
+from everstep_services.agent.output.inotify import Inotify
 from everstep_services.agent.plan import ConsoleChoice, Std, StreamChoice
 
 _END = b"\x04"

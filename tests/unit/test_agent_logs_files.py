@@ -10,7 +10,13 @@ import pytest
 
 from everstep.ids import BadNameError
 from everstep.observe.redaction import register_secret
-from everstep_services.agent.logfiles import About, LogFiles, LogFolderError, first_error, tail
+from everstep_services.agent.output.logfiles import (
+    About,
+    LogFiles,
+    LogFolderError,
+    first_error,
+    tail,
+)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from everstep.bus.ports import Bus
 from everstep.ids import new_id
 from everstep.messages import BlobRef, StartRanks
 from everstep_services.agent.failures import Exit
-from everstep_services.agent.logfiles import first_error, tail
+from everstep_services.agent.output.logfiles import first_error, tail
 from everstep_services.agent.records import Records
 from everstep_services.agent.workplace import Workplace
 

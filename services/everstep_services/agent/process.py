@@ -16,10 +16,10 @@ from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep_services.agent.domain import Limits
-from everstep_services.agent.keeper import opened_keeper
 from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.ranks.keeper import opened_keeper
+from everstep_services.agent.ranks.tree import is_free
 from everstep_services.agent.service import AgentService
-from everstep_services.agent.tree import is_free
 from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace, private_dir
 from trainer_sdk import layout

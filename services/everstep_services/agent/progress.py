@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator
 from everstep.clock import Clock
 from everstep.messages import NodeBeat, ProgressMade, RankBeat, StartRanks
 from everstep_services.agent.domain import Agent
-from everstep_services.agent.keeping import RankRuns
 from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.ranks.keeping import RankRuns
 from everstep_services.agent.records import Records
 from trainer_sdk.page import CountedBy, PageReading
 

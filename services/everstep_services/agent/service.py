@@ -16,7 +16,10 @@ from everstep_services.agent.domain import Agent, Limits
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.idleness import Idleness
-from everstep_services.agent.keeping import (
+from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.progress import Progress
+from everstep_services.agent.questions import Questions
+from everstep_services.agent.ranks.keeping import (
     ForgeReady,
     ForgeUnfit,
     KeeperEvent,
@@ -28,9 +31,6 @@ from everstep_services.agent.keeping import (
     StartRefused,
     Stopped,
 )
-from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.progress import Progress
-from everstep_services.agent.questions import Questions
 from everstep_services.agent.records import Records
 from everstep_services.agent.work import Keepers, Told, Work
 from everstep_services.agent.workplace import Workplace

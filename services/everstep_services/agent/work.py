@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep_services.agent.acts import Forward, Start, Stop
-from everstep_services.agent.keeper import Keeper
-from everstep_services.agent.keeping import KeeperEvent, KeeperLost, KeeperLostError, Stopped
+from everstep_services.agent.ranks.keeper import Keeper
+from everstep_services.agent.ranks.keeping import KeeperEvent, KeeperLost, KeeperLostError, Stopped
 from everstep_services.agent.workplace import Workplace
 
 log = logging.getLogger(__name__)

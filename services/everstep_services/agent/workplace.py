@@ -11,11 +11,11 @@ from pathlib import Path
 
 from everstep.errors import EverstepError
 from everstep.messages import StartRanks
-from everstep_services.agent.console import Console, Rank, Screen, opened_console
 from everstep_services.agent.environment import RankPaths, environment
-from everstep_services.agent.keeping import BatchPlan, KeeperPlan, RankPlan
-from everstep_services.agent.logfiles import STREAMS, About, LogFiles
+from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
+from everstep_services.agent.output.logfiles import STREAMS, About, LogFiles
 from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan
 from trainer_sdk import layout, wire
 
 _DRAIN_WITHIN_S = 5.0

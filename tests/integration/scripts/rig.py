@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from everstep_services.agent.keeper import Keeper, opened_keeper
-from everstep_services.agent.keeping import (
+from everstep_services.agent.ranks.keeper import Keeper, opened_keeper
+from everstep_services.agent.ranks.keeping import (
     BatchPlan,
     KeeperEvent,
     KeeperPlan,
@@ -97,7 +97,7 @@ class Node:
     def is_warden(self, pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         lock = os.stat(self.folder / "lock").st_ino
-        return b"agent.warden" in command and lock in inodes(pid)
+        return b"agent.ranks.warden" in command and lock in inodes(pid)
 
     def forge(self) -> int:
         """The forge's process id."""

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from everstep_services.agent.tree import descendants
+from everstep_services.agent.ranks.tree import descendants
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.state import Running, StateDir
 

@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Mapping
 
-from everstep_services.agent import tree
-from everstep_services.agent.warden_forge import Forge, State
+from everstep_services.agent.ranks import tree
+from everstep_services.agent.ranks.warden_forge import Forge, State
 from trainer_sdk.wire import AllStopped, Stop
 
 _LOOK_AGAIN_S = 0.02

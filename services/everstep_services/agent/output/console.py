@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep_services.agent.follower import Follower
-from everstep_services.agent.inotify import Inotify
+from everstep_services.agent.output.follower import Follower
+from everstep_services.agent.output.inotify import Inotify
 from everstep_services.agent.plan import ConsoleChoice, Std
 
 log = logging.getLogger(__name__)

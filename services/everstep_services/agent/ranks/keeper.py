@@ -12,8 +12,8 @@ import msgspec
 
 from everstep.bus.beside import beside
 from everstep.messages.ranks import ErrorRecord
-from everstep_services.agent import ground, tree
-from everstep_services.agent.keeping import (
+from everstep_services.agent.ranks import ground, tree
+from everstep_services.agent.ranks.keeping import (
     BatchPlan,
     ForgeReady,
     ForgeUnfit,
@@ -24,7 +24,7 @@ from everstep_services.agent.keeping import (
     StartRefused,
     Stopped,
 )
-from everstep_services.agent.watch import RoundWatch
+from everstep_services.agent.ranks.watch import RoundWatch
 from trainer_sdk.page import PageReading
 from trainer_sdk.wire import (
     AllStopped,

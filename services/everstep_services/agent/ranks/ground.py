@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 
 from everstep.messages.ranks import ErrorRecord
-from everstep_services.agent import tree
-from everstep_services.agent.keeping import BatchPlan, KeeperPlan, RankPlan, StartRefusedError
-from everstep_services.agent.subreaper import become_subreaper
+from everstep_services.agent.ranks import tree
+from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan, StartRefusedError
+from everstep_services.agent.ranks.subreaper import become_subreaper
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.link import ShortPath
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
 
 _SOCKET = "agent.sock"
-_WARDEN = "everstep_services.agent.warden"
+_WARDEN = "everstep_services.agent.ranks.warden"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-from everstep_services.agent import birth, tree
-from everstep_services.agent.subreaper import become_subreaper
-from everstep_services.agent.warden_forge import Forge, State
-from everstep_services.agent.warden_stop import Stopping, kill_everything
+from everstep_services.agent.ranks import birth, tree
+from everstep_services.agent.ranks.subreaper import become_subreaper
+from everstep_services.agent.ranks.warden_forge import Forge, State
+from everstep_services.agent.ranks.warden_stop import Stopping, kill_everything
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,

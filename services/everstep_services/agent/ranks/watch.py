@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep_services.agent.keeping import (
+from everstep_services.agent.ranks.keeping import (
     KeeperEvent,
     RankGone,
     RankRuns,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from everstep_services.agent import birth
+from everstep_services.agent.ranks import birth
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,

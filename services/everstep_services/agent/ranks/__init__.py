@@ -1,0 +1,1 @@
+"""The processes of ranks: keeper, warden, forge, and what they know of each other."""
