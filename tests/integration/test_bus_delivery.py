@@ -85,11 +85,19 @@ async def test_a_listener_who_is_only_paused_is_never_gone(
     settings = shared_nats.settings(SERVICE)
     subject = subjects.order(job, "n1")
     async with connect(settings, "sender") as bus, listener(settings, job) as process:
-        os.kill(process.pid, signal.SIGSTOP)
+        await stopped(process.pid)
         with pytest.raises(BusTimeoutError):
             await bus.deliver(subject, order(job), within_s=0.3)
         os.kill(process.pid, signal.SIGCONT)
         assert await bus.deliver(subject, order(job), within_s=10)
+
+
+async def stopped(pid: int) -> None:
+    """Stop a process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+            await asyncio.sleep(0.001)
 
 
 def quick(settings: BusSettings) -> BusSettings:
@@ -99,7 +107,7 @@ def quick(settings: BusSettings) -> BusSettings:
 async def test_while_we_are_away_nobody_is_gone(nats: DevServer, job: str) -> None:
     subject = subjects.order(job, "n1")
     async with connect(quick(nats.settings(SERVICE)), "sender") as bus:
-        os.kill(nats.pid, signal.SIGSTOP)
+        await stopped(nats.pid)
         with pytest.raises(BusTimeoutError):
             await bus.deliver(subject, order(job), within_s=0.2)
         os.kill(nats.pid, signal.SIGKILL)
@@ -124,7 +132,7 @@ async def test_a_connection_that_breaks_meanwhile_is_no_answer(nats: DevServer, 
     subject = subjects.order(job, "n1")
     settings = quick(nats.settings(SERVICE))
     async with connect(settings, "sender") as bus, listener(settings, job) as process:
-        os.kill(process.pid, signal.SIGSTOP)
+        await stopped(process.pid)
 
         async def break_it() -> None:
             while not bus.jetstream._waiting:
