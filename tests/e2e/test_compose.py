@@ -22,7 +22,8 @@ from everstep.messages import JobEnded
 
 ROOT = Path(__file__).parents[2]
 ONE_SHOT = {"setup", "bus-init"}
-LASTING = {"nats", "postgres", "history", "rendezvous", "health"}
+OURS = {"history", "rendezvous", "health"}
+LASTING = {"nats", "postgres", *OURS}
 PUBLISHED = {("nats", "4222/tcp"), ("history", "7070/tcp")}
 API = "/api/v1"
 
@@ -237,14 +238,14 @@ def test_rest_refuses_whoever_has_no_token(api: httpx2.Client, path: str) -> Non
 
 
 def test_no_service_runs_as_root() -> None:
-    for service in ("setup", "bus-init", "nats", "history"):
+    for service in ("setup", "bus-init", "nats", *OURS):
         assert inspect(service)["Config"]["User"] == "10001:10001"
     for service in LASTING:
         lines = call("docker", "top", inspect(service)["Id"], "-eo", "pid,uid,comm").splitlines()
         owners = {tuple(line.split(maxsplit=2)[1:]) for line in lines[1:]}
         servers = {uid for uid, program in owners if program.startswith(service[:8])}
         assert "0" not in servers, owners
-        assert servers or service == "history", owners
+        assert servers or service in OURS, owners
 
 
 @pytest.mark.parametrize("service", sorted(LASTING | ONE_SHOT))
@@ -283,5 +284,7 @@ def test_each_container_has_only_its_own_secret() -> None:
         "nats": {"nats"},
         "postgres": {"database"},
         "history": {"service", "database"},
+        "rendezvous": {"service"},
+        "health": {"service"},
         "bus-init": {"admin"},
     }

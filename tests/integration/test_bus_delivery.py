@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -95,9 +96,14 @@ async def test_a_listener_who_is_only_paused_is_never_gone(
 async def stopped(pid: int) -> None:
     """Stop a process, and wait until none of its threads runs any more."""
     os.kill(pid, signal.SIGSTOP)
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
-            await asyncio.sleep(0.001)
+    while not all(await asyncio.to_thread(_states, pid)):
+        await asyncio.sleep(0.001)
+
+
+def _states(pid: int) -> list[bool]:
+    """Of each thread, whether it is stopped."""
+    stats = (path / "stat" for path in Path(f"/proc/{pid}/task").iterdir())
+    return [stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats]
 
 
 def quick(settings: BusSettings) -> BusSettings:
