@@ -33,11 +33,14 @@ class Ground:
     lock: int
     swept: int
     """Processes of dead agents that were found and killed."""
+    others: frozenset[int]
+    """Children that this process had before: none of the warden's business."""
 
 
 def lay(plan: KeeperPlan) -> Ground:
     """Kill what dead agents have left, take the lock, bind the socket, start the warden."""
     plan.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    others = frozenset(tree.children(os.getpid()))
     become_subreaper()
     swept = tree.kill_leftovers()
     lock = _lock(plan.runtime_dir / layout.LOCK_FILE)
@@ -55,7 +58,7 @@ def lay(plan: KeeperPlan) -> Ground:
         )
     ours.sendall(encode(_warden_plan(plan)))
     ours.settimeout(0)
-    return Ground(warden, ours, datagrams, lock, swept)
+    return Ground(warden, ours, datagrams, lock, swept, others)
 
 
 def prepare_all(plan: KeeperPlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:

@@ -216,7 +216,7 @@ async def _follow(
     except ConnectionError:
         pass
     code = await asyncio.to_thread(laid.warden.wait)
-    await asyncio.to_thread(_kill_rest, plan)
+    await asyncio.to_thread(_kill_rest, plan, laid)
     keeper.lose(_how(code))
 
 
@@ -232,9 +232,9 @@ def _how(code: int) -> str:
     )
 
 
-def _kill_rest(plan: KeeperPlan) -> None:
+def _kill_rest(plan: KeeperPlan, laid: ground.Ground) -> None:
     """What the kernel did not kill together with the warden: that which a rank had started."""
-    while tree.kill_instance(plan.instance):
+    while tree.kill_instance(plan.instance, laid.others):
         continue
 
 
@@ -246,5 +246,5 @@ def _close(plan: KeeperPlan, laid: ground.Ground) -> None:
     except subprocess.TimeoutExpired:
         laid.warden.kill()
         laid.warden.wait()
-        _kill_rest(plan)
+        _kill_rest(plan, laid)
     os.close(laid.lock)

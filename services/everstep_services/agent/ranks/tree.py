@@ -88,14 +88,15 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
-def kill_instance(instance: str) -> int:
+def kill_instance(instance: str, others: Collection[int] = ()) -> int:
     """Kill what one agent's warden has left behind when it was killed; how many there were.
 
     Its orphans have become children of the agent, and are known by their session: what the
-    agent itself has started shares the agent's own. The tag finds whatever is further below.
+    agent itself has started shares the agent's own, or was there before (`others`). The tag finds
+    whatever is further below.
     """
     killed, own = 0, os.getsid(0)
-    for pid in children(os.getpid()):
+    for pid in set(children(os.getpid())).difference(others):
         fields = stat(pid)
         if fields and int(fields[_SESSION]) != own:
             for below, parent in descendants(pid).items():
