@@ -233,7 +233,8 @@ class AgentService:
         self._do(self._agent.script_failed(event.rank, ending))
 
     async def _rank_gone(self, order: StartRanks, event: RankGone) -> None:
-        error = None if event.code == 0 else await self._work.keeper.error(event.rank)
+        # A signal leaves no exception; and who was killed is told before who noticed it.
+        error = await self._work.keeper.error(event.rank) if event.code else None
         if not self._is_at_work(event.round):
             return  # meanwhile it was stopped, or another round has begun
         ending = Exit(event.code, event.signal, event.core_dumped, error, lasted_s=event.lasted_s)
