@@ -39,7 +39,7 @@ test-compose: export COMPOSE_PROJECT_NAME := everstep-test
 test-compose: export EVERSTEP_API_PORT := 17070
 test-compose: export EVERSTEP_NATS_PORT := 14222
 test-compose: $(VENV)/.has-test  ## Start compose.yaml on ports of its own, test it, remove it (needs Docker)
-	@$(COMPOSE_RUN) $(IN_VENV)pytest -p no:randomly -m compose tests/e2e/test_compose.py
+	@$(COMPOSE_RUN) $(IN_VENV)pytest -p no:randomly -m compose tests/e2e/test_compose*.py
 
 check: $(VENV)/.has-dev  ## What can be checked without running anything; stops at the first complaint
 	@$(call say,ruff format) && $(IN_VENV)ruff format --check .

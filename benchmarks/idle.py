@@ -46,7 +46,7 @@ def main() -> None:
 def _measure(folder: Path, contender: Contender, asked: argparse.Namespace) -> None:
     folder.mkdir()
     with Stage(folder) as stage:
-        contender.start(stage, Shape(1, asked.ranks), Training(kind="rest"))
+        contender.start(stage, Shape(1, asked.ranks), Training(rests=True))
         stage.first_life(90.0)
         time.sleep(asked.settle)
         before = _ticks(stage)

@@ -1,14 +1,18 @@
 """From the command to the first step: Everstep, torchrun and no launcher start the same training.
 
     python -m benchmarks.launch --ranks 2,8
+    python -m benchmarks.launch --ranks 8 --optimizer torch
 
 The figure is the time from the start of the launcher's process until the last rank has made its
 first step, as the ranks themselves write it down. Everstep runs with its bus and its services
 inside; each round takes the contenders in another order.
+
+The training's optimizer is its `own`, derived from torch's base, one of `torch`, or `none`. The
+first one of torch's in a process imports torch._dynamo, which takes as long as torch.
 """
 
 from benchmarks.restarts.cases import RANK, play
-from benchmarks.restarts.contenders import Shape, Training
+from benchmarks.restarts.contenders import SCRIPTS, Shape, Training
 from benchmarks.restarts.limits import ByHand
 from benchmarks.restarts.options import contenders, parser, rotated, workplace
 from benchmarks.restarts.table import show
@@ -16,9 +20,9 @@ from benchmarks.restarts.table import show
 
 def main() -> None:
     made = parser(str(__doc__), "2,8", 5)
-    made.add_argument("--optimizer", action="store_true", help="train with one of torch's own")
+    made.add_argument("--optimizer", choices=SCRIPTS, default="own", help="of the training (own)")
     asked = made.parse_args()
-    training = Training(kind="torch" if asked.optimizer else "own")
+    training = Training(asked.optimizer)
     with workplace() as folder:
         for ranks in asked.ranks:
             everyone = contenders(asked, ByHand())

@@ -47,7 +47,7 @@ class Trial:
 
 def main() -> None:
     asked = _asked()
-    training = Training(kind="torch" if asked.optimizer else "own")
+    training = Training(asked.optimizer)
     with workplace() as folder:
         for number, trial in enumerate(_trials(asked)):
             outcomes: dict[str, list[Outcome]] = {}
@@ -71,7 +71,7 @@ def _asked() -> argparse.Namespace:
     )
     made.add_argument("--nodes", type=numbers, default=[2, 3], help="that are active (2,3)")
     made.add_argument("--only", type=words, default=list(CASES), metavar=",".join(CASES))
-    made.add_argument("--optimizer", action="store_true", help="train with one of torch's own")
+    made.add_argument("--optimizer", choices=("own", "torch"), default="own", help="(own)")
     asked = made.parse_args()
     if unknown := set(asked.only) - set(CASES):
         made.error(f"no case {sorted(unknown)}")

@@ -1,230 +1,88 @@
 """How long a round takes to form: thousands of agents, a real bus, rendezvous as its own process.
 
+    python -m benchmarks.round_forming
+    python -m benchmarks.round_forming --beside --nvrx NVRX/bin/python 8 32 128
+
 Each simulated agent does what a real one does, without ranks: it joins, hears its order, and
 reports that its ranks run. They share a few connections, which a real one would not; the messages
-are the same, one by one. Beside it stands what the bus alone takes for as many questions.
+are the same, one by one.
+
+With `--beside` the others form their first round too, in turns: torch's dynamic rendezvous, and
+NVRx's, of each interpreter that has it. The figure is the time until the last agent knows its
+place. Their agents are processes, forked from one that has torch, and connected before the clock
+starts.
 """
 
+import argparse
 import asyncio
-import os
 import resource
 import sys
-import tempfile
-import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
-from benchmarks.rig import _free_port
-from everstep.bus import connect, topology
-from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer, dev_server
-from everstep.bus.errors import BusError
-from everstep.messages import JobSpec, Join, Joined, Report, Reported, StartRanks
+from benchmarks.forming.contenders import US, Contender, Everstep, Peer, TooSlowError
+from benchmarks.forming.crowd import Formed, form
+from benchmarks.restarts.options import end_in_order, rotated
+from benchmarks.restarts.table import show
 
 SIZES = (256, 1024, 4096, 12_500)
-CONNECTIONS = 8
-IN_FLIGHT = 128
-"""Questions that one connection waits for at once; thousands would only queue elsewhere."""
-RANKS = 8
+BESIDE = (8, 32, 128, 256)
 
 
-class Crowd:
-    """All agents of one job."""
-
-    def __init__(self, buses: list[NatsBus], job: str, count: int) -> None:
-        self.buses = buses
-        self.job = job
-        self.count = count
-        self.asked = 0
-        self.ordered: dict[str, StartRanks] = {}
-        self.formed = asyncio.Event()
-        self.running = asyncio.Event()
-        self._limits = [asyncio.Semaphore(IN_FLIGHT) for _ in buses]
-        self._spec = JobSpec(
-            name="bench",
-            labels={},
-            command=("train.py",),
-            config_fingerprint="f",
-            nodes_min=count,
-            nodes_max=count,
-            ranks_per_node=RANKS,
-        )
-
-    async def join_all(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(self.count):
-                tasks.create_task(self._join(number))
-
-    async def start_all(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(self.count):
-                tasks.create_task(self._start(number))
-
-    async def hear(self, ready: asyncio.Event) -> None:
-        """Orders, wherever they are sent to: the last token names the agent or its node."""
-        subject = f"es.order.{self.job}.*"
-        bus = self.buses[0]
-        async with bus._connection.subscribed(subject, self._ordered):
-            ready.set()
-            await asyncio.Event().wait()
-
-    async def _ordered(self, message: object) -> None:
-        from everstep.messages.codec import decode
-
-        order = decode(message.data)  # type: ignore[attr-defined]
-        if isinstance(order, StartRanks):
-            self.ordered[f"n{order.slot}"] = order
-            if len(self.ordered) == self.count:
-                self.formed.set()
-
-    async def _join(self, number: int) -> None:
-        node = f"n{number}"
-        question = Join(
-            job=self.job,
-            node=node,
-            instance=f"{number:032x}",
-            spec=self._spec,
-            allocation="a",
-            address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
-            ranks=RANKS,
-            infra_rank=number,
-            failure_domain=f"rack-{number // 32}",
-            topology=(f"block-{number // 512}", f"rack-{number // 32}"),
-            warm=True,
-        )
-        await self._ask(number, "join", question, Joined)
-
-    async def _start(self, number: int) -> None:
-        node = f"n{number}"
-        order = self.ordered[node]
-        question = Report(
-            job=self.job,
-            node=node,
-            instance=f"{number:032x}",
-            slot=order.slot,
-            round=order.round,
-            event="started",
-            reason="all ranks run",
-            warm_ranks=RANKS,
-        )
-        reply = await self._ask(number, "report", question, Reported)
-        if isinstance(reply, Reported) and reply.phase == "running":
-            self.running.set()
-
-    async def _ask(
-        self, number: int, verb: str, question: Join | Report, of: type[Joined | Reported]
-    ) -> Joined | Reported:
-        bus, limit = self.buses[number % CONNECTIONS], self._limits[number % CONNECTIONS]
-        async with limit:
-            while True:
-                self.asked += 1
-                try:
-                    return await bus.ask(
-                        "rendezvous", verb, question, of, job=self.job, within_s=30
-                    )
-                except BusError:
-                    await asyncio.sleep(0.05)
+def main() -> None:
+    asked = _asked()
+    end_in_order()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 65_536)), hard))
+    if asked.beside:
+        _beside(asked.sizes or BESIDE, asked)
+    else:
+        _alone(asked.sizes or SIZES)
 
 
-@asynccontextmanager
-async def rendezvous(nats: DevServer, folder: Path) -> AsyncIterator[psutil.Process]:
-    """The service, as a process of its own."""
-    settings = nats.settings("service")
-    environment = {
-        "EVERSTEP_BUS__URL": settings.url,
-        "EVERSTEP_BUS__USER": str(settings.user),
-        "EVERSTEP_BUS__PASSWORD_FILE": str(settings.password_file),
-        "EVERSTEP_BUS__SPOOL_DIR": str(folder / "spool"),
-        "EVERSTEP_OBSERVE__PORT": str(_free_port()),
-        "EVERSTEP_LOG__LEVEL": "warning",
-    }
-    service = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "everstep_services.rendezvous"],
-        env={**os.environ, **environment},
+def _asked() -> argparse.Namespace:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    try:
-        yield psutil.Process(service.pid)
-    finally:
-        service.terminate()
-        await service.wait()
+    made.add_argument("sizes", type=int, nargs="*", metavar="NODES")
+    made.add_argument("--beside", action="store_true", help="torch's and NVRx's, too")
+    made.add_argument("--nvrx", type=Path, action="append", default=[], metavar="PYTHON")
+    made.add_argument("--rounds", type=int, default=3, help="of all, one by one (3)")
+    return made.parse_args()
 
 
-async def form(nats: DevServer, folder: Path, count: int) -> str:
-    """One round of so many nodes; a row of the table."""
-    async with AsyncExitStack() as stack:
-        service = await stack.enter_async_context(rendezvous(nats, folder))
-        buses = [
-            await stack.enter_async_context(connect(nats.settings("admin"), f"agents-{number}"))
-            for number in range(CONNECTIONS)
-        ]
-        crowd, ready = Crowd(buses, f"bench-{count}", count), asyncio.Event()
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        hearing = tasks.create_task(crowd.hear(ready))
-        await ready.wait()
-        await _until_answering(buses[0])
-        before = _traffic(buses)
-        began = time.perf_counter()
-        await crowd.join_all()
-        joined_s = time.perf_counter() - began
-        await asyncio.wait_for(crowd.formed.wait(), 60)
-        formed_s = time.perf_counter() - began
-        after = _traffic(buses)
-        await crowd.start_all()
-        await asyncio.wait_for(crowd.running.wait(), 60)
-        running_s = time.perf_counter() - began
-        peak = service.memory_info().rss / 2**20
-        hearing.cancel()
-    messages, size = after[0] - before[0], after[1] - before[1]
-    return (
-        f"{count:8}{joined_s:10.2f}{formed_s:10.2f}{running_s:12.2f}{messages / count:16.1f}"
-        f"{size / count:14,.0f}{peak:12.0f}"
-    )
-
-
-async def _until_answering(bus: NatsBus) -> None:
-    from everstep.bus.errors import NobodyAnswersError
-    from everstep.messages import RoundDocument, ShowRound
-
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await bus.ask(
-                    "rendezvous", "show", ShowRound(job="none"), RoundDocument, job="none",
-                    within_s=2,
-                )  # fmt: skip
-            except NobodyAnswersError:
-                await asyncio.sleep(0.05)
-            except BusError:
-                return
-
-
-def _traffic(buses: list[NatsBus]) -> tuple[int, int]:
-    """Messages and bytes that the agents' connections have sent and received so far."""
-    found = [bus._connection.client.stats for bus in buses]
-    return (
-        sum(one["in_msgs"] + one["out_msgs"] for one in found),
-        sum(one["in_bytes"] + one["out_bytes"] for one in found),
-    )
-
-
-async def main() -> None:
-    sizes = [int(text) for text in sys.argv[1:]] or SIZES
+def _alone(sizes: Sequence[int]) -> None:
     print(
         f"{'nodes':>8}{'joined s':>10}{'formed s':>10}{'running s':>12}"
         f"{'messages/node':>16}{'bytes/node':>14}{'peak MiB':>12}"
     )
-    for count in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            async with dev_server(Path(folder)) as nats:
-                async with connect(nats.settings("admin"), "setup") as bus:
-                    await topology.init(bus.jetstream)
-                print(await form(nats, Path(folder), count), flush=True)
+    for nodes in sizes:
+        print(_row(asyncio.run(form(nodes))), flush=True)
+
+
+def _row(formed: Formed) -> str:
+    return (
+        f"{formed.nodes:8}{formed.joined_s:10.2f}{formed.formed_s:10.2f}{formed.running_s:12.2f}"
+        f"{formed.messages / formed.nodes:16.1f}{formed.size / formed.nodes:14,.0f}"
+        f"{formed.peak_mib:12.0f}"
+    )
+
+
+def _beside(sizes: Sequence[int], asked: argparse.Namespace) -> None:
+    peers = [Peer(python, "nvrx") for python in asked.nvrx]
+    everyone: list[Contender] = [Everstep(), Peer(Path(sys.executable), "torch"), *peers]
+    for nodes in sizes:
+        took: dict[str, list[float]] = {one.name: [] for one in everyone}
+        notes: dict[str, str] = {}
+        for turn in range(asked.rounds):
+            for one in rotated(everyone, turn):
+                try:
+                    took[one.name].append(1000 * one.form(nodes))
+                except TooSlowError as error:
+                    notes[one.name] = str(error)
+        print(f"\nuntil the last of {nodes} agents knows its place\n")
+        show(took, notes, US)
 
 
 if __name__ == "__main__":
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
-    asyncio.run(main())
+    main()

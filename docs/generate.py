@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everstep.messages import asyncapi, page
+from everstep_services.agent.probes import xid_page
+from everstep_services.cli import metrics_page, settings_page
 from everstep_services.cli import page as cli
-from everstep_services.cli import settings_page
-from everstep_services.history import metrics_page
 from everstep_services.history.api import page as rest
 
 ROOT = Path(__file__).parent
@@ -28,6 +28,7 @@ PAGES: Sequence[tuple[str, Callable[[], str]]] = (
     ("reference/rest.md", rest.page),
     ("reference/openapi.json", rest.openapi_json),
     ("reference/metrics.md", metrics_page.page),
+    ("reference/xids.md", xid_page.page),
 )
 """Each generated file, and what makes it. Add yours here."""
 

@@ -1,1 +1,21 @@
-"""What runs inside the training process."""
+"""What runs inside the training process: progress, sections, preemption, checkpoints."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_sdk.rank_session import Session, session
+    from trainer_sdk.sections import Section
+
+__all__ = ["Section", "Session", "session"]
+
+_HOMES = {"Section": "sections", "Session": "rank_session", "session": "rank_session"}
+
+
+def __getattr__(name: str) -> object:
+    # Each rank imports this package before its script, and most scripts need nothing of it.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trainer_sdk' has no attribute '{name}'")
+    import importlib
+
+    found = getattr(importlib.import_module(f"trainer_sdk.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

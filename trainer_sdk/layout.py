@@ -2,12 +2,19 @@
 
 A page is a file of fixed size, mapped by a rank and by its agent. Every field is one aligned
 64-bit word, written by one plain store: a reader on the same host sees the old value or the new
-one, never a mixture, whether the rank holds the GIL, is stopped, or is dead. Fields are only ever
-added; another meaning is another magic.
+one, never a mixture, whether the rank holds the GIL, is stopped, or is dead. It is an integer, or
+a double where its name ends with `_S`: seconds, which Python handles faster than large integers.
+Fields are only ever added; another meaning is another magic.
 
-    words 0-63       the fields below; the rest is zero
-    words 64-1023    reserved: the stack of open sections and their counters
-    words 1024-8191  reserved: rings of recent durations
+    words 0-31       the rank's own fields below; the rest is zero
+    words 32-63      what the agent tells the rank
+    words 64-351     8 lanes: for each thread, in which sections it is and since when
+    words 352-863    64 sections: how often, how long
+    words 864-1007   24 reported values
+    words 1024-5119  64 rings of the latest 64 durations of each section, doubles
+    words 5120-5631  64 names of sections
+    words 5632-6143  a ring of the latest 512 durations of steps, doubles; without long phases
+    words 6144-8191  reserved
 """
 
 MAGIC = int.from_bytes(b"EVSPAGE1", "little")
@@ -17,13 +24,68 @@ MAGIC_AT = 0
 PID = 1
 ROUND = 2
 RANK = 3
-STEP = 4  # finished in this round
-PROGRESS_NS = 5  # CLOCK_MONOTONIC of the last progress
+STEP = 4  # the last one finished: in this round, or as the script counts
+PROGRESS_NS = 5  # CLOCK_MONOTONIC of the last step of the optimizer or change of the phase
 PHASE = 6
 COUNTED_BY = 7
 SCRIPT_NS = 8  # CLOCK_MONOTONIC when the user's script began
 FIRST_STEP_NS = 9
 DROPPED = 10  # datagrams that the agent had no room for
+BEATS = 11  # heartbeats
+PAUSED = 12  # how many pauses are open
+PAUSED_UNTIL_NS = 13  # when they end by themselves; 0 for never
+STEPS = 14  # how many were finished in this round
+LONGEST_STEP_NS = 15  # after the first, without what was spent in long phases
+SECTIONS = 16  # how many names are in use
+VALUES = 17  # how many values are in use
+MISUSES = 18  # ends without a beginning, names that were too many
+TOTAL_STEPS = 19  # where the training ends, if the script has said so
+STOP_SEEN_NS = 20  # when the script first saw that it should stop
+GROUP_TIMEOUT_NS = 21  # of the default process group
+PROGRESS_S = 22  # CLOCK_MONOTONIC of the last step, heartbeat, or end of a pause or long phase
+LISTENS = 23  # 1 once the script has asked whether it should stop
+
+STOP_AFTER = 32  # 1 + the step after which the script should stop; 0 for go on
+
+LANES_AT = 64
+LANES = 8
+LANE_WORDS = 36
+LANE_THREAD = 0  # as the kernel numbers it; 0 for a free lane
+LANE_MOVED_S = 1  # the last heartbeat, or end of a section that is not shown
+LANE_FRAMES = 2  # doubles; open sections: when each was entered, and its number times FRAME_STEP;
+# then one of number 0: when the last one was left
+FRAME_STEP = float(1 << 28)  # longer than any host is up, and exact to microseconds
+DEEPEST = 16  # deeper sections are timed, but not shown
+
+SECTIONS_AT = 352
+SECTIONS_MOST = 64
+SECTION_WORDS = 8
+SECTION_COUNT = 0  # how often it ended
+SECTION_LONGEST_S = 1  # since the first step of the round
+SECTION_KIND = 2
+SECTION_BEFORE = 3  # how often it had ended when the first step of the round was made
+
+VALUES_AT = 864
+VALUES_MOST = 24
+VALUE_WORDS = 6  # 4 for the name, then the value as a double, then when
+VALUE_NAME_BYTES = 32
+
+RINGS_AT = 1024
+RING_ENTRIES = 64
+
+NAMES_AT = 5120
+NAME_WORDS = 8
+NAME_BYTES = 64
+
+STEPS_AT = 5632
+STEPS_ENTRIES = 512
+
+OUTSIDE = 0  # the first section: the time outside all others, up to whatever comes next
+OTHERS = SECTIONS_MOST - 1  # the last one: all names that there is no room for
+
+KIND_PLAIN = 0
+KIND_CHECKPOINT = 1
+KIND_EVALUATION = 2
 
 PHASE_STARTING = 1
 PHASE_SCRIPT = 2
@@ -35,6 +97,7 @@ BY_SDK = 2
 
 # What a rank finds in its environment.
 INSTANCE_VARIABLE = "EVERSTEP_AGENT"
+INJECTION_VARIABLE = "EVERSTEP_INJECTION"  # 1 where faults may be injected
 LOCK_VARIABLE = "EVERSTEP_LOCK"
 SOCKET_VARIABLE = "EVERSTEP_SOCKET"
 PAGE_VARIABLE = "EVERSTEP_PAGE"
@@ -45,6 +108,7 @@ ROUND_VARIABLE = "EVERSTEP_ROUND"
 ERROR_FILE = "error.json"
 ELASTIC_ERROR_FILE = "torchelastic_error.json"
 WORKER_SOCKET = "worker.sock"
+INJECTION_SOCKET = "injection.sock"
 FLIGHT_PREFIX = "flight_"
 
 # What an agent and its warden hold together, in the agent's runtime directory.

@@ -2,10 +2,16 @@
 
 import mmap
 import os
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from trainer_sdk import layout
+
+N = TypeVar("N")
 
 
 class Phase(StrEnum):
@@ -25,6 +31,14 @@ class CountedBy(StrEnum):
     SDK = "sdk"
 
 
+class Kind(StrEnum):
+    """What a section is for."""
+
+    PLAIN = "plain"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+
+
 @dataclass(frozen=True, slots=True)
 class PageReading:
     """What a page said at one moment. Instants are of this host's monotonic clock."""
@@ -33,9 +47,9 @@ class PageReading:
     round: int
     rank: int
     step: int
-    """Steps finished in this round."""
+    """The last step that was finished: in this round, or as the script counts; 0 before."""
     progress_s: float
-    """When it last made progress."""
+    """When it last made progress by a step, a heartbeat or a new phase."""
     phase: Phase
     script_s: float
     """When the script began; 0 before."""
@@ -44,48 +58,288 @@ class PageReading:
     counted_by: CountedBy
     dropped: int
     """Datagrams that the agent had no room for."""
+    steps: int = 0
+    """Steps finished in this round."""
+    longest_step_s: float = 0.0
+    """After the first, without what was spent in long phases."""
+    pauses: int = 0
+    """How many pauses are open."""
+    paused_until_s: float = 0.0
+    """When they end by themselves; 0 for never."""
+    misuses: int = 0
+    """Calls of the SDK that made no sense."""
+    total_steps: int = 0
+    """Where the training ends; 0 if it has not said so."""
+    stop_seen_s: float = 0.0
+    """When the script first saw that it should stop; 0 before."""
+    listens: bool = False
+    """The script has asked whether it should stop."""
+    group_timeout_s: float = 0.0
+    """How long a collective of its default process group may take; 0 if not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A section that is open."""
+
+    section: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReading:
+    """Where one thread is."""
+
+    thread: int
+    """As the kernel numbers it."""
+    moved_s: float
+    """When it last entered or left a section, or made progress otherwise."""
+    frames: tuple[Frame, ...]
+    """Its open sections, the outermost first; of very deep ones only the outer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionReading:
+    """What is known of one section."""
+
+    name: str
+    """Empty for the time outside all sections."""
+    kind: Kind
+    count: int
+    """How often it ended."""
+    longest_s: float
+    """Since the first step of the round; 0 if it has not ended since."""
+    observed: int
+    """How often it ended since the first step."""
+
+
+class BadPageError(Exception):
+    """A page holds what no rank writes; it says what."""
 
 
 class PageView:
-    """A mapped page. Reading it makes no system call, and works when its rank is dead."""
+    """A mapped page. It can be read whatever its rank does, and when it is dead.
+
+    Whatever reads it raises BadPageError where it holds what no rank writes.
+    """
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._mapped = mapped
+        self._names: dict[int, str] = {}
 
     def read(self) -> PageReading | None:
         """What it says now; None as long as the rank has not opened it."""
-        with memoryview(self._mapped) as octets, octets.cast("q") as words:
-            return _reading(words) if words[layout.MAGIC_AT] == layout.MAGIC else None
+        with self._words() as words:
+            magic = words[layout.MAGIC_AT]
+            if magic not in (0, layout.MAGIC):
+                raise BadPageError(f"it begins with {magic:#x}")
+            return _reading(words) if magic else None
+
+    def lanes(self) -> tuple[LaneReading, ...]:
+        """Where each thread is, the one that makes the steps first."""
+        with self._words() as words:
+            starts = range(layout.LANES_AT, _LANES_END, layout.LANE_WORDS)
+            return tuple(_lane(words, at) for at in starts if words[at + layout.LANE_THREAD])
+
+    def section(self, number: int) -> SectionReading:
+        """What is known of a section."""
+        with self._words() as words:
+            if not 0 <= number < _known(words):
+                raise BadPageError(f"it has no section {number}")
+            return self._section(words, number)
+
+    def sections(self) -> tuple[SectionReading, ...]:
+        """Every section that the rank has named."""
+        with self._words() as words:
+            return tuple(self._section(words, number) for number in range(_known(words)))
+
+    def durations(self, number: int, after: int) -> tuple[float, ...]:
+        """The latest durations of a section, those after its first `after` ends only."""
+        with self._words() as words:
+            if not 0 <= number < _known(words):
+                raise BadPageError(f"it has no section {number}")
+            count = words[layout.SECTIONS_AT + number * layout.SECTION_WORDS]
+            seconds = words.cast("B").cast("d")
+            at = layout.RINGS_AT + number * layout.RING_ENTRIES
+            first = max(after, count - layout.RING_ENTRIES)
+            places = (at + (one & (layout.RING_ENTRIES - 1)) for one in range(first + 1, count + 1))
+            return tuple(_plausible(seconds[place]) for place in places)
+
+    def step_durations(self) -> tuple[float, ...]:
+        """How long the latest steps took, without what was spent in long phases."""
+        with self._words() as words:
+            steps = words[layout.STEPS]
+            first = max(1, steps - layout.RING_ENTRIES)  # the first one has no beginning
+            seconds = words.cast("B").cast("d")
+            places = (one & (layout.STEPS_ENTRIES - 1) for one in range(first + 1, steps + 1))
+            return tuple(_plausible(seconds[layout.STEPS_AT + place]) for place in places)
+
+    def values(self) -> Mapping[str, float]:
+        """What the script has reported last, by name."""
+        with self._words() as words:
+            known = words[layout.VALUES]
+            if not 0 <= known <= layout.VALUES_MOST:
+                raise BadPageError(f"it has {known} values")
+            starts = (layout.VALUES_AT + one * layout.VALUE_WORDS for one in range(known))
+            return {_text(words, at, _VALUE_NAME_WORDS): _double(words[at + 4]) for at in starts}
+
+    def ask_to_stop(self, after_step: int) -> None:
+        """Tell the rank that it should stop, once it has finished this step."""
+        with self._words() as words:
+            words[layout.STOP_AFTER] = after_step + 1
 
     def close(self) -> None:
         """Unmap it."""
         self._mapped.close()
 
+    def _words(self) -> "memoryview[int]":
+        size = self._mapped.size()
+        if size < layout.PAGE_BYTES:  # to touch what was cut off would end this process
+            raise BadPageError(f"it was cut to {size} bytes")
+        return memoryview(self._mapped).cast("q")
 
-def make_page(path: str) -> PageView:
-    """Make an empty page for a rank that is about to start; only its owner may read it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    def _section(self, words: "memoryview[int]", number: int) -> SectionReading:
+        name = self._names.get(number)
+        if name is None:
+            at = layout.NAMES_AT + number * layout.NAME_WORDS
+            name = self._names[number] = _text(words, at, layout.NAME_WORDS)
+        at = layout.SECTIONS_AT + number * layout.SECTION_WORDS
+        before = words[at + layout.SECTION_BEFORE]  # the first: it never passes the count
+        count = words[at + layout.SECTION_COUNT]
+        longest_s = _plausible(_double(words[at + layout.SECTION_LONGEST_S]))
+        if not 0 <= before <= count:
+            raise BadPageError(f"section {name!r} ended {count} times, {before} before it learned")
+        return SectionReading(
+            name=name,
+            kind=_one_of(_KINDS, words[at + layout.SECTION_KIND], "kind"),
+            count=count,
+            longest_s=longest_s,
+            observed=count - before,
+        )
+
+
+def view_page(path: str) -> PageView:
+    """The page that a rank has made itself; ValueError where it is no page."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.ftruncate(descriptor, layout.PAGE_BYTES)
         return PageView(mmap.mmap(descriptor, layout.PAGE_BYTES))
     finally:
         os.close(descriptor)
 
 
-_PHASES = {layout.PHASE_SCRIPT: Phase.SCRIPT, layout.PHASE_ENDED: Phase.ENDED}
-_COUNTERS = {layout.BY_OPTIMIZER: CountedBy.OPTIMIZER, layout.BY_SDK: CountedBy.SDK}
+def make_page(path: str) -> PageView:
+    """Make an empty page for a rank that is about to start; only its owner may read it."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # a rank of an earlier round that outlived it keeps its own
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # All of it now: where memory is short, this fails, and not a rank that writes to it.
+        os.posix_fallocate(descriptor, 0, layout.PAGE_BYTES)
+        return PageView(mmap.mmap(descriptor, layout.PAGE_BYTES))
+    finally:
+        os.close(descriptor)
+
+
+_PHASES = {
+    layout.PHASE_STARTING: Phase.STARTING,
+    layout.PHASE_SCRIPT: Phase.SCRIPT,
+    layout.PHASE_ENDED: Phase.ENDED,
+}
+_COUNTERS = {
+    layout.BY_NOBODY: CountedBy.NOBODY,
+    layout.BY_OPTIMIZER: CountedBy.OPTIMIZER,
+    layout.BY_SDK: CountedBy.SDK,
+}
+_KINDS = {
+    layout.KIND_PLAIN: Kind.PLAIN,
+    layout.KIND_CHECKPOINT: Kind.CHECKPOINT,
+    layout.KIND_EVALUATION: Kind.EVALUATION,
+}
+_NEVER_NEGATIVE = range(layout.PID, layout.GROUP_TIMEOUT_NS + 1)
+_LANES_END = layout.LANES_AT + layout.LANES * layout.LANE_WORDS
+_VALUE_NAME_WORDS = layout.VALUE_NAME_BYTES // 8
+_MOST_S = layout.SECTIONS_MOST * layout.FRAME_STEP
 
 
 def _reading(words: "memoryview[int]") -> PageReading:
+    for place in _NEVER_NEGATIVE:
+        if words[place] < 0:
+            raise BadPageError(f"its word {place} is {words[place]}")
     return PageReading(
         pid=words[layout.PID],
         round=words[layout.ROUND],
         rank=words[layout.RANK],
         step=words[layout.STEP],
-        progress_s=words[layout.PROGRESS_NS] / 1e9,
-        phase=_PHASES.get(words[layout.PHASE], Phase.STARTING),
+        progress_s=_progress_s(words),
+        phase=_one_of(_PHASES, words[layout.PHASE], "phase"),
         script_s=words[layout.SCRIPT_NS] / 1e9,
         first_step_s=words[layout.FIRST_STEP_NS] / 1e9,
-        counted_by=_COUNTERS.get(words[layout.COUNTED_BY], CountedBy.NOBODY),
+        counted_by=_one_of(_COUNTERS, words[layout.COUNTED_BY], "counter of steps"),
         dropped=words[layout.DROPPED],
+        steps=words[layout.STEPS],
+        longest_step_s=words[layout.LONGEST_STEP_NS] / 1e9,
+        pauses=words[layout.PAUSED],
+        paused_until_s=words[layout.PAUSED_UNTIL_NS] / 1e9,
+        misuses=words[layout.MISUSES],
+        total_steps=words[layout.TOTAL_STEPS],
+        stop_seen_s=words[layout.STOP_SEEN_NS] / 1e9,
+        listens=words[layout.LISTENS] == 1,
+        group_timeout_s=words[layout.GROUP_TIMEOUT_NS] / 1e9,
     )
+
+
+def _known(words: "memoryview[int]") -> int:
+    known = words[layout.SECTIONS]
+    if not 0 <= known <= layout.SECTIONS_MOST:
+        raise BadPageError(f"it names {known} sections")
+    return known
+
+
+def _one_of(names: Mapping[int, N], word: int, what: str) -> N:
+    try:
+        return names[word]
+    except KeyError:
+        raise BadPageError(f"it has a {what} {word}") from None
+
+
+def _progress_s(words: "memoryview[int]") -> float:
+    return max(words[layout.PROGRESS_NS] / 1e9, _plausible(_double(words[layout.PROGRESS_S])))
+
+
+def _plausible(seconds: float) -> float:
+    if 0 <= seconds < _MOST_S:
+        return seconds
+    raise BadPageError(f"it has a time of {seconds} s")
+
+
+def _lane(words: "memoryview[int]", at: int) -> LaneReading:
+    seconds = words.cast("B").cast("d")
+    thread, moved_s = words[at + layout.LANE_THREAD], _plausible(seconds[at + layout.LANE_MOVED_S])
+    frames: list[Frame] = []
+    first = at + layout.LANE_FRAMES
+    for place in range(first, first + layout.DEEPEST):
+        section, since_s = divmod(_plausible(seconds[place]), layout.FRAME_STEP)
+        if section == layout.OUTSIDE:
+            moved_s = max(moved_s, since_s)
+            break
+        frames.append(Frame(int(section), since_s))
+    known = _known(words)  # the last: the rank may have named another one meanwhile
+    for frame in frames:
+        if frame.section >= known:
+            raise BadPageError(f"a thread is in section {frame.section} of {known}")
+    if at == layout.LANES_AT:
+        moved_s = max(moved_s, _progress_s(words))
+    since_s = frames[-1].since_s if frames else 0.0
+    return LaneReading(thread, max(moved_s, since_s), tuple(frames))
+
+
+def _text(words: "memoryview[int]", at: int, length: int) -> str:
+    octets = b"".join(
+        words[place].to_bytes(8, "little", signed=True) for place in range(at, at + length)
+    )
+    return octets.partition(b"\0")[0].decode(errors="replace")
+
+
+def _double(bits: int) -> float:
+    (value,) = struct.unpack("d", struct.pack("q", bits))
+    return float(value)

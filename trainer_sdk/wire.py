@@ -42,7 +42,55 @@ class Ended(Line, frozen=True, kw_only=True):
     """`error.json` has the exception."""
 
 
-Datagram = Up | Stepped | Ended
+class Paused(Line, frozen=True, kw_only=True):
+    """The script asks not to be judged for a while."""
+
+    round: int
+    rank: int
+    reason: str = ""
+    for_s: float | None = None
+
+
+class Resumed(Line, frozen=True, kw_only=True):
+    """It may be judged again."""
+
+    round: int
+    rank: int
+    step: int
+
+
+class Stopping(Line, frozen=True, kw_only=True):
+    """The script has seen that it should stop, after this step."""
+
+    round: int
+    rank: int
+    step: int
+
+
+class Requested(Line, frozen=True, kw_only=True):
+    """The script asks for something that others decide about."""
+
+    round: int
+    rank: int
+    kind: Literal["exclude", "stop"]
+    """That this node be excluded from the next round; that the job be stopped."""
+    reason: str = ""
+
+
+class Injected(Line, frozen=True, kw_only=True):
+    """The script makes a fault on purpose, now."""
+
+    round: int
+    rank: int
+    fault: str
+    lasts_s: float | None = None
+    target: str = ""
+
+
+Said = Paused | Resumed | Stopping | Requested | Injected
+"""What a script says by its session."""
+
+Datagram = Up | Stepped | Ended | Said
 
 # From the agent to its warden.
 

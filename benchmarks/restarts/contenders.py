@@ -10,7 +10,8 @@ from benchmarks.restarts.ledger import Ledgers
 from benchmarks.restarts.ports import free_port
 from benchmarks.restarts.stage import Stage
 
-SCRIPT = Path(__file__).with_name("train.py")
+SCRIPTS = {"own": "train.py", "torch": "train_torch.py", "none": "train_by_hand.py"}
+"""By the optimizer they use."""
 JOB = "bench"
 _UP_WITHIN_S = 30.0
 
@@ -32,11 +33,12 @@ class Shape:
 class Training:
     """What runs."""
 
-    script: Path = SCRIPT
-    kind: str = "own"
+    optimizer: str = "own"
+    rests: bool = False
 
     def command(self, stage: Stage) -> list[str]:
-        return [str(self.script), str(stage.marks.folder), self.kind]
+        script = Path(__file__).with_name(SCRIPTS[self.optimizer])
+        return [str(script), str(stage.marks.folder), *(["rest"] if self.rests else [])]
 
 
 class Contender(ABC):

@@ -42,7 +42,7 @@ def _fork(rank: int, folder: Path) -> int:
     if pid == 0:
         os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank)})
         try:
-            train.main(folder)
+            train.main([str(folder)])
         finally:
             os._exit(1)
     return pid

@@ -9,7 +9,6 @@ from benchmarks.restarts.contenders import Contender, Shape, Training
 from benchmarks.restarts.ports import free_port
 from benchmarks.restarts.stage import Stage
 
-_ROOT = Path(__file__).parents[2]
 _WITHIN_S = 120.0
 
 
@@ -18,7 +17,7 @@ def forked(folder: Path, ranks: int, times: int) -> list[float]:
     folder.mkdir(parents=True)
     with Stage(folder) as stage:
         program = [sys.executable, "-m", "benchmarks.restarts.floor", str(stage.marks.folder)]
-        stage.start("floor", [*program, str(ranks), str(times)], {"PYTHONPATH": str(_ROOT)})
+        stage.start("floor", [*program, str(ranks), str(times)], {})
         found = stage.marks.folder / "times"
         while not found.exists():
             if stage.ended() or time.monotonic() > stage.began + _WITHIN_S:

@@ -9,8 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.restarts.contenders import Contender, Everstep, ft_launcher, torchrun
+
+One = TypeVar("One")
 
 
 def parser(about: str, ranks: str, rounds: int) -> argparse.ArgumentParser:
@@ -49,16 +52,21 @@ def contenders(asked: argparse.Namespace, *more: Contender) -> list[Contender]:
     return [one for one in found if one.name in asked.contenders]
 
 
-def rotated(all_of_them: list[Contender], by: int) -> list[Contender]:
+def rotated(all_of_them: list[One], by: int) -> list[One]:
     """So that nobody is always the first."""
     at = by % len(all_of_them)
     return all_of_them[at:] + all_of_them[:at]
 
 
+def end_in_order() -> None:
+    """At SIGTERM, too, end what was started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 @contextmanager
 def workplace() -> Iterator[Path]:
     """A folder, removed unless something went wrong. An end by SIGTERM leaves nothing either."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_in_order()
     folder = Path(tempfile.mkdtemp(prefix="everstep-restart-"))
     try:
         yield folder

@@ -13,6 +13,7 @@ from benchmarks.restarts.marks import Life, Marks
 
 _TAG, _NODE = "BENCH_STAGE", "BENCH_NODE"
 _KEPT = ("PATH", "HOME", "LANG")
+_ROOT = Path(__file__).parents[2]
 _GONE_WITHIN_S = 20.0
 
 
@@ -44,11 +45,12 @@ class Stage:
     def start(self, node: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start a program whose output goes to a file named after the node."""
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        own = {"OMP_NUM_THREADS": "1", _TAG: str(self.folder), _NODE: node}
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+        tags = {_TAG: str(self.folder), _NODE: node}
         with (self.folder / f"{node}.log").open("ab") as log:
             self._agents[node] = subprocess.Popen(
                 command,
-                env={**kept, **own, **environ},
+                env={**kept, **own, **tags, **environ},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

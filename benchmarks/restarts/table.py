@@ -9,10 +9,10 @@ from benchmarks.rig import HEAD, row
 US = "everstep warm"
 
 
-def show(figures: Mapping[str, Sequence[float]], notes: Mapping[str, str]) -> None:
+def show(figures: Mapping[str, Sequence[float]], notes: Mapping[str, str], us: str = US) -> None:
     """Milliseconds of each contender; its notes, and how many times ours its median is."""
     print(HEAD)
-    ours = statistics.median(figures[US]) if figures.get(US) else None
+    ours = statistics.median(figures[us]) if figures.get(us) else None
     for name, values in figures.items():
         note = notes.get(name, "")
         if not values:

@@ -21,6 +21,7 @@ from everstep.errors import EverstepError
 
 SECRETS = Path("/run/everstep")
 KEYS = SECRETS / "keys"
+TOY = user_for("agent", "toy").name  # the agents of compose.yaml itself
 PLAN = ServerPlan(
     store=Path("/var/lib/everstep-nats"),
     host="0.0.0.0",  # noqa: S104  in the container; the host publishes it on loopback
@@ -55,9 +56,10 @@ def main() -> int:
 
 def make_what_is_missing() -> None:
     """Passwords once; what is derived from them each time."""
-    ensure_users(KEYS, [ADMIN, SERVICE])
-    for name in (ADMIN, SERVICE):
-        write_private(SECRETS / name / "password", secret(password_file(KEYS, name)))
+    users = {ADMIN: "admin", SERVICE: "service", TOY: "agent"}
+    ensure_users(KEYS, users)
+    for name, folder in users.items():
+        write_private(SECRETS / folder / "password", secret(password_file(KEYS, name)))
     database = KEYS / "database"  # not *.password: those are users of the bus
     if not database.exists():
         write_private(database, new_password() + "\n")

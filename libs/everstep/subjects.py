@@ -43,6 +43,11 @@ def order(job: str, node: str | None = None) -> str:
     return f"es.order.{_token(job)}" + ("" if node is None else f".{_token(node)}")
 
 
+def injection(job: str, instance: str) -> str:
+    """Faults that one agent is to make; heard only where they are allowed."""
+    return f"es.order.{_token(job)}.{_token(instance)}.inject"
+
+
 def ask(service: str, verb: str, job: str | None) -> str:
     """A question to a service on behalf of one job; without a job, what the service hears.
 

@@ -3,13 +3,14 @@
 import random
 from collections.abc import Iterator
 from functools import partial
+from operator import lt
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.control_planes import Pieces, Up
-from tests.e2e.processes import until
+from tests.waiting import until
 
 NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
@@ -103,10 +104,11 @@ def joined_again(five: Five, node: str) -> None:
     """So many times as it was started."""
     starts = sum(agent.node == node for agent in five.cluster.agents)
 
-    def times() -> int:
-        return [one["node"] for one in five.cluster.facts("node_joined")].count(node)
-
-    until(lambda: times() >= starts, f"{node} has joined {starts} times")
+    until(
+        lambda: [one["node"] for one in five.cluster.facts("node_joined")].count(node),
+        f"{node} has joined {starts} times",
+        holds=lambda times: times >= starts,
+    )
 
 
 def test_two_hundred_rounds_with_five_agents_for_four_slots(
@@ -132,10 +134,6 @@ def test_two_hundred_rounds_with_five_agents_for_four_slots(
     assert five.cluster.facts("node_lost") == []
 
 
-def beyond(saved: Path, step: int) -> bool:
-    return int(saved.read_text()) > step
-
-
 def test_services_killed_at_random_while_a_training_runs(
     tmp_path: Path, job: str, dice: random.Random
 ) -> None:
@@ -153,7 +151,7 @@ def test_services_killed_at_random_while_a_training_runs(
             names = dice.sample(sorted(pieces.processes), dice.choice([1, 1, 2, 4]))
             pieces.kill(*names)
             goal = int(saved.read_text()) + dice.choice([1, 20, 200])
-            until(partial(beyond, saved, goal), f"step {goal}")
+            until(lambda: int(saved.read_text()), f"beyond step {goal}", holds=partial(lt, goal))
             for name in dice.sample(names, len(names)):
                 pieces.revive(name)
         cluster.kill_rank(1, 1)

@@ -6,6 +6,8 @@ import random
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable, Sized
+from operator import not_
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.devserver import DevServer, dev_server
 from tests.processes import Make, Process, history, in_sql, kept_running
+from tests.waiting import until_async
 
 
 def recorder(nats: DevServer, folder: Path) -> Make:
@@ -32,16 +35,18 @@ def acknowledged(folder: Path) -> set[str]:
     return set(text[: text.rfind("\n") + 1].split())
 
 
-async def grown(read: object, folder: Path, by: int) -> None:
+async def grown(read: Callable[[Path], Sized], folder: Path, by: int) -> None:
     """Until there is more of something: every part that it takes is alive again."""
-    assert callable(read)
 
     def size() -> int:
         return len(read(folder)) if (folder / "acknowledged").exists() else 0
 
-    began = await asyncio.to_thread(size)
-    while await asyncio.to_thread(size) < began + by:
-        await asyncio.sleep(0.02)
+    goal = await asyncio.to_thread(size) + by
+    await until_async(
+        lambda: asyncio.to_thread(size),
+        f"{goal} from {read.__name__}",
+        holds=lambda found: found >= goal,
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,12 +98,12 @@ async def test_no_acknowledged_fact_is_lost_and_none_is_there_twice(
 
 
 async def everything_arrived(nats: DevServer, folder: Path) -> None:
-    """Until SQL has all that was acknowledged; the test's own deadline bounds it."""
+    """Until SQL has all that was acknowledged, on a server that works all the time."""
     settings: BusSettings = nats.settings("service")
-    while True:
-        missing = await asyncio.to_thread(lambda: acknowledged(folder) - set(in_sql(folder)))
-        if not missing:
-            return
+
+    async def missing() -> set[str]:
         async with connect(settings, "watch") as bus:
             await bus.prove()
-        await asyncio.sleep(0.1)
+        return await asyncio.to_thread(lambda: acknowledged(folder) - set(in_sql(folder)))
+
+    await until_async(missing, "SQL has all that was acknowledged", holds=not_)

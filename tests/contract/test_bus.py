@@ -28,6 +28,7 @@ from everstep.messages import (
     ShowRound,
 )
 from everstep.messages.codec import decode
+from tests.waiting import until_async
 
 
 def beat(job: str, sequence: int = 1) -> NodeBeat:
@@ -74,8 +75,7 @@ async def test_a_full_inbox_drops_the_oldest_and_counts_them(bus: Bus, job: str)
             bus.send(subjects.beat(job, "n1"), beat(job, number))
         for _ in range(10):
             await quick.get()
-        for _ in range(100):  # the other subscription's task has its turn, too
-            await asyncio.sleep(0)
+        await until_async(lambda: slow.dropped, "seven are dropped", holds=lambda n: n == 7)
         assert [(await slow.get()).sequence for _ in range(3)] == [7, 8, 9]
         assert slow.dropped == 7
 
@@ -295,10 +295,9 @@ async def test_a_lease_that_was_not_renewed_goes_to_the_next(
     one, other = (bus.leases for bus in two)
     held = await one.acquire(job, "one", 1)
     assert held is not None
-    taken = None
-    while taken is None:  # a second, by the server's clock
-        await asyncio.sleep(0.05)
-        taken = await other.acquire(job, "other", 30)
+    taken = await until_async(
+        lambda: other.acquire(job, "other", 30), "a second is over by the server's clock"
+    )
     assert taken.token > held.token
     with pytest.raises(LeaseLostError):
         await one.renew(held)
@@ -311,8 +310,7 @@ async def test_renewing_keeps_a_lease_mortal(two: tuple[Bus, Bus], job: str) -> 
     held = await one.acquire(job, "one", 1)
     assert held is not None
     await one.renew(held)
-    while await other.acquire(job, "other", 30) is None:
-        await asyncio.sleep(0.05)
+    await until_async(lambda: other.acquire(job, "other", 30), "it is free again")
 
 
 # -- blobs and proof -----------------------------------------------------------------------

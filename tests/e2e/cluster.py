@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Mapping
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,14 @@ from everstep_services.cli.errors import CliError
 from tests.e2e.control_planes import ControlPlane
 from tests.e2e.processes import (
     SCRIPTS,
-    WITHIN_S,
     Process,
     below,
     environment,
     kill_all,
     python,
     tagged,
-    until,
 )
+from tests.waiting import WITHIN_S, until
 
 Body = Mapping[str, Any]
 GONE_WITHIN_S = 5.0
@@ -101,7 +101,7 @@ class Cluster:
                 agent.send(signal.SIGCONT)
                 agent.kill()
         try:
-            until(lambda: not self.left(), "no process is left", GONE_WITHIN_S)
+            until(self.left, "no process is left", holds=not_, within_s=GONE_WITHIN_S)
         finally:
             left = self.left()
             kill_all(left)
@@ -140,16 +140,12 @@ class Cluster:
         self, kind: str, where: Callable[[Body], bool] = lambda _: True, within_s: float = WITHIN_S
     ) -> Body:
         """The first such fact, once it is there."""
-
-        def look() -> Body | None:
-            try:
-                return next((body for body in self.facts(kind) if where(body)), None)
-            except CliError:
-                return None  # history is away, or does not know of the job yet
-
-        found = until(look, f"a fact {kind} of job {self.job}", within_s)
-        assert found is not None
-        return found
+        return until(
+            lambda: next((body for body in self.facts(kind) if where(body)), None),
+            f"a fact {kind} of job {self.job}",
+            despite=CliError,  # history is away, or does not know of the job yet
+            within_s=within_s,
+        )
 
     def until_stepping(self, number: int, within_s: float = WITHIN_S) -> Body:
         """The first step of a round has been made."""
@@ -181,13 +177,9 @@ class Cluster:
 
     def closed(self, count: int) -> list[Body]:
         """The incidents, once so many are over."""
-
-        def look() -> list[Body]:
-            try:
-                return [one for one in self.incidents() if one["outcome"]]
-            except CliError:
-                return []
-
         return until(
-            lambda: found if len(found := look()) >= count else [], f"{count} incidents are over"
+            lambda: [one for one in self.incidents() if one["outcome"]],
+            f"{count} incidents are over",
+            holds=lambda found: len(found) >= count,
+            despite=CliError,
         )

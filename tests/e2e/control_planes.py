@@ -17,7 +17,8 @@ from everstep.bus.serverconfig import (
 )
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import Running, StateDir
-from tests.e2e.processes import Process, environment, kill_all, python, until
+from tests.e2e.processes import Process, environment, kill_all, python
+from tests.waiting import until
 
 
 class ControlPlane(Protocol):
@@ -86,6 +87,7 @@ class Pieces:
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self._bus = folder / "nats"
+        self.store = self._bus / "store"
         self._port, self._api_port = free_port(), free_port()
         self._settings = settings
         self.processes: dict[str, Process] = {}
@@ -112,7 +114,7 @@ class Pieces:
     def start(self) -> None:
         """Start all of it, and wait until it is ready."""
         ensure_users(self._bus, [ADMIN, SERVICE])
-        plan = ServerPlan(store=self._bus / "store", port=self._port, beside=self._bus)
+        plan = ServerPlan(store=self.store, port=self._port, beside=self._bus)
         write_config(self._bus / "nats.json", plan, self._bus)
         for name in ALL:
             self.revive(name)

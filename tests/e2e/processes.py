@@ -4,28 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
-T = TypeVar("T")
+from tests.waiting import WITHIN_S
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 TAG = "END_TO_END_TEST"
 """In the environment of whatever a test starts, and of what that starts."""
-WITHIN_S = 40.0
-
-
-def until(is_so: Callable[[], T], what: str, within_s: float = WITHIN_S) -> T:
-    """Look until it is so. The one place where a test waits for something that nobody sends."""
-    deadline = time.monotonic() + within_s
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        time.sleep(0.02)
-    return found
 
 
 def environment(folder: Path, tag: str, **more: str) -> dict[str, str]:

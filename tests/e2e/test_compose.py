@@ -2,14 +2,9 @@
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -19,74 +14,36 @@ from everstep.bus import BusSettings, connect
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import JobEnded
+from tests.e2e.compose_cluster import (
+    AGENTS,
+    LASTING,
+    NEEDS_CLUSTER,
+    ONE_SHOT,
+    OURS,
+    address,
+    call,
+    compose,
+    first_token,
+    in_container,
+    inspect,
+    opened_api,
+)
+from tests.waiting import until_async
 
-ROOT = Path(__file__).parents[2]
-ONE_SHOT = {"setup", "bus-init"}
-OURS = {"history", "rendezvous", "health"}
-LASTING = {"nats", "postgres", *OURS}
 PUBLISHED = {("nats", "4222/tcp"), ("history", "7070/tcp")}
-API = "/api/v1"
 
-pytestmark = [
-    pytest.mark.compose,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(
-        "EVERSTEP_TEST_COMPOSE" not in os.environ,
-        reason="needs a container engine and the running cluster: `make test-compose` starts it",
-    ),
-]
-
-
-@cache
-def compose_program() -> tuple[str, ...]:
-    """`docker compose`, or the older program of its own."""
-    asked = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    if asked.returncode == 0:
-        return ("docker", "compose")
-    program = shutil.which("docker-compose")
-    assert program is not None, "neither `docker compose` nor docker-compose is installed"
-    return (program,)
-
-
-def call(*command: str) -> str:
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
-    return done.stdout
-
-
-def compose(*arguments: str) -> str:
-    return call(*compose_program(), *arguments)
-
-
-def inspect(service: str) -> dict[str, Any]:
-    """The engine's own description of a service's container."""
-    listed = call(
-        *["docker", "ps", "-aq", "--filter", f"label=com.docker.compose.service={service}"],
-        *["--filter", f"label=com.docker.compose.project={project()}"],
-        *["--filter", "label=com.docker.compose.oneoff=False"],
-    )
-    described: list[dict[str, Any]] = json.loads(call("docker", "inspect", *listed.split()))
-    (container,) = described
-    return container
-
-
-def project() -> str:
-    return os.environ.get("COMPOSE_PROJECT_NAME", ROOT.name)
-
-
-def address(service: str, port: int) -> str:
-    return compose("port", service, str(port)).strip()
-
-
-def in_container(service: str, *command: str) -> str:
-    return call("docker", "exec", inspect(service)["Id"], *command)
+pytestmark = NEEDS_CLUSTER
 
 
 @pytest.fixture(scope="module")
 def token() -> str:
-    return in_container("history", "cat", "token").strip()
+    return first_token()
+
+
+@pytest.fixture
+def api() -> Iterator[httpx2.Client]:
+    with opened_api() as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +76,6 @@ async def bus(settings: BusSettings, tmp_path: Path) -> AsyncIterator[NatsBus]:
         yield connected
 
 
-@pytest.fixture
-def api(token: str) -> Iterator[httpx2.Client]:
-    headers = {"Authorization": f"Bearer {token}"}
-    url = f"http://{address('history', 7070)}{API}"
-    with httpx2.Client(base_url=url, headers=headers, timeout=10) as client:
-        yield client
-
-
 def ended(job: str, reason: str) -> JobEnded:
     return JobEnded(
         id=ids.new_id(),
@@ -141,14 +90,13 @@ def ended(job: str, reason: str) -> JobEnded:
 
 async def recorded_of(api: httpx2.Client, job: str, many: int) -> list[str]:
     """The ids of a job's facts, once there are so many."""
-    async with asyncio.timeout(30):
-        while True:
-            answer = await asyncio.to_thread(api.get, "/facts", params={"job": job})
-            answer.raise_for_status()
-            found = [item["id"] for item in answer.json()["items"]]
-            if len(found) >= many:
-                return found
-            await asyncio.sleep(0.1)
+
+    async def recorded() -> list[str]:
+        answer = await asyncio.to_thread(api.get, "/facts", params={"job": job})
+        answer.raise_for_status()
+        return [item["id"] for item in answer.json()["items"]]
+
+    return await until_async(recorded, f"{many} facts", holds=lambda found: len(found) >= many)
 
 
 # ---- it works
@@ -243,9 +191,10 @@ def test_no_service_runs_as_root() -> None:
     for service in LASTING:
         lines = call("docker", "top", inspect(service)["Id"], "-eo", "pid,uid,comm").splitlines()
         owners = {tuple(line.split(maxsplit=2)[1:]) for line in lines[1:]}
-        servers = {uid for uid, program in owners if program.startswith(service[:8])}
+        is_ours = service in OURS
+        servers = {uid for uid, program in owners if is_ours or program.startswith(service[:8])}
+        assert servers, owners
         assert "0" not in servers, owners
-        assert servers or service in OURS, owners
 
 
 @pytest.mark.parametrize("service", sorted(LASTING | ONE_SHOT))
@@ -287,4 +236,5 @@ def test_each_container_has_only_its_own_secret() -> None:
         "rendezvous": {"service"},
         "health": {"service"},
         "bus-init": {"admin"},
+        **{agent: {"agent"} for agent in AGENTS},
     }

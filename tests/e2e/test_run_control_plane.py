@@ -8,7 +8,8 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import ALL, Pieces
-from tests.e2e.processes import SCRIPTS, until
+from tests.e2e.processes import SCRIPTS
+from tests.waiting import until
 
 AWAY = (("nats",), ("rendezvous",), ("history",), ("health",), ALL)
 
@@ -21,7 +22,7 @@ def step_of(cluster: Cluster) -> int:
 def further(cluster: Cluster, steps: int) -> None:
     """The training makes so many steps more: about 50 a second."""
     goal = step_of(cluster) + steps
-    until(lambda: step_of(cluster) >= goal, f"step {goal}")
+    until(lambda: step_of(cluster), f"step {goal}", holds=lambda step: step >= goal)
 
 
 def test_a_training_runs_on_whatever_is_away(

@@ -4,7 +4,8 @@ import pytest
 
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import Up
-from tests.e2e.processes import SCRIPTS, Process, environment, python, until
+from tests.e2e.processes import SCRIPTS, Process, environment, python
+from tests.waiting import until
 
 
 def test_eight_jobs_at_once_do_not_touch_each_other(

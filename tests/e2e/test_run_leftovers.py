@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import not_
 
 import pytest
 
 from tests.e2e.cluster import GONE_WITHIN_S, Agent, Cluster
-from tests.e2e.processes import SCRIPTS, alive, below, kill_all, until
+from tests.e2e.processes import SCRIPTS, alive, below, kill_all
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +33,12 @@ def with_workers(cluster: Cluster, workers: int, *options: str) -> tuple[Agent, 
     cluster.until_stepping(1)
     everybody = 1 + 2 + 2 * workers  # the warden, too
 
-    def found() -> list[int]:
-        pids = [process.pid for process in below(agent.pid) if alive(process.pid)]
-        return pids if len(pids) >= everybody else []
-
-    return agent, until(found, "all workers are there")
+    family = until(
+        lambda: [process.pid for process in below(agent.pid) if alive(process.pid)],
+        f"{everybody} processes are there",
+        holds=lambda found: len(found) >= everybody,
+    )
+    return agent, family
 
 
 def gone(pids: list[int]) -> None:
@@ -43,7 +46,7 @@ def gone(pids: list[int]) -> None:
         return [pid for pid in pids if alive(pid)]
 
     try:
-        until(lambda: not left(), "all of them are gone", GONE_WITHIN_S)
+        until(left, "all of them are gone", holds=not_, within_s=GONE_WITHIN_S)
     finally:
         kill_all(left())
 

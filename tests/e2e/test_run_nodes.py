@@ -1,9 +1,11 @@
 """Nodes and agents die, or are paused: a spare has the slot, and nobody else moves."""
 
 import signal
+from operator import not_
 
 from tests.e2e.cluster import Agent, Cluster
-from tests.e2e.processes import SCRIPTS, below, until
+from tests.e2e.processes import SCRIPTS, below
+from tests.waiting import until
 
 
 def three(cluster: Cluster) -> dict[str, Agent]:
@@ -51,7 +53,7 @@ def test_the_first_agent_is_as_dispensable_as_any(cluster: Cluster) -> None:
     first.kill()
     cluster.until_stepping(2)
     assert cluster.members(2) == {0: spare, 1: before[1]}
-    until(lambda: not set(ranks) & set(cluster.left()), "its ranks are gone", 5)
+    until(lambda: set(ranks) & set(cluster.left()), "its ranks are gone", holds=not_, within_s=5)
     assert cluster.closed(1)[0]["ledger"]["wall_s"] < 10
     cluster.finish()
     cluster.until_done()
@@ -89,7 +91,7 @@ def test_a_paused_agent_changes_nothing_and_comes_back_as_a_spare(cluster: Clust
     cluster.until_stepping(3)
     paused.send(signal.SIGCONT)
     until(lambda: "round 1 is over" in paused.said, "it knows that its round is over")
-    until(lambda: not ranks_below(paused), "its ranks of round 1 are gone")
+    until(lambda: ranks_below(paused), "its ranks of round 1 are gone", holds=not_)
     assert len(cluster.facts("round_formed")) == 3
     agents[spare].kill_node()
     cluster.until_stepping(4)

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.processes import SCRIPTS, until
+from tests.e2e.processes import SCRIPTS
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
@@ -36,7 +37,7 @@ def test_ranks_that_do_not_listen_are_killed_after_the_grace(cluster: Cluster) -
 
 
 def test_ranks_that_a_signal_ends_have_not_saved(cluster: Cluster) -> None:
-    agent = cluster.steady("--nproc-per-node", "2")
+    agent = cluster.steady("--nproc-per-node", "2", UNMODIFIED="1")
     cluster.until_stepping(1)
     agent.send(signal.SIGTERM)
     assert agent.wait() == 128 + signal.SIGTERM
@@ -67,7 +68,9 @@ def test_a_person_who_insists_does_not_wait(cluster: Cluster) -> None:
 def test_a_node_that_is_taken_away_is_replaced_and_costs_no_restart(cluster: Cluster) -> None:
     agents = {
         node: cluster.steady(
-            "--nnodes", "2", "--spares", "1", "--infra-rank", str(place), node=node
+            *("--nnodes", "2", "--spares", "1", "--infra-rank", str(place)),
+            node=node,
+            UNMODIFIED="1",
         )
         for place, node in enumerate(("node-1", "node-2", "node-3"))
     }

@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.processes import SCRIPTS, below, until
+from tests.e2e.processes import SCRIPTS, below
+from tests.waiting import until
 
 
 @pytest.mark.timeout(120)

@@ -42,6 +42,7 @@ class MemoryServer:
     """What all clients share. `up = False` cuts everybody off."""
 
     up: bool = True
+    returns: int = 0
     wipes: int = 0
     facts: list[Delivered] = field(default_factory=list)
     fact_ids: set[str] = field(default_factory=set)
@@ -71,6 +72,7 @@ class MemoryServer:
         await self.announce()
 
     async def set_up(self, up: bool) -> None:
+        self.returns += up and not self.up
         self.up = up
         await self.announce()
 
@@ -86,6 +88,10 @@ class MemoryBus:
     @property
     def connected(self) -> bool:
         return self._server.up
+
+    @property
+    def returns(self) -> int:
+        return self._server.returns
 
     async def wait_connected(self) -> None:
         async with self._server.changed:

@@ -1,9 +1,12 @@
-"""Time that moves only when the test moves it."""
+"""Time that moves only when the test moves it, and time that a test can watch."""
 
 import asyncio
 import heapq
 import itertools
+import math
 from datetime import UTC, datetime, timedelta
+
+from everstep.clock import SystemClock
 
 
 class FakeClock:
@@ -33,6 +36,18 @@ class FakeClock:
             woken.set()
             await _settle()
         self._now = end
+
+
+class NotedClock(SystemClock):
+    """The system's, with its waits noted; `most_s` cuts each of them short."""
+
+    def __init__(self, most_s: float = math.inf) -> None:
+        self.waits: list[float] = []
+        self._most_s = most_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        await super().sleep(min(seconds, self._most_s))
 
 
 async def _settle() -> None:

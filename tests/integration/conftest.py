@@ -117,7 +117,7 @@ class Api:
             self.news,
             connectedness,
             clock=self.clock,
-            blobs=self.bus.blobs,
+            bus=self.bus,
         )
         self.app = create_app(self.context)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from everstep import subjects
 from everstep.bus.errors import BusError
@@ -21,7 +21,9 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
+from tests.waiting import until_async
 
+Heard = TypeVar("Heard", bound=Order)
 WITHIN_S = 10.0
 
 
@@ -79,12 +81,7 @@ class Agent:
 
     async def join_when_heard(self, **fields: Any) -> Joined:
         """As real agents do: ask again while nobody is there who answers."""
-        async with asyncio.timeout(WITHIN_S):
-            while True:
-                try:
-                    return await self.join(**fields)
-                except BusError:
-                    await asyncio.sleep(0.05)
+        return await until_async(lambda: self.join(**fields), "an answer", despite=BusError)
 
     async def report(self, event: str, **fields: Any) -> Reported:
         assert self.start is not None
@@ -119,6 +116,13 @@ class Agent:
             while not isinstance(order := await self.orders.get(), StopRanks):
                 pass
         self.last_round = order.round
+        return order
+
+    async def heard(self, kind: type[Heard]) -> Heard:
+        """Wait for an order of this kind."""
+        async with asyncio.timeout(WITHIN_S):
+            while not isinstance(order := await self.orders.get(), kind):
+                pass
         return order
 
     async def sent_away(self) -> LeaveJob:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from everstep.clock import SystemClock
-from everstep.messages import Fact
+from everstep.messages import Fact, NodeBeat
 from everstep.observe.http import listen, serve_asgi, url_of
 from everstep.runtime import serve
 from everstep.store.database import open_database
@@ -23,9 +23,12 @@ TAILS = {"stderr": "CUDA out of memory — „naïve“\n"}
 class ServedStory:
     """In a thread of its own; `arguments` make a command ask it."""
 
-    def __init__(self, folder: Path, more: Sequence[Fact] = ()) -> None:
+    def __init__(
+        self, folder: Path, more: Sequence[Fact] = (), beats: Sequence[NodeBeat] = ()
+    ) -> None:
         self._folder = folder
         self._more = more
+        self._beats = beats
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.arguments: list[str] = []
@@ -47,6 +50,8 @@ class ServedStory:
             await api.open(failed_logins_per_minute=10**6)
             blob = await api.bus.blobs.put(JOB, TAILS["stderr"].encode())
             await api.add(*whole(blob), *self._more)
+            for beat in self._beats:
+                api.context.beats.hear(beat)
             token = self._folder / "token"
             token.write_text(await api.token("read"))
             token.chmod(0o600)

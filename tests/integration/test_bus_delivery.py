@@ -4,9 +4,9 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from operator import not_
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusDeniedError, BusTimeoutError, BusUnreachableError
 from everstep.bus.roles import SERVICE
 from everstep.messages import StandBy
+from tests.waiting import until_async
 
 LISTENER = """
 import asyncio, sys
@@ -69,15 +70,13 @@ async def test_a_killed_listener_is_known_to_be_gone_at_once(
         assert await bus.deliver(subject, order(job), within_s=10)
         process.kill()
         await process.wait()
-        began = time.monotonic()
-        heard = True
-        while heard:  # the server may not have read the end of the connection yet
-            try:
-                heard = await bus.deliver(subject, order(job), within_s=0.5)
-            except BusTimeoutError:
-                continue
-        print(f"known after {1000 * (time.monotonic() - began):.1f} ms")
-        assert time.monotonic() - began < 5  # some milliseconds on a machine with nothing to do
+        await until_async(
+            lambda: bus.deliver(subject, order(job), within_s=0.5),
+            "it is known to be gone",
+            holds=not_,
+            despite=BusTimeoutError,  # the server has not read the end of the connection yet
+            within_s=5,  # some milliseconds on a machine with nothing to do
+        )
 
 
 async def test_a_listener_who_is_only_paused_is_never_gone(
@@ -96,8 +95,7 @@ async def test_a_listener_who_is_only_paused_is_never_gone(
 async def stopped(pid: int) -> None:
     """Stop a process, and wait until none of its threads runs any more."""
     os.kill(pid, signal.SIGSTOP)
-    while not all(await asyncio.to_thread(_states, pid)):
-        await asyncio.sleep(0.001)
+    await until_async(lambda: asyncio.to_thread(_states, pid), "all threads stop", holds=all)
 
 
 def _states(pid: int) -> list[bool]:
@@ -117,21 +115,19 @@ async def test_while_we_are_away_nobody_is_gone(nats: DevServer, job: str) -> No
         with pytest.raises(BusTimeoutError):
             await bus.deliver(subject, order(job), within_s=0.2)
         os.kill(nats.pid, signal.SIGKILL)
-        while bus.connected:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not bus.connected, "the connection is gone")
         with pytest.raises(BusUnreachableError, match="no connection"):
             await bus.deliver(subject, order(job), within_s=5)
         await bus.wait_connected()
         # as everybody else, an agent needs its time to come back: that is no evidence
         with pytest.raises(BusUnreachableError, match="on their way back"):
             await bus.deliver(subject, order(job), within_s=5)
-        heard: bool | None = None
-        while heard is None:  # soon enough it is, though
-            try:
-                heard = await bus.deliver(subject, order(job), within_s=5)
-            except BusUnreachableError:
-                await asyncio.sleep(0.05)
-        assert heard is False
+        await until_async(
+            lambda: bus.deliver(subject, order(job), within_s=5),
+            "soon enough it is, though",
+            holds=not_,
+            despite=BusUnreachableError,
+        )
 
 
 async def test_a_connection_that_breaks_meanwhile_is_no_answer(nats: DevServer, job: str) -> None:
@@ -141,8 +137,7 @@ async def test_a_connection_that_breaks_meanwhile_is_no_answer(nats: DevServer, 
         await stopped(process.pid)
 
         async def break_it() -> None:
-            while not bus.jetstream._waiting:
-                await asyncio.sleep(0)
+            await until_async(lambda: bus.jetstream._waiting, "the order is on its way")
             os.kill(nats.pid, signal.SIGKILL)
 
         async with asyncio.TaskGroup() as tasks:
@@ -156,13 +151,11 @@ async def agent(nats: DevServer) -> AsyncIterator[NatsBus]:
     """An agent of `job-a`, with what its role may do and no more."""
     settings = await nats.grant("job-a")
     async with AsyncExitStack() as stack:
-        async with asyncio.timeout(10):
-            while True:  # the server reads its users again at a signal
-                try:
-                    yield await stack.enter_async_context(connect(settings, "agent"))
-                    return
-                except BusDeniedError:
-                    await asyncio.sleep(0.01)
+        yield await until_async(
+            lambda: stack.enter_async_context(connect(settings, "agent")),
+            "the server has read its users again, as it does at a signal",
+            despite=BusDeniedError,
+        )
 
 
 async def test_an_agent_answers_its_orders_and_may_write_into_no_other_inbox(

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from everstep.bus.errors import (
 )
 from everstep.bus.login import read_secret
 from everstep.messages import BlobRef
+from tests.waiting import until_async
 
 WITHIN_S = 3.0
 
@@ -62,9 +64,7 @@ async def server_with(folder: Path, config: dict[str, object]) -> AsyncIterator[
     )
     ports = folder / f"nats-server_{process.pid}.ports"
     try:
-        while (port := await asyncio.to_thread(_port_in, ports)) is None:
-            await asyncio.sleep(0.01)
-        yield port
+        yield await until_async(lambda: asyncio.to_thread(_port_in, ports), "it has a port")
     finally:
         process.kill()
         await process.wait()
@@ -86,8 +86,7 @@ async def speaking(first: bytes) -> AsyncIterator[str]:
     server = await asyncio.start_server(on_client, "127.0.0.1", 0)
     async with server:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    while clients:  # a client that leaves its socket open keeps us here
-        await asyncio.sleep(0)
+    await until_async(lambda: clients, "every client has closed its socket", holds=not_)
 
 
 @pytest.mark.parametrize(
@@ -271,8 +270,9 @@ async def test_credentials_that_expire_are_read_anew_without_a_restart(tmp_path:
         async with connect(settings, "rotating") as bus:
             await topology.init(bus.jetstream)
             operator.write_user(creds, int(time.time()) + 600)
-            while not bus.statistics()["rebuilds_total"] or not bus.connected:
-                await asyncio.sleep(0.05)
+            await until_async(
+                lambda: bus.statistics()["rebuilds_total"] and bus.connected, "it is rebuilt"
+            )
             await bus.prove()
 
 

@@ -22,6 +22,7 @@ from everstep.bus.errors import BusError, FactsWaitingError, SpoolFullError, Spo
 from everstep.bus.roles import SERVICE
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode
+from tests.waiting import until_async
 
 
 def settings_of(nats: DevServer, **changes: object) -> BusSettings:
@@ -64,11 +65,17 @@ async def numbers(bus: NatsBus, count: int) -> list[int]:
     return found
 
 
-async def until(condition: object) -> None:
-    """Wait for something that is sure to come; the test's own deadline bounds it."""
-    assert callable(condition)
-    while not condition():
-        await asyncio.sleep(0.01)
+async def away(bus: NatsBus) -> None:
+    await until_async(lambda: not bus.connected, "the connection is gone")
+
+
+async def again(nats: DevServer, restarts: int, bus: NatsBus) -> None:
+    """The server was started again so many times, and the bus is connected to it."""
+    await until_async(
+        lambda: bus.connected and nats.restarts,
+        f"connected after {restarts} restarts",
+        holds=lambda found: found == restarts,
+    )
 
 
 def cut(bus: NatsBus) -> None:
@@ -82,7 +89,7 @@ async def down(nats: DevServer, bus: NatsBus) -> AsyncIterator[None]:
     """While the body runs there is no server. Its keeper would bring it back at once."""
     os.kill(nats.pid, signal.SIGSTOP)
     cut(bus)
-    await until(lambda: not bus.connected)
+    await away(bus)
     try:
         yield
     finally:
@@ -115,7 +122,7 @@ async def test_killing_the_server_under_load_loses_nothing_and_doubles_nothing(
         loading = tasks.create_task(load())
         for kills in range(1, 4):
             os.kill(nats.pid, signal.SIGKILL)
-            await until(lambda kills=kills: nats.restarts == kills and bus.connected)
+            await again(nats, kills, bus)
         await loading
     await bus.flush(20)
     found = await numbers(bus, 2000)
@@ -154,7 +161,7 @@ async def test_after_the_data_were_wiped_the_streams_come_back_and_facts_go_on(
         keeping = tasks.create_task(topology.keep_for_ever(bus.jetstream))
         shutil.rmtree(tmp_path / "own-nats" / "nats" / "store")
         os.kill(nats.pid, signal.SIGKILL)
-        await until(lambda: nats.restarts == 1)
+        await until_async(lambda: nats.restarts, "the server is started again")
         await bus.record(ended(2))
         await bus.flush(20)
         batch = await reader.fetch(10, 5)
@@ -165,6 +172,16 @@ async def test_after_the_data_were_wiped_the_streams_come_back_and_facts_go_on(
     assert fact.exit_code == 2
     assert batch.position.stream != first.position.stream
     assert batch.position.sequence == 1
+
+
+async def test_a_connection_that_came_back_is_counted_however_short_it_was_away(
+    bus: NatsBus,
+) -> None:
+    assert bus.returns == 0
+    for times in (1, 2):
+        cut(bus)
+        await until_async(lambda: bus.returns, f"{times} returns", holds=times.__eq__)
+        assert bus.connected
 
 
 async def test_beats_sent_while_the_server_is_away_are_bounded_and_the_newest_arrive(
@@ -186,9 +203,11 @@ async def test_a_server_that_hangs_is_left_and_found_again(nats: DevServer) -> N
     settings = settings_of(nats, ping_interval_s=0.1)
     async with connect(settings, "pinging") as bus:
         os.kill(nats.pid, signal.SIGSTOP)  # no RST, no FIN: only silence
-        await until(lambda: not bus.connected)
+        await away(bus)
         os.kill(nats.pid, signal.SIGCONT)
-        await until(lambda: bus.statistics()["reconnects_total"] == 1)
+        await until_async(
+            lambda: bus.statistics()["reconnects_total"], "one more", holds=lambda n: n == 1
+        )
         assert bus.connected
 
 
@@ -261,7 +280,7 @@ async def test_a_follower_sees_what_changed_while_it_was_cut_off(
             await other.documents("LIMITS").put("j", b"meanwhile", revision=0)
             assert (await anext(news)).data == b"meanwhile"
             os.kill(nats.pid, signal.SIGKILL)
-            await until(lambda: nats.restarts == 1 and other.connected)
+            await again(nats, 1, other)
             await other.documents("LIMITS").put("j", b"after", revision=None)
             assert (await anext(news)).data == b"after"
 
@@ -291,7 +310,7 @@ async def test_a_full_spool_refuses_facts_while_beats_go_on(
                     await small.record(ended(number))
             small.send(subjects.beat("j", "n"), beat(1))
         await small.flush(20)
-        await until(lambda: small.statistics()["sent_total"] == 1)
+        await until_async(lambda: small.statistics()["sent_total"], "the beat is sent")
         await small.record(ended(5000))
 
 
@@ -352,7 +371,7 @@ async def test_a_server_killed_right_after_it_acknowledged_still_has_the_fact(
             await bus.record(ended(number))
             await bus.flush(20)
             os.kill(nats.pid, signal.SIGKILL)
-            await until(lambda count=number + 1: nats.restarts == count and bus.connected)
+            await again(nats, number + 1, bus)
             info = await bus.jetstream.api("STREAM.INFO.FACTS")
             assert info["state"]["messages"] == number + 1
 

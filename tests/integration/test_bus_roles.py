@@ -1,6 +1,5 @@
 """An agent of job A can neither say nor hear anything of job B: subject by subject."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from everstep.bus.errors import BusDeniedError, BusError
 from everstep.bus.roles import agent, by_name
 from everstep.ids import BadNameError, new_id
 from everstep.messages import ProgressMade
+from tests.waiting import until_async
 
 A, B = "job-a", "job-b"
 
@@ -31,14 +31,11 @@ async def agent_a(nats: DevServer) -> AsyncIterator[NatsBus]:
             await service.documents(bucket).put(B, b"of b", revision=0)
         await nats.grant(B)
         settings = await nats.grant(A)
-        # the server reads its users again at a signal: connecting tells when it has
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    yield await stack.enter_async_context(connect(settings, "agent"))
-                    return
-                except BusDeniedError:
-                    await asyncio.sleep(0.01)
+        yield await until_async(
+            lambda: stack.enter_async_context(connect(settings, "agent")),
+            "the server has read its users again, as it does at a signal",
+            despite=BusDeniedError,
+        )
 
 
 MAY_SAY = [

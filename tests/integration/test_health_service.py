@@ -15,15 +15,18 @@ from everstep import ids, subjects
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
-from everstep.bus.errors import SpoolFullError
+from everstep.bus.errors import BusTimeoutError, SpoolFullError
 from everstep.bus.roles import SERVICE
-from everstep.clock import SystemClock
+from everstep.clock import Clock
 from everstep.messages import Fact, JobEnded, NodeBeat, NodeLost, NodeReturned
 from everstep.messages.codec import decode
+from everstep_services.health.opening import Health
 from everstep_services.health.service import Observer
 from everstep_services.health.settings import HealthSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
-from tests.fakes.clock import FakeClock
+from tests.fakes.clock import FakeClock, NotedClock
+from tests.integration.health_replicas import at_work
+from tests.waiting import until_async
 
 QUICK = HealthSettings(
     silence_limit_s=2.5, all_silent_limit_s=4.0, reconnect_grace_s=2.0, tick_s=0.1
@@ -55,21 +58,10 @@ class Agents:
 
 
 @asynccontextmanager
-async def watched(bus: NatsBus, settings: HealthSettings = QUICK) -> AsyncIterator[Observer]:
-    """An observer at work."""
-    observer = Observer(settings, bus, SystemClock())
-    async with asyncio.TaskGroup() as tasks:
-        loops = [
-            tasks.create_task(observer.hear_for_ever()),
-            tasks.create_task(observer.follow_jobs_for_ever()),
-            tasks.create_task(observer.judge_for_ever()),
-            tasks.create_task(observer.record_for_ever()),
-        ]
-        try:
-            yield observer
-        finally:
-            for loop in loops:
-                loop.cancel()
+async def watched(bus: NatsBus, clock: Clock | None = None) -> AsyncIterator[Observer]:
+    """An observer at work, in a whole replica."""
+    async with at_work(bus, QUICK, clock) as health:
+        yield health.observer
 
 
 @asynccontextmanager
@@ -97,8 +89,9 @@ async def facts_of(bus: NatsBus, job: str, until: type[Fact]) -> list[Fact]:
 
 
 async def known(observer: Observer, nodes: int) -> None:
-    while observer.statistics()["nodes"] != nodes:
-        await asyncio.sleep(0.02)
+    await until_async(
+        lambda: observer.statistics()["nodes"], f"{nodes} nodes", holds=lambda n: n == nodes
+    )
 
 
 async def test_two_observers_record_one_loss_and_one_return(
@@ -151,22 +144,26 @@ async def test_a_server_that_goes_and_comes_back_costs_nobody_a_node(
     settings = msgspec.structs.replace(
         nats.settings(SERVICE), reconnect_jitter_s=0.01, reconnect_wait_s=0.1
     )
+    clock = NotedClock()
     async with (
         connect(settings, "health", spool=tmp_path / "health") as bus,
         connect(settings, "agents") as agents_bus,
     ):
         await topology.init(bus.jetstream)
-        async with beating(agents_bus, job, "n1", "n2", "n3"), watched(bus) as observer:
+        async with beating(agents_bus, job, "n1", "n2", "n3"), watched(bus, clock) as observer:
             await known(observer, 3)
             os.kill(nats.pid, signal.SIGSTOP)  # the connection looks fine
-            await asyncio.sleep(3.0)
+            ticks, past = len(clock.waits), QUICK.silence_limit_s + 5 * QUICK.tick_s
+            await until_async(
+                lambda: sum(clock.waits[ticks:]) > past, "silence was judged past its limit"
+            )
             os.kill(nats.pid, signal.SIGKILL)
-            while bus.connected:
-                await asyncio.sleep(0.02)
+            await until_async(lambda: not bus.connected, "the connection is gone")
             await bus.wait_connected()
-            beats = observer.statistics()["beats_total"]
-            while observer.statistics()["beats_total"] < beats + 30:
-                await asyncio.sleep(0.02)
+            beats = observer.statistics()["beats_total"] + 30
+            await until_async(
+                lambda: observer.statistics()["beats_total"] >= beats, "all are heard again"
+            )
             assert observer.statistics()["lost_total"] == 0
             assert observer.statistics()["nodes"] == 3
 
@@ -185,12 +182,13 @@ class _FullBus(MemoryBus):
 async def test_findings_wait_while_the_disk_is_full_and_are_recorded_once() -> None:
     server, clock = MemoryServer(), FakeClock()
     bus = _FullBus(server)
-    observer = Observer(HealthSettings(), bus, clock)
+    health = Health(HealthSettings(), bus, clock)
+    observer = health.observer
     async with asyncio.TaskGroup() as tasks:
         loops = [
             tasks.create_task(observer.hear_for_ever()),
             tasks.create_task(observer.judge_for_ever()),
-            tasks.create_task(observer.record_for_ever()),
+            tasks.create_task(health.records.record_for_ever()),
         ]
         waiting: dict[int, float] = {}
         for second in range(30):
@@ -202,7 +200,7 @@ async def test_findings_wait_while_the_disk_is_full_and_are_recorded_once() -> N
                 bus.send(subjects.beat("j", name), beat)
             for _ in range(4):
                 await clock.advance(0.25)
-            waiting[second] = observer.statistics()["findings_waiting"]
+            waiting[second] = health.statistics()["findings_waiting"]
         for loop in loops:
             loop.cancel()
     assert (waiting[12], waiting[25]) == (2, 0)
@@ -227,8 +225,11 @@ async def test_it_runs_as_a_process_and_stops_when_asked(nats: DevServer, tmp_pa
             env={**os.environ, **environment},
             stderr=asyncio.subprocess.PIPE,
         )
-        while not await bus.deliver(subjects.beat("j", "n"), _beat(), within_s=5):
-            await asyncio.sleep(0.05)
+        await until_async(
+            lambda: bus.deliver(subjects.beat("j", "n"), _beat(), within_s=5),
+            "somebody hears",
+            despite=BusTimeoutError,  # it may listen before it takes anything in
+        )
         process.terminate()
         _, said = await process.communicate()
     assert process.returncode == 0, said

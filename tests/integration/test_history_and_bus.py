@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from operator import not_
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from everstep.bus.devserver import DevServer
 from everstep.ids import new_id
 from everstep.messages import ProgressMade
 from tests.processes import history, in_sql, kept_running
+from tests.waiting import until_async
 
 
 @pytest.fixture
@@ -41,8 +43,9 @@ async def record(bus: NatsBus, count: int) -> set[str]:
 
 
 async def arrive(folder: Path, ids: set[str]) -> None:
-    while not ids <= set(await asyncio.to_thread(in_sql, folder)):
-        await asyncio.sleep(0.02)
+    await until_async(
+        lambda: asyncio.to_thread(lambda: ids - set(in_sql(folder))), "all are in SQL", holds=not_
+    )
 
 
 async def test_a_wiped_bus_comes_back_and_the_record_keeps_what_it_had(
@@ -78,11 +81,13 @@ async def test_a_second_copy_that_the_stream_took_is_not_projected(
     short = {**config, "duplicate_window": 100_000_000}
     await bus.jetstream.api("STREAM.UPDATE.FACTS", short)
     fact = ProgressMade(id=new_id(), job="j", at=datetime.now(UTC), source="test", round=0, step=1)
-    copies = 0
-    while copies < 2:
+
+    async def copies() -> int:
         await bus.record(fact)
         await bus.flush(5)
-        copies = (await bus.jetstream.api("STREAM.INFO.FACTS"))["state"]["messages"]
+        return int((await bus.jetstream.api("STREAM.INFO.FACTS"))["state"]["messages"])
+
+    await until_async(copies, "the stream takes it once more", holds=lambda n: n == 2)
     last = await record(bus, 1)
     await arrive(tmp_path, last)
     assert in_sql(tmp_path)[fact.id] == 1

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from operator import not_
 from pathlib import Path
 
 import psutil
@@ -29,8 +31,8 @@ from tests.integration.scripts.rig import (
     make_plan,
     opened,
     tagged,
-    until,
 )
+from tests.waiting import until_async
 
 Process = asyncio.subprocess.Process
 
@@ -54,7 +56,7 @@ async def settled(node: Node, ranks: int) -> dict[int, int]:
     """Wait until their scripts have done what they should; their process ids."""
     events = await node.next(RankRuns, ranks)
     for event in events:
-        await until(lambda rank=event.rank: "here" in node.out(rank))
+        await until_async(partial(node.out, event.rank), "here", holds=lambda out: "here" in out)
     return {event.rank: event.pid for event in events}
 
 
@@ -113,7 +115,7 @@ async def test_a_killed_warden_takes_the_ranks_with_it(tmp_path: Path, foreign: 
         os.kill(node.warden(), signal.SIGKILL)
         (lost,) = await node.next(KeeperLost)
         assert "killed by SIGKILL" in lost.reason
-        await until(lambda: not [pid for pid in family if alive(pid)])
+        await until_async(lambda: [pid for pid in family if alive(pid)], "all are gone", holds=not_)
         with pytest.raises(KeeperLostError, match="warden of this node has ended"):
             await node.keeper.stop(grace_s=1)
         assert node.left() == []
@@ -131,7 +133,7 @@ async def main(folder, warm):
         await node.start(2, warm=warm)
         await node.next(RankRuns, 2)
         print(node.warden(), flush=True)
-        await asyncio.sleep(600)
+        await asyncio.Event().wait()
 
 asyncio.run(main(sys.argv[1], sys.argv[2] == "warm"))
 """
@@ -150,7 +152,9 @@ async def agent(folder: Path, kind: str, children: str) -> AsyncIterator[tuple[P
     assert process.stdout is not None
     try:
         warden = int(await process.stdout.readline())
-        await until(lambda: len(below(warden)) > 30)
+        await until_async(
+            lambda: below(warden), "more than 30 processes", holds=lambda found: len(found) > 30
+        )
         yield process, warden
     finally:
         if process.returncode is None:
@@ -163,7 +167,7 @@ async def test_a_killed_agent_leaves_nothing(tmp_path: Path, foreign: int, kind:
     async with agent(tmp_path, kind, "bare") as (process, warden):
         family = [warden, *below(warden)]
         process.kill()
-        await until(lambda: not [pid for pid in family if alive(pid)])
+        await until_async(lambda: [pid for pid in family if alive(pid)], "all are gone", holds=not_)
         assert tagged(tmp_path.name + str(process.pid)) == []
 
 
@@ -176,7 +180,7 @@ async def test_the_next_agent_kills_what_two_dead_ones_left(tmp_path: Path, fore
         await process.wait()
         assert tagged(instance)
         async with opened(tmp_path / "second", "stay.py", "still"):
-            await until(lambda: not tagged(instance))
+            await until_async(lambda: tagged(instance), "all are gone", holds=not_)
 
 
 async def test_two_agents_of_one_node_do_not_touch_each_other(tmp_path: Path) -> None:
@@ -228,7 +232,8 @@ async def test_signals_go_to_ranks_that_can_take_them(tmp_path: Path) -> None:
         await settled(node, 2)
         assert await node.keeper.signal(signal.SIGUSR2) == (0, 1)
         assert await node.keeper.signal(signal.SIGUSR1, (1,)) == ()
-        await until(lambda: f"got {int(signal.SIGUSR1)}" in node.out(1))
+        got = f"got {int(signal.SIGUSR1)}"
+        await until_async(lambda: node.out(1), got, holds=lambda out: got in out)
         assert "got" not in node.out(0)
         assert await node.keeper.signal(signal.SIGTERM) == ()
         assert {event.signal for event in (await node.gone(2)).values()} == {"SIGTERM"}

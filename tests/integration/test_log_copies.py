@@ -10,35 +10,24 @@ from everstep.bus import connect
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.ports import Blobs
-from everstep.clock import SystemClock
 from everstep.messages import BlobRef
 from everstep.store.database import Database
 from everstep.store.kept import Kept, KeptBlobs
 from everstep_services.history.copying import LogCopier
 from tests.fakes.bus import MemoryBlobs
+from tests.fakes.clock import NotedClock
 from tests.integration.conftest import Api
 from tests.unit.history_facts import make
+from tests.waiting import until_async
 
-WITHIN_S = 20
 TAIL = "the last line\n"
-
-
-class HastyClock(SystemClock):
-    """The system's, but it waits at most a moment."""
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        await asyncio.sleep(min(seconds, 0.01))
 
 
 @asynccontextmanager
 async def copying(
     api: Api, blobs: Blobs, *, most_bytes: int = 1 << 20
-) -> AsyncIterator[HastyClock]:
-    clock = HastyClock()
+) -> AsyncIterator[NotedClock]:
+    clock = NotedClock(most_s=0.01)
     copier = LogCopier(KeptBlobs(api.database), blobs, api.news, clock=clock, most_bytes=most_bytes)
     async with asyncio.TaskGroup() as tasks:
         loop = copier.copy_for_ever(is_mine=lambda: api.is_projecting)
@@ -48,10 +37,7 @@ async def copying(
 
 
 async def until_copied(database: Database, ref: BlobRef) -> Kept:
-    async with asyncio.timeout(WITHIN_S):
-        while (found := await KeptBlobs(database).find(ref.id)) is None:
-            await asyncio.sleep(0.01)
-    return found
+    return await until_async(lambda: KeptBlobs(database).find(ref.id), f"a copy of {ref.id}")
 
 
 async def test_what_real_agents_store_is_copied(api: Api, shared_nats: DevServer, job: str) -> None:
@@ -91,9 +77,7 @@ async def test_who_does_not_project_copies_nothing(api: Api) -> None:
     ref = await api.bus.blobs.put("j", TAIL.encode())
     await api.add(make("rank_exited", log=ref))
     async with copying(api, api.bus.blobs) as clock:
-        async with asyncio.timeout(WITHIN_S):
-            while len(clock.waits) < 3:
-                await asyncio.sleep(0.01)
+        await until_async(lambda: len(clock.waits) >= 3, "it has looked three times")
         assert await KeptBlobs(api.database).find(ref.id) is None
         api.is_projecting = True
         assert (await until_copied(api.database, ref)).data == TAIL.encode()

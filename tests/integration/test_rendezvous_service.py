@@ -16,12 +16,13 @@ from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError
 from everstep.bus.roles import ADMIN, SERVICE
 from everstep.clock import SystemClock
-from everstep.messages import JobStarted, RoundFormed, StartRanks
+from everstep.messages import JobStarted, NameExcuse, RoundFormed, SaveCheckpoint, StartRanks
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
-from tests.integration.rendezvous_agents import WITHIN_S, Agent, spec
+from tests.integration.rendezvous_agents import Agent, spec
+from tests.waiting import until_async
 
-SETTINGS = RendezvousSettings(join_within_s=30, last_call_s=0.5, stop_grace_s=1)
+SETTINGS = RendezvousSettings(join_within_s=30, last_call_s=0.5)
 
 
 @asynccontextmanager
@@ -89,7 +90,7 @@ async def test_an_agent_whose_connection_is_closed_is_replaced_at_once(
         orders = await asyncio.gather(agents[0].started(1), agents[2].started(1))
         took_s = asyncio.get_running_loop().time() - began
         assert [(order.round, order.slot) for order in orders] == [(2, 0), (2, 1)]
-        assert took_s < SETTINGS.last_call_s + SETTINGS.stop_grace_s  # nobody waited for it
+        assert took_s < SETTINGS.last_call_s + agents[0].spec.stop_grace_s  # nobody waited for it
         incident = (await agents[0].show()).incident
         assert incident is not None
         assert (incident.trigger, incident.node) == ("node_lost", "n1")
@@ -159,10 +160,8 @@ async def test_while_the_bus_is_away_nothing_is_decided_and_all_goes_on_after(
         await asyncio.gather(first.join(), second.join())
         await asyncio.gather(first.started(), second.started())
         os.kill(nats.pid, signal.SIGKILL)
-        async with asyncio.timeout(WITHIN_S):
-            while nats.restarts == 0:
-                await asyncio.sleep(0.02)
-        reply = await first.join_when_heard(running_round=1)
+        await until_async(lambda: nats.restarts, "the server is started again")
+        reply = await first.join_when_heard(running=first.start)
         assert (reply.standing, reply.round, (await first.show()).phase) == ("member", 1, "running")
         await first.report("rank_exited", exit_code=1)
         await asyncio.gather(first.stopped(), second.stopped())
@@ -208,3 +207,55 @@ async def test_a_document_that_cannot_be_read_stops_its_own_job_only(
             await agent.join()
             assert (await agent.started()).round == 1
     await rounds.delete(broken, revision=None)
+
+
+async def test_a_stall_is_excused_by_another_node_whichever_replica_hears_it(
+    shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
+) -> None:
+    settings = shared_nats.settings(SERVICE)
+    async with (
+        replica(settings, tmp_path / "one"),
+        replica(settings, tmp_path / "two"),
+        AsyncExitStack() as stack,
+    ):
+        agents = [Agent(agents_bus, job, f"n{n}", spec(2)) for n in range(2)]
+        for agent in agents:
+            await stack.enter_async_context(agent.listening())
+        await asyncio.gather(*(agent.join() for agent in agents))
+        await asyncio.gather(*(agent.started() for agent in agents))
+        await agents[1].report("rank_stalled", rank=2, waited_s=40.0)
+        asked = await agents[0].heard(NameExcuse)
+        assert (asked.node, asked.rank) == ("n1", 2)
+        await agents[0].report("excused", rank=2, excuse_s=600.0)
+        (stall,) = (await agents[0].show()).stalls
+        assert stall.excused_s > 0
+        await agents[1].report("rank_recovered", rank=2)
+        assert (await agents[0].show()).stalls == ()
+
+        await agents[1].report("rank_stalled", rank=2, waited_s=50.0)
+        orders = await asyncio.gather(*(agent.stopped() for agent in agents))
+        assert {order.cause for order in orders} == {"rank_stalled"}
+
+
+async def test_one_step_to_save_after_is_agreed_on_whichever_replica_hears_how_far_ranks_are(
+    shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
+) -> None:
+    settings = shared_nats.settings(SERVICE)
+    async with (
+        replica(settings, tmp_path / "one"),
+        replica(settings, tmp_path / "two"),
+        AsyncExitStack() as stack,
+    ):
+        agents = [Agent(agents_bus, job, f"n{n}", spec(2)) for n in range(2)]
+        for agent in agents:
+            await stack.enter_async_context(agent.listening())
+        await asyncio.gather(*(agent.join() for agent in agents))
+        await asyncio.gather(*(agent.started() for agent in agents))
+        await agents[0].report("preempted", grace_s=600.0)
+        for agent in agents:
+            await agent.heard(SaveCheckpoint)
+            await agent.report("reached", step=100, step_s=1.0, last_progress_age_s=0.0)
+        for agent in agents:
+            while (order := await agent.heard(SaveCheckpoint)).after_step is None:
+                pass
+            assert (order.after_step, order.then_stop) == (103, True)

@@ -14,7 +14,16 @@ from everstep_services.history.copying import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.integration.conftest import Api
 from tests.unit.history_facts import BEGAN, fact_id, make
-from tests.unit.history_story import BLOB, INCIDENT, JOB, TRACEBACK, begun, killed, whole
+from tests.unit.history_story import (
+    BLOB,
+    INCIDENT,
+    JOB,
+    TRACEBACK,
+    begun,
+    killed,
+    stalled,
+    whole,
+)
 
 TAIL = "step 1010\nCUDA out of memory — „naïve“\n"
 
@@ -71,6 +80,36 @@ async def test_one_question_answers_why_it_happened(
     assert [one["round"] for one in found["rounds"]] == [1, 2]
     assert (found["nodes_out"], found["nodes_in"]) == (["node-2"], ["node-3"])
     assert found["verdict"] is None
+
+
+async def test_a_stall_is_told_with_its_limit_and_with_who_stopped_first(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    await api.add(*stalled("j"))
+    found = await get(reader, "jobs/j/incidents/stalled")
+    stall = found["stall"]
+    assert (stall["rank"], stall["section"], stall["waited_s"]) == (2, "data", 31.2)
+    assert (stall["limit_s"], stall["limit_source"]) == (30, "learned")
+    assert stall["blocked_in"] == "it waits for a pipe (pipe_read)"
+    assert [one["rank"] for one in found["stalls"]] == [2, 0]
+    located = found["located"]
+    assert (located["first_ranks"], located["first_nodes"]) == ([2], ["node-2"])
+    assert (located["waiting_ranks"], located["lead_s"], located["is_certain"]) == (3, 4.2, True)
+
+
+async def test_a_stall_that_was_over_is_no_part_of_a_later_crash(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    over = make("rank_stalled", job=JOB, round=1, rank=2)
+    await api.add(
+        *begun(),
+        over,
+        make("stall_located", job=JOB, round=1),
+        make("rank_recovered", job=JOB, round=1, rank=2, stall=over.id),
+        *killed(),
+    )
+    found = await get(reader, f"jobs/{JOB}/incidents/{INCIDENT}")
+    assert (found["stall"], found["stalls"], found["located"]) == (None, [], None)
 
 
 async def test_a_ledger_sums_to_its_wall_time(api: Api, reader: httpx2.AsyncClient) -> None:

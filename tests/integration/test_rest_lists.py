@@ -80,6 +80,28 @@ async def test_a_job_has_a_state_that_follows_its_facts(
     ]
 
 
+async def test_a_job_that_a_later_allocation_takes_up_is_over_no_more(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    await api.add(
+        make("job_started", round=None),
+        make("allocation_started", round=None, allocation="a1"),
+        make("allocation_ended", round=None, allocation="a1"),
+        make("job_ended", round=None, state="failed", exit_code=1),
+    )
+    found = await get(reader, "jobs/j")
+    assert (found["state"], found["exit_code"], found["watch"]["state"]) == ("failed", 1, "off")
+    await api.add(
+        make("allocation_started", round=None, allocation="a2"),
+        make("round_started", round=2),
+    )
+    found = await get(reader, "jobs/j")
+    assert (found["state"], found["exit_code"], found["ended_at"]) == ("running", None, None)
+    assert [one["job"] for one in await every_item(reader, "jobs", state="running")] == ["j"]
+    await api.add(make("job_ended", round=None, state="done", exit_code=0))
+    assert (await get(reader, "jobs/j"))["state"] == "done"
+
+
 JOB_FILTERS: list[tuple[dict[str, Any], list[str]]] = [
     ({"state": "running"}, ["run"]),
     ({"state": ["running", "failed"]}, ["run", "end"]),

@@ -13,7 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.config import SchemathesisConfig
 
 from everstep.clock import SystemClock
-from everstep.messages import FACTS
+from everstep.messages import (
+    FACTS,
+    Done,
+    LimitsDocument,
+    Message,
+    NodeStandings,
+    SectionLimit,
+    ShowLimits,
+    ShowNodes,
+    ShowRound,
+)
 from everstep.observe.http import listen, serve_asgi, url_of
 from everstep.runtime import serve
 from everstep.store.database import open_database
@@ -23,8 +33,11 @@ from everstep_services.history.api import dto, wire
 from everstep_services.history.domain import fold
 from tests.integration.conftest import Api
 from tests.unit.history_facts import KINDS, make
+from tests.unit.round_documents import round_document
 
 JOB = "a-job"
+VERBS = ("stop", "restart", "save", "drain", "check", "show")
+HEALTH_VERBS = ("limits", "set_limit", "nodes", "exclude", "include", "control")
 schemathesis.checks.load_all_checks()
 EXCLUDED = [
     # Tokens are tested by name in test_rest_gate.py.
@@ -32,6 +45,18 @@ EXCLUDED = [
     # A name that is allowed and that nobody has is a 404, not an error of the description.
     schemathesis.checks.CHECKS.get_one("positive_data_acceptance"),
 ]
+
+
+async def done(question: Message) -> Message:
+    """What rendezvous and health say to everything."""
+    if isinstance(question, ShowRound):
+        return round_document(question.job, seats=1, name_characters=8)
+    if isinstance(question, ShowNodes):
+        return NodeStandings(nodes=())
+    if isinstance(question, ShowLimits):
+        limit = SectionLimit(section="", limit_s=30.0, source="learned", longest_s=6.0)
+        return LimitsDocument(job=question.job, limits=(limit,), first_step_limit_s=9.0, reason="")
+    return Done(text="it is done")
 
 
 class Served:
@@ -68,7 +93,11 @@ class Served:
             async def serving(stop: asyncio.Event) -> None:
                 await serve_asgi(api.app, listener, stop, drain_within_s=0.5)
 
-            await serve(stop=self._stop, drains=(serving,))
+            async with (
+                api.bus.answer("rendezvous", dict.fromkeys(VERBS, done)),
+                api.bus.answer("health", dict.fromkeys(HEALTH_VERBS, done)),
+            ):
+                await serve(stop=self._stop, drains=(serving,))
 
 
 @pytest.fixture(scope="module")

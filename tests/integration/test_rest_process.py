@@ -17,6 +17,7 @@ from everstep import subjects
 from everstep.bus import connect, topology
 from everstep.bus.devserver import DevServer
 from tests.unit.history_facts import delivered, make
+from tests.waiting import until_async
 
 WITHIN_S = 30.0
 
@@ -39,19 +40,16 @@ class Service:
     async def client(self) -> AsyncIterator[httpx2.AsyncClient]:
         """A client for it, once it answers."""
         async with httpx2.AsyncClient(base_url=f"{self.url}/api/v1") as client:
-            async with asyncio.timeout(WITHIN_S):
-                while not await self._answers(client):
-                    assert self.process.returncode is None, "it ended"
-                    await asyncio.sleep(0.05)
+            await until_async(
+                lambda: self._answers(client), "it answers", despite=(OSError, httpx2.HTTPError)
+            )
             yield client
 
     async def _answers(self, client: httpx2.AsyncClient) -> bool:
-        try:
-            token = await asyncio.to_thread(self._token_file.read_text)
-            client.headers["Authorization"] = f"Bearer {token.strip()}"
-            return (await client.get("status")).is_success
-        except (OSError, httpx2.HTTPError):
-            return False
+        assert self.process.returncode is None, "it ended"
+        token = await asyncio.to_thread(self._token_file.read_text)
+        client.headers["Authorization"] = f"Bearer {token.strip()}"
+        return (await client.get("status")).is_success
 
 
 @pytest.fixture
@@ -95,12 +93,11 @@ async def finished(process: Process) -> tuple[int | None, str, str]:
 
 async def shown(client: httpx2.AsyncClient, count: int) -> list[Any]:
     """All facts, once there are so many."""
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            items = (await client.get("facts")).json()["items"]
-            if len(items) >= count:
-                return list(items)
-            await asyncio.sleep(0.05)
+
+    async def items() -> list[Any]:
+        return list((await client.get("facts")).json()["items"])
+
+    return await until_async(items, f"{count} facts", holds=lambda found: len(found) >= count)
 
 
 async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
@@ -116,9 +113,11 @@ async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
 
         await nats.stop()
         assert (await client.get("jobs/j")).json()["facts"] == 20
-        async with asyncio.timeout(WITHIN_S):
-            while (await client.get("status")).json()["is_bus_connected"]:
-                await asyncio.sleep(0.05)
+
+        async def status() -> dict[str, Any]:
+            return dict((await client.get("status")).json())
+
+        await until_async(status, "it knows", holds=lambda found: not found["is_bus_connected"])
         metrics = await client.get(f"http://127.0.0.1:{environ['EVERSTEP_OBSERVE__PORT']}/metrics")
         assert "everstep_history_facts_total 20.0" in metrics.text
 

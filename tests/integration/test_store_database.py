@@ -4,6 +4,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from everstep.store.reads import log_head
 from everstep.store.schema import upgrade
 from everstep.store.shapes import VERSION
 from everstep_services.history.domain import fold
+from tests.waiting import until_async
 
 
 @pytest.mark.parametrize(
@@ -117,20 +119,34 @@ async def test_replicas_may_start_at_once(database_url: str) -> None:
     assert len({task.result() for task in started}) == 1
 
 
-async def test_a_new_file_that_another_process_has_alone_is_waited_for(tmp_path: Path) -> None:
+async def test_a_new_file_that_another_process_has_alone_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "history.db"
     holder = await asyncio.to_thread(sqlite3.connect, path, check_same_thread=False)
     await asyncio.to_thread(holder.execute, "BEGIN EXCLUSIVE")
+    begun: list[object] = []
+
+    def use_wal(*given: Any) -> None:
+        begun.append(given)
+        _use_wal(*given)
+
+    def impatient() -> None:
+        with closing(sqlite3.connect(path, timeout=0.1)) as other:
+            other.execute("PRAGMA journal_mode=WAL")
 
     async def start() -> str:
         async with open_database(f"sqlite:///{path}") as database:
             await upgrade(database)
             return (await log_head(database)).epoch
 
+    monkeypatch.setattr("everstep.store.database._use_wal", use_wal)
     async with asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(start())
-        done, _ = await asyncio.wait([starting], timeout=0.3)
-        assert not done
+        await until_async(lambda: begun, "it has begun")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            await asyncio.to_thread(impatient)
+        assert not starting.done()
         await asyncio.to_thread(holder.rollback)
     await asyncio.to_thread(holder.close)
     assert starting.result()

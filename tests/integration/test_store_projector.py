@@ -1,10 +1,8 @@
 """The projector over a real database: nothing is lost or doubled, whatever fails."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 
 import pytest
 from sqlalchemy import select
@@ -13,7 +11,6 @@ from everstep import subjects
 from everstep.bus import connect
 from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus, Delivered
-from everstep.clock import SystemClock
 from everstep.messages import Fact
 from everstep.store import tables
 from everstep.store.database import Database, StoreLimits, open_database
@@ -26,27 +23,14 @@ from everstep_services.history.news import News
 from everstep_services.history.service import Projector
 from everstep_services.history.settings import HistorySettings
 from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.fakes.clock import NotedClock
 from tests.unit.history_facts import delivered, make
+from tests.waiting import until_async
 
 WITHIN_S = 20.0
 SETTINGS = HistorySettings(
     fetch_within_s=0.05, lease_ttl_s=1, pace_s=0, retry_first_s=0.01, retry_most_s=0.05
 )
-
-
-class NotingClock(SystemClock):
-    """The system's, but it waits at most a moment, and a test can wait for a wait."""
-
-    def __init__(self) -> None:
-        self.slept = asyncio.Condition()
-
-    async def sleep(self, seconds: float) -> None:
-        async with self.slept:
-            self.slept.notify_all()
-        await asyncio.sleep(min(seconds, 0.02))
-
-    def wall(self) -> datetime:
-        return super().wall()
 
 
 class Replica:
@@ -55,14 +39,13 @@ class Replica:
     def __init__(self, database: Database, bus: Bus, name: str = "one") -> None:
         self.database = database
         self.news = News()
-        self.clock = NotingClock()
         self.projector = Projector(
             SETTINGS,
             bus,
             database,
             FactLog(database, fold),
             self.news,
-            clock=self.clock,
+            clock=NotedClock(most_s=0.02),
             name=name,
         )
 
@@ -72,14 +55,6 @@ class Replica:
             task = tasks.create_task(self.projector.project_for_ever(), name="projector")
             yield
             task.cancel()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds; it is looked at whenever the projector waits."""
-        async with asyncio.timeout(WITHIN_S):
-            while not holds():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.05), self.clock.slept:
-                        await self.clock.slept.wait()
 
     async def reached(self, n: int) -> None:
         await self.news.wait_beyond(n - 1, WITHIN_S)
@@ -180,7 +155,11 @@ async def test_it_waits_out_a_locked_database(database_url: str, bus: MemoryBus)
             async with holder.write() as connection:
                 await connection.execute(select(tables.meta).with_for_update())
                 sent = await record(bus, *some(3))
-                await replica.until(lambda: replica.projector.statistics()["retries_total"] >= 2)
+                await until_async(
+                    lambda: replica.projector.statistics()["retries_total"],
+                    "it has tried twice more",
+                    holds=lambda retries: retries >= 2,
+                )
             await replica.reached(4)
         assert await replica.ids() == [*first, *sent]
 
@@ -234,7 +213,9 @@ async def test_only_one_of_two_writes_and_the_other_takes_over(
     one, two = Replica(database, bus, "one"), Replica(database, bus, "two")
     async with two.running():
         async with one.running():
-            await one.until(lambda: one.projector.is_projecting != two.projector.is_projecting)
+            await until_async(
+                lambda: one.projector.is_projecting != two.projector.is_projecting, "one of them"
+            )
             first = await record(bus, *some(3))
             writer = one if one.projector.is_projecting else two
             await writer.reached(3)

@@ -10,9 +10,11 @@ from everstep.messages import (
     Leave,
     LeaveJob,
     Message,
+    NameExcuse,
     Order,
     Report,
     Reported,
+    SaveCheckpoint,
     StartRanks,
     StopRanks,
 )
@@ -20,6 +22,8 @@ from everstep.messages import (
 if TYPE_CHECKING:
     from tests.sim.fleet import Fleet
 
+PREEMPTED = 91
+SAY_AGAIN_S = 10.0
 FAULTS_END_S = 40.0
 """Rounds come to a good end only after this."""
 
@@ -38,6 +42,12 @@ class Agent:
     known: int = 0
     order: StartRanks | None = None
     is_stopping: bool = False
+    running_state: str = ""
+    busy_until: float = 0.0
+    """Its rank works on until then, and others may wait for it."""
+    has_stalled: bool = False
+    stops_after: int | None = None
+    """The step after which it was told to stop."""
     last_round: int | None = None
     missed: list[Message] = field(default_factory=list)
     exit_code: int | None = None
@@ -64,7 +74,9 @@ class Agent:
             topology=(self.fleet.domain_of(self.node),),
             last_round=self.last_round,
             checks=checks,
-            running_round=self.order.round if self.order else None,
+            known_round=self.known,
+            running=self.order,
+            running_state=self.running_state,
             evidence_s=0.1,
             stop_s=0.2,
         )
@@ -94,6 +106,10 @@ class Agent:
             self.stop()
         elif isinstance(order, StartRanks):
             self.start(order)
+        elif isinstance(order, NameExcuse):
+            self.excuse(order)
+        elif isinstance(order, SaveCheckpoint):
+            self.save(order)
 
     def _takes(self, message: Message) -> bool:
         """The dead hear nothing; the paused hear it when they wake."""
@@ -108,7 +124,8 @@ class Agent:
             return
         if self.last_round is not None and order.round <= self.last_round:
             return
-        self.order = order
+        self.order, self.running_state = order, ""
+        self.busy_until, self.has_stalled, self.stops_after = 0.0, False, None
         self.fleet.record.took_slot(order, self.instance)
         self.fleet.later(self.fleet.rng.uniform(0.05, 0.3), self.run, order)
 
@@ -127,16 +144,65 @@ class Agent:
             self.report(order, "first_step", step=self.fleet.next_step())
 
     def finish(self, order: StartRanks) -> None:
-        if self._works_on(order) and self.fleet.now > FAULTS_END_S:
+        if self.running_state == "stopped":
+            return
+        if self._works_on(order) and not self.has_stalled and self.fleet.now > FAULTS_END_S:
+            self.running_state = self.running_state or "finished"
             self.report(order, "finished")
         elif self.is_alive and self.order is order and not self.is_stopping:
             self.fleet.later(5.0, self.finish, order)
+
+    def stall(self, order: StartRanks, waited_s: float = 4.0) -> None:
+        """Its rank makes no progress; said again and again until something comes of it."""
+        if not self.has_stalled or self.order is not order or not self.is_alive:
+            return
+        if self._works_on(order):
+            self.report(order, "rank_stalled", rank=order.first_rank, waited_s=waited_s)
+        self.fleet.later(SAY_AGAIN_S, self.stall, order, waited_s + SAY_AGAIN_S)
+
+    def recover(self, order: StartRanks) -> None:
+        if self.is_alive and self.is_paused and self.order is order:
+            self.fleet.later(1.0, self.recover, order)
+        elif self.has_stalled and self._works_on(order):
+            self.has_stalled = False
+            self.report(order, "rank_recovered", rank=order.first_rank)
+
+    def excuse(self, asked: NameExcuse) -> None:
+        order, left_s = self.order, self.busy_until - self.fleet.now
+        if order is None or not self._works_on(order) or asked.round != order.round:
+            return
+        if left_s > 0 and asked.node != self.node:
+            self.report(order, "excused", rank=asked.rank, excuse_s=left_s)
+
+    def save(self, asked: SaveCheckpoint) -> None:
+        order = self.order
+        if order is None or asked.round != order.round or not self._works_on(order):
+            return
+        if asked.after_step is None:
+            step = self.fleet.next_step()
+            self.report(order, "reached", step=step, step_s=0.2, last_progress_age_s=0.1)
+            return
+        self.fleet.record.saves(asked)
+        if asked.then_stop and self.stops_after is None:
+            self.stops_after = asked.after_step
+            wait_s = self.fleet.rng.uniform(0.1, 3.0)
+            self.fleet.later(wait_s, self.saved, order, asked.then_leave)
+
+    def saved(self, order: StartRanks, leaves: bool) -> None:
+        """Its rank has stopped after the step that was agreed on."""
+        if not self._works_on(order) or self.running_state:
+            return
+        if leaves:
+            self.exit(PREEMPTED, "preempted")
+            return
+        self.running_state = "stopped"
+        self.report(order, "stopped")
 
     def fail(self) -> None:
         """A rank dies."""
         order = self.order
         if order is not None and self._works_on(order):
-            rng = self.fleet.rng
+            rng, self.running_state = self.fleet.rng, "failed"
             self.report(
                 order,
                 rng.choice(["rank_exited", "rank_exited", "rank_stalled", "start_failed"]),
@@ -167,6 +233,8 @@ class Agent:
                 self.known = max(self.known, reply.round)
                 if reply.round > order.round:
                     self.stop()
+                else:
+                    self.ask_join()
 
         self.fleet.ask(question, told, sender=self)
 
@@ -183,15 +251,15 @@ class Agent:
         if not self.is_paused:
             self.ask_join()
 
-    def exit(self, code: int) -> None:
-        """Say goodbye, as an agent that is sent away."""
+    def exit(self, code: int, cause: str = "operator") -> None:
+        """Say goodbye, as an agent that is sent away or taken away."""
         self.is_alive, self.order, self.exit_code = False, None, code
         leave = Leave(
             job="j",
             node=self.node,
             instance=self.instance,
             round=self.known,
-            cause="operator",
+            cause=cause,
             reason="bye",
             exit_code=code,
         )

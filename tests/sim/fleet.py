@@ -17,6 +17,7 @@ from everstep.messages import (
     Message,
     NodeLost,
     Order,
+    RequestSave,
     RestartJob,
     RoundDocument,
     StartRanks,
@@ -29,7 +30,7 @@ from everstep_services.rendezvous.domain.events import (
     Probe,
     Probed,
 )
-from tests.sim.agents import FAULTS_END_S, Agent
+from tests.sim.agents import FAULTS_END_S, PREEMPTED, Agent
 from tests.sim.invariants import Record
 from tests.sim.replicas import DECODER, Replica
 
@@ -40,13 +41,15 @@ END_AFTER_S = 3000.0
 FAULTS = (
     *["kill", "rank", "rank", "pause", "silent", "crash", "crash", "leave", "restart"],
     *["unhealthy", "exclude", "drain", "stale_report", "twin", "first_step"],
+    *["stall", "stall", "busy", "busy", "preempt", "save"],
 )
 
 
 class Fleet:
     """One schedule: what happens is drawn from the seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, forgets: bool = False) -> None:
+        self.forgets = forgets
         self.rng = random.Random(seed)
         self.now = 0.0
         self.revision = 0
@@ -79,6 +82,7 @@ class Fleet:
             max_restarts=rng.choice([None, None, 2, 5]),
             max_restarts_per_hour=rng.choice([None, None, 3]),
             no_progress_limit=rng.choice([None, None, None, 3]),
+            stop_grace_s=1.0,
             enforce=rng.choice([(), (), ("stop",)]),
         )
 
@@ -109,6 +113,8 @@ class Fleet:
             self.later(self.rng.uniform(0, 2), self.boot, f"n{number}")
         for _ in range(self.rng.randint(1, 8)):
             self.at(self.rng.uniform(1, CALM_AFTER_S), self.fault)
+        if self.forgets:
+            self.at(self.rng.uniform(2, CALM_AFTER_S), self.forget)
         self.at(CALM_AFTER_S, self.calm)
         while self._queue and self.now < END_AFTER_S:
             self.now, _, what = heapq.heappop(self._queue)
@@ -278,6 +284,43 @@ class Fleet:
         self.rng.choice(self.replicas).decide([asked])
         self.later(10.0, self.boot, f"n{len(self.agents) * 2 + int(agent.node[1:]) % 2}")
 
+    def _stall(self, agent: Agent) -> None:
+        """For good."""
+        if agent.order is not None and not agent.running_state:
+            agent.has_stalled = True
+            agent.stall(agent.order)
+
+    def _busy(self, agent: Agent) -> None:
+        """One works on for long, and another one, that waits for it, is past its limit."""
+        others = [one for one in self.alive if one is not agent and one.order is not None]
+        if agent.order is None or agent.running_state or not others:
+            return
+        waits = self.rng.choice(others)
+        if waits.order is None or waits.running_state or waits.order.round != agent.order.round:
+            return
+        lasts_s = self.rng.uniform(2, 20)
+        agent.busy_until = self.now + lasts_s
+        waits.has_stalled = True
+        waits.stall(waits.order)
+        self.later(lasts_s, waits.recover, waits.order)
+
+    def _preempt(self, agent: Agent) -> None:
+        """It has time to save; then it goes, saved or not, and another one comes for it."""
+        order = agent.order
+        if order is None:
+            return
+        agent.report(order, "preempted", grace_s=10.0)
+        self.later(10.0, self._taken, agent)
+
+    def _taken(self, agent: Agent) -> None:
+        if agent.is_alive:
+            agent.exit(PREEMPTED if agent.running_state == "stopped" else 143, "preempted")
+        self.later(self.rng.uniform(0.1, 8), self.boot, f"n{len(self.agents) + 200}")
+
+    def _save(self, _: Agent) -> None:
+        asked = RequestSave(job="j", by="ann", reason="why not")
+        self.rng.choice(self.replicas).decide([asked])
+
     def _stale_report(self, agent: Agent) -> None:
         if agent.order is not None:
             older = StartRanks(
@@ -298,6 +341,17 @@ class Fleet:
     def _first_step(self, agent: Agent) -> None:
         if agent.order is not None:
             agent.step(agent.order)
+
+    def forget(self) -> None:
+        """The bus comes back with an empty store: everybody says again what they know."""
+        self.revision += 1
+        self.record.forgotten(self.document)
+        self.stored = b""
+        for replica in self.replicas:
+            replica.restart()
+        for agent in self.alive:
+            if not agent.is_paused:
+                self.later(self.rng.uniform(0, 2), agent.ask_join)
 
     def calm(self) -> None:
         """From now on nothing goes wrong, and there are nodes enough."""

@@ -14,6 +14,7 @@ from everstep.messages import (
     RoundDocument,
     RoundEnded,
     RoundFormed,
+    SaveCheckpoint,
     StartRanks,
     decode,
 )
@@ -38,9 +39,22 @@ class Record:
         self._gone: set[str] = set()
         self._decided: dict[str, str] = {}
         self._recorded: dict[str, str] = {}
-        self._formed: dict[int, str] = {}
+        self._lost: set[str] = set()
+        self._known = 0
+        self._formed: set[int] | None = None
+        self._excused: dict[tuple[int, int | None], float] = {}
+        self._saves: dict[str, int | None] = {}
+        self._stopped: set[int] = set()
         self.is_over = False
         self.rounds = 0
+        self.excuses = 0
+        self.agreed = 0
+
+    def forgotten(self, document: RoundDocument | None) -> None:
+        """The document is lost, with the facts in it: rounds go on that none tells of."""
+        self._lost = self._decided.keys() - self._recorded.keys()
+        self._round, self._known, self._formed = 0, 0, set()
+        self.is_over = False
 
     def took_slot(self, order: StartRanks, instance: str) -> None:
         """An agent starts ranks: nobody else may ever have had that slot in that round."""
@@ -65,17 +79,46 @@ class Record:
             holder = self._holders.get((question.round, question.slot))
             assert holder == question.instance, f"{question.instance} spoke for {holder}"
             assert question.round == self._round_before, "a report of an old round counted"
+            self._reported(question)
         if isinstance(question, Join) and isinstance(reply, Joined) and question.checks:
             assert self.is_over or not reply.is_accepted, "an unhealthy agent was let in"
         refusing = {"unhealthy", "excluded", "misconfigured"}
         if isinstance(question, Join) and isinstance(reply, Joined) and reply.cause in refusing:
             self._refused.add(question.instance)
+        if isinstance(question, Join) and counted:
+            self._known = max(self._known, question.known_round)
+
+    def saves(self, order: SaveCheckpoint) -> None:
+        """An agent was told after which step to save: all are told the same one."""
+        agreed = self._saves.setdefault(order.id, order.after_step)
+        assert agreed == order.after_step, f"told to save after {agreed} and {order.after_step}"
+        self.agreed += 1
+
+    def _reported(self, report: Report) -> None:
+        if report.event == "excused" and report.excuse_s is not None:
+            until = self._fleet.now + min(report.excuse_s - report.age_s, 5.0)
+            self._excused[report.round, report.rank] = until
+            self.excuses += 1
+        elif report.event == "rank_recovered":
+            self._excused.pop((report.round, report.rank), None)
+        elif report.event == "stopped":
+            self._stopped.add(report.round)
+
+    def _ended(self, fact: RoundEnded) -> None:
+        if fact.cause == "rank_stalled":
+            until = self._excused.get((fact.round, fact.rank), 0.0)
+            assert self._fleet.now >= until, f"round {fact.round} ended by a stall with an excuse"
+        if fact.cause == "done":
+            assert fact.round not in self._stopped, f"round {fact.round} was only told to stop"
 
     def written(self, document: RoundDocument) -> None:
         """A revision won: everything that must hold at every moment."""
         self.is_over = document.phase in {"done", "stopped"}
         for text in document.outbox:
-            self._keep(self._decided, text)
+            if self._keep(self._decided, text) and '"round_ended.' in text:
+                fact = decode(text.encode())
+                assert isinstance(fact, RoundEnded)
+                self._ended(fact)
         slots = [seat.slot for seat in document.seats if seat.slot is not None]
         assert len(slots) == len(set(slots)), f"two holders of a slot: {document.seats}"
         assert document.round >= self._round, "a round number was used again"
@@ -86,18 +129,24 @@ class Record:
             assert document.restarts - document.refilled <= spec.max_restarts, "budget exceeded"
         if spec.max_restarts_per_hour is not None:
             assert document.restarts <= spec.max_restarts_per_hour, "hourly budget exceeded"
-        if document.round > self._round:
+        has_formed = self._formed is None or document.phase == "forming"  # else it only goes on
+        if document.round > self._round and has_formed:
             self._forms(document)
         self._round = document.round
 
     def _runs(self, document: RoundDocument) -> None:
         members = {seat.slot for seat in document.seats if seat.stage in WORKING}
-        assert members == set(range(document.slots)), f"not a whole world: {document.seats}"
+        whole = set(range(document.slots))
+        if self._formed is not None and document.round not in self._formed:
+            whole &= members  # the others have not come back with their slots yet
+        assert members == whole, f"not a whole world: {document.seats}"
         spec = document.spec
         assert spec.nodes_min <= document.slots <= spec.nodes_max, "not a world of the job's size"
 
     def _forms(self, document: RoundDocument) -> None:
         self.rounds += 1
+        if self._formed is not None:
+            self._forms_again(document)
         now = self._fleet.moment().wall
         for seat in document.seats:
             if seat.slot is None:
@@ -113,25 +162,38 @@ class Record:
                 places = {by_slot[slot] for slot in range(first, first + segment)}
                 assert len(places) == 1, f"a segment spans {places}"
 
+    def _forms_again(self, document: RoundDocument) -> None:
+        """After the loss: the number is new, as far as anybody said who was heard."""
+        assert self._formed is not None
+        self._formed.add(document.round)
+        assert document.round > self._known, f"round {document.round} was known, and formed again"
+        for held in [held for held in self._holders if held[0] == document.round]:
+            del self._holders[held]  # nobody who was heard knew of it
+
     def recorded(self, facts: Sequence[str]) -> None:
         for text in facts:
             self._keep(self._recorded, text)
 
-    def _keep(self, where: dict[str, str], text: str) -> None:
+    def _keep(self, where: dict[str, str], text: str) -> bool:
+        """Whether it is new."""
         start = text.index('"id":"') + 6
-        known = where.setdefault(text[start : start + 32], text)
+        key = text[start : start + 32]
+        is_new = key not in where
+        known = where.setdefault(key, text)
         assert known == text, f"one id, two facts: {known} and {text}"
+        return is_new
 
     def check_end(self, document: RoundDocument) -> None:
         """Everything decided is recorded, once; the job came to an end that it deserves."""
         left = set(document.outbox)
-        lost = [text for key, text in self._decided.items() if key not in self._recorded]
+        safe = self._recorded.keys() | self._lost
+        lost = [text for key, text in self._decided.items() if key not in safe]
         assert all(text in left for text in lost), f"facts were lost: {lost}"
         assert document.phase in {"done", "stopped"}, (
             f"no progress: {document.phase} since {document.phase_since}: {document.reason}; "
             f"{[(s.node, s.slot, s.stage) for s in document.seats]}"
         )
-        if document.exit_code not in {1, 90, 93}:
+        if document.exit_code not in {1, 90, 91, 93}:
             assert document.phase == "done", f"{document.exit_code}: {document.reason}"
         self._check_facts()
 
@@ -144,7 +206,8 @@ class Record:
                 assert fact.incident not in opened, "an incident was opened twice"
                 opened[fact.incident] = fact
             elif isinstance(fact, RoundFormed):
-                assert fact.round not in rounds, f"round {fact.round} formed twice"
+                is_new = fact.round not in rounds or self._formed is not None
+                assert is_new, f"round {fact.round} formed twice"
                 rounds.add(fact.round)
             elif isinstance(fact, RoundEnded):
                 assert fact.round in rounds, f"round {fact.round} ended and never formed"

@@ -18,7 +18,6 @@ SETTINGS = RendezvousSettings(
     join_within_s=2000.0,
     last_call_s=0.5,
     elastic_wait_s=3.0,
-    stop_grace_s=1.0,
     backoff_s=(0.0, 2.0, 5.0),
     quick_s=5.0,
 )

@@ -10,9 +10,9 @@ _CHUNKS = 40
 _PER_CHUNK = 2_500
 
 
-def play(seed: int) -> Fleet:
+def play(seed: int, *, forgets: bool = False) -> Fleet:
     """One schedule. The seed is in the error, to play it again."""
-    fleet = Fleet(seed)
+    fleet = Fleet(seed, forgets=forgets)
     try:
         document = fleet.run()
         assert document is not None
@@ -28,6 +28,13 @@ def test_a_thousand_schedules(chunk: int) -> None:
     # The schedules are worth something: rounds were lost, and replicas raced.
     assert sum(fleet.record.rounds for fleet in fleets) > 500
     assert sum(fleet.conflicts for fleet in fleets) > 100
+    assert sum(fleet.record.excuses for fleet in fleets) > 20
+    assert sum(fleet.record.agreed for fleet in fleets) > 20
+
+
+def test_schedules_in_which_the_document_is_lost() -> None:
+    fleets = [play(seed, forgets=True) for seed in range(300)]
+    assert sum(fleet.record.rounds for fleet in fleets) > 500
 
 
 @pytest.mark.chaos

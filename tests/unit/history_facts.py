@@ -28,6 +28,7 @@ PROJECTED_KINDS = [
     "incident_opened",
     "job_ended",
     "job_started",
+    "limits_learned",
     "node_check_finished",
     "node_cleared",
     "node_excluded",
@@ -48,7 +49,9 @@ PROJECTED_KINDS = [
     "round_formed",
     "round_started",
     "round_waiting",
+    "stall_located",
     "verdict_reached",
+    "watch_changed",
 ]
 
 

@@ -23,10 +23,12 @@ from everstep.messages import (
     ProgressMade,
     RankExited,
     RanksStopped,
+    RankStalled,
     Replacement,
     RoundEnded,
     RoundFormed,
     RoundStarted,
+    StallLocated,
 )
 from tests.unit.history_facts import BEGAN, fact_id
 
@@ -191,6 +193,66 @@ def back() -> Sequence[Fact]:
             restored_tier="global",
             next_round=2,
             reports=2,
+        ),
+    ]  # fmt: skip
+
+
+def stalled(job: str) -> Sequence[Fact]:
+    """Another job: rank 2 stops in its data section, and the other three wait for it."""
+
+    def about(seconds: float, source: str, **more: Any) -> dict[str, Any]:
+        return {**_at(seconds, source, round=1), "job": job, **more}
+
+    def stall(rank: int, waited_s: float, section: str, **more: Any) -> RankStalled:
+        node = f"node-{rank // 2 + 1}"
+        values: dict[str, Any] = {"limit_s": 30.0, "limit_source": "learned", **more}
+        return RankStalled(
+            **about(90 + rank / 10, f"agent/{node}"),
+            node=node,
+            slot=rank // 2,
+            rank=rank,
+            local_rank=rank % 2,
+            waited_s=waited_s,
+            phase="section",
+            section=section,
+            step=1204,
+            **values,
+        )
+
+    first = stall(2, 31.2, "data", blocked_in="it waits for a pipe (pipe_read)")
+    return [
+        JobStarted(
+            **_at(0, "rendezvous") | {"job": job},
+            spec=JobSpec(
+                name=job, labels={}, command=("train",), config_fingerprint="f", nodes_min=2,
+                nodes_max=2, ranks_per_node=2,
+            ),
+            world_size=4,
+            allocation="a1",
+        ),
+        first,
+        stall(0, 30.1, "backward", limit_s=120.0, limit_source="floor"),
+        IncidentOpened(
+            **about(90.3, "rendezvous"),
+            incident="stalled",
+            node="node-2",
+            rank=2,
+            trigger="rank_stalled",
+            reason="rank 2 on node-2 made no progress for 31.2 s in section data (limit 30 s)",
+            trigger_fact=first.id,
+            step=1204,
+            phase="section",
+            section="data",
+        ),
+        StallLocated(
+            **about(91, "health"),
+            first_ranks=(2,),
+            nodes=("node-2",),
+            waiting_ranks=3,
+            section="data",
+            lead_s=4.2,
+            is_certain=True,
+            reason="rank 2 on node-2 in section data stopped 4.2 s before all others",
         ),
     ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from everstep.messages import (
     Report,
     Reported,
     RoundDocument,
+    StartRanks,
     decode,
 )
 from everstep_services.rendezvous.domain.events import Control, Event, Now, Outcome, Probed, Tick
@@ -88,6 +89,11 @@ class World:
             "master_port": 29_500,
         }
         return Join(**(values | fields))
+
+    def order(self, node: str) -> StartRanks:
+        """What this node was ordered to start last."""
+        found = [one for to, one in self.orders if to == node and isinstance(one, StartRanks)]
+        return found[-1]
 
     def join(self, *nodes: str, **fields: Any) -> list[Joined]:
         replies = self.apply(*(self.ask(node, **fields) for node in nodes)).replies

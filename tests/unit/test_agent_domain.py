@@ -3,6 +3,7 @@
 from typing import Any
 
 from everstep.messages import (
+    AwaitRound,
     ErrorRecord,
     Joined,
     LeaveJob,
@@ -14,9 +15,13 @@ from everstep.messages import (
 )
 from everstep_services.agent.acts import (
     Act,
+    AskToStop,
     Exiting,
     Forward,
     Join,
+    Missed,
+    Noticed,
+    PassOn,
     Say,
     Start,
     Stop,
@@ -29,7 +34,7 @@ DONE = Exit(code=0)
 KILLED = Exit(signal="SIGKILL")
 
 
-def start(round: int = 1, *, slot: int = 0, ranks: int = 2, delay_s: float = 0.0) -> StartRanks:
+def start(round: int = 1, *, slot: int = 0, ranks: int = 2) -> StartRanks:
     return StartRanks(
         **_common(round),
         slot=slot,
@@ -39,7 +44,6 @@ def start(round: int = 1, *, slot: int = 0, ranks: int = 2, delay_s: float = 0.0
         world_size=2 * ranks,
         master_address="node-0",
         master_port=23456,
-        delay_s=delay_s,
     )
 
 
@@ -63,7 +67,7 @@ def running(round: int = 1, *, slot: int = 0) -> Agent:
     agent = Agent(Limits())
     agent.begin()
     agent.joined(reply(round - 1), now=0)
-    agent.ordered(start(round, slot=slot), now=0)
+    agent.ordered(start(round, slot=slot))
     for rank in (2 * slot, 2 * slot + 1):
         agent.rank_runs(rank)
     assert agent.state == "running"
@@ -78,21 +82,21 @@ def test_it_joins_starts_and_says_when_all_ranks_run() -> None:
     agent = Agent(Limits())
     assert agent.begin() == [Join()]
     assert agent.joined(reply(0), now=0) == []
-    assert agent.ordered(start(), now=0) == [Start(start())]
+    assert agent.ordered(start()) == [Start(start())]
     assert agent.rank_runs(0) == []
     assert told(agent.rank_runs(1)) == ["started"]
 
 
 def test_the_same_order_twice_starts_once() -> None:
     agent = running()
-    assert agent.ordered(start(), now=1) == []
+    assert agent.ordered(start()) == []
     assert agent.joined(reply(1, order=start()), now=1) == []
 
 
 def test_an_order_of_an_older_round_is_refused() -> None:
     agent = running(round=5)
     before: tuple[Order, ...] = (start(4), stop(4), leave(4))
-    assert [agent.ordered(order, now=1) for order in before] == [[], [], []]
+    assert [agent.ordered(order) for order in before] == [[], [], []]
     assert agent.refused_orders == 3
     assert agent.state == "running"
 
@@ -104,15 +108,6 @@ def test_a_lost_order_comes_with_the_next_answer() -> None:
     assert agent.tick(now=5) == [Join()]
     acts = agent.joined(reply(1, order=start()), now=5)
     assert acts[-1] == Start(start())
-
-
-def test_a_delayed_start_waits_and_can_be_called_off() -> None:
-    agent = Agent(Limits())
-    assert agent.ordered(start(delay_s=15), now=100) == []
-    assert agent.tick(now=114) == []
-    assert agent.wake_at == 115
-    assert agent.ordered(stop(), now=114)[1:] == [Join()]
-    assert agent.tick(now=115) == []
 
 
 def test_the_first_failure_is_told_and_what_follows_from_it_is_not() -> None:
@@ -137,20 +132,20 @@ def test_an_exception_is_told_before_its_process_is_gone_and_once() -> None:
 
 def test_a_stop_order_stops_and_the_agent_joins_again() -> None:
     agent = running()
-    said, stopping = agent.ordered(stop(), now=1)
+    said, stopping = agent.ordered(stop())
     assert said == Say("round 1 is over: because")
     assert stopping == Stop(1, 2.0, 0.0, "i1")
-    assert agent.ordered(stop(), now=1) == []
+    assert agent.ordered(stop()) == []
     assert agent.rank_gone(0, KILLED) == []
     assert agent.stopped(1) == [Join()]
-    assert (agent.last_round, agent.last_slot, agent.running_round) == (1, 0, None)
+    assert (agent.last_round, agent.last_slot, agent.order) == (1, 0, None)
 
 
 def test_early_ends_with_0_are_no_failure_and_the_last_one_is_the_end() -> None:
     agent = running()
     assert agent.rank_gone(0, DONE) == []
     assert told(agent.rank_gone(1, DONE)) == ["finished"]
-    assert agent.ordered(leave(), now=9) == [Stop(1, 0.0, 0.0, None)]
+    assert agent.ordered(leave()) == [Stop(1, 0.0, 0.0, None)]
     assert agent.stopped(1) == [Exiting(0, "done", "the job is done: because", is_sent=True)]
 
 
@@ -175,9 +170,9 @@ def test_an_agent_that_slept_through_two_rounds_stops_its_old_ranks() -> None:
 
 def test_a_start_of_a_later_round_stops_the_ranks_of_the_earlier_first() -> None:
     agent = running(round=1)
-    acts = agent.ordered(start(2), now=1)
+    acts = agent.ordered(start(2))
     assert [type(act) for act in acts] == [Say, Stop]
-    assert agent.ordered(start(2), now=1) == []
+    assert agent.ordered(start(2)) == []
     assert agent.stopped(1) == [Join()]
     assert agent.joined(reply(2, order=start(2)), now=1) == [Start(start(2))]
 
@@ -192,7 +187,7 @@ def test_a_bus_that_comes_back_changes_nothing_for_a_round_that_still_runs() -> 
 def test_preempted_ranks_that_end_well_make_91() -> None:
     agent = running()
     acts = agent.preempted(15, "SIGTERM", now=0)
-    assert acts[0] == Forward(15)
+    assert acts[0] == PassOn(15)
     assert told(acts) == ["preempted"]
     assert agent.rank_gone(0, DONE) == []
     assert agent.rank_gone(1, DONE) == [Stop(1, 0.0, 0.0, None)]
@@ -213,19 +208,20 @@ def test_preempted_ranks_that_the_signal_ends_make_143() -> None:
 
 def test_the_grace_of_a_preemption_ends() -> None:
     agent = Agent(Limits(preempt_grace_s=600))
-    agent.ordered(start(), now=0)
+    agent.ordered(start())
     agent.rank_runs(0)
     agent.rank_runs(1)
     agent.preempted(15, "SIGTERM", now=10)
+    assert agent.tick(now=12) == [AskToStop(None)]
     assert agent.wake_at == 610
     assert agent.tick(now=609) == []
-    assert agent.tick(now=610) == [Stop(1, 0.0, 0.0, None)]
+    assert agent.tick(now=610) == [Missed("ranks still ran"), Stop(1, 0.0, 0.0, None)]
 
 
 def test_a_round_that_ends_while_preempted_ranks_still_save_leaves_them_alone() -> None:
     agent = running()
     agent.preempted(15, "SIGTERM", now=0)
-    assert agent.ordered(stop(), now=1) == []
+    assert agent.ordered(stop()) == []
     assert agent.rank_gone(0, DONE) == []
     assert agent.rank_gone(1, DONE) == [Stop(1, 0.0, 0.0, None)]
 
@@ -241,8 +237,8 @@ def test_control_c_asks_the_ranks_first_and_kills_the_second_time() -> None:
 
 def test_a_spare_leaves_at_once() -> None:
     agent = Agent(Limits())
-    agent.ordered(StandBy(**_common(1)), now=0)
-    [exiting] = agent.preempted(15, "SIGTERM", now=0)
+    agent.ordered(StandBy(**_common(1)))
+    [_, exiting] = agent.preempted(15, "SIGTERM", now=0)
     assert isinstance(exiting, Exiting)
     assert exiting.code == 143
 
@@ -271,7 +267,7 @@ def test_a_refusal_is_said_once_and_asked_again_when_told_to() -> None:
 
 def test_a_rank_whose_script_returned_and_that_does_not_exit_is_done() -> None:
     agent = Agent(Limits(exit_within_s=30))
-    agent.ordered(start(), now=0)
+    agent.ordered(start())
     agent.rank_runs(0)
     agent.rank_runs(1)
     agent.script_returned(0, now=50)
@@ -284,7 +280,7 @@ def test_a_rank_whose_script_returned_and_that_does_not_exit_is_done() -> None:
 
 def test_ranks_that_cannot_be_started_are_told() -> None:
     agent = Agent(Limits())
-    agent.ordered(start(), now=0)
+    agent.ordered(start())
     [tell] = agent.start_failed(1, "no such file: train.py")
     assert isinstance(tell, Tell)
     assert (tell.event, tell.reason) == ("start_failed", "no such file: train.py")
@@ -314,16 +310,49 @@ def test_a_rank_that_fails_ends_the_search_for_hanging_ends() -> None:
     assert agent.last_ranks == frozenset()
 
 
-def test_a_long_wait_is_said_when_what_it_waits_for_changes() -> None:
+def test_why_it_has_to_wait_is_said_once_however_it_is_heard() -> None:
     agent = Agent(Limits())
-    assert agent.joined(Joined(round=0, is_accepted=True, reason="one of two"), now=0) == []
-    told_once = [Say("waiting for the round to form: one of two")]
-    assert agent.joined(Joined(round=0, is_accepted=True, reason="one of two"), now=5) == told_once
-    assert agent.joined(Joined(round=0, is_accepted=True, reason="one of two"), now=10) == []
+    waits = AwaitRound(
+        id="f" * 32, job="j", round=4, reason="waits 15 s before round 5: it crashed"
+    )
+    said = Say("job j waits 15 s before round 5: it crashed")
+    assert agent.ordered(waits) == [said]
+    assert agent.joined(reply(4, order=waits), now=1) == []
+    later = AwaitRound(id="f" * 32, job="j", round=4, reason="waits up to 600 s for round 5")
+    assert agent.joined(reply(4, order=later), now=2) == [
+        Say("job j waits up to 600 s for round 5")
+    ]
+
+
+def test_what_it_runs_and_what_became_of_it_goes_with_its_question() -> None:
+    agent = running()
+    assert (agent.order, agent.running_state) == (start(), "")
+    agent.rank_gone(0, DONE)
+    assert agent.running_state == ""
+    agent.rank_gone(1, DONE)
+    assert agent.running_state == "finished"
+    agent = running()
+    agent.rank_gone(0, KILLED)
+    assert agent.running_state == "failed"
+
+
+def test_it_joins_again_when_rendezvous_does_not_know_its_round() -> None:
+    agent = running()
+    tell = Tell(1, "rank_exited", "it did")
+    assert agent.reported(tell, Reported(round=1, is_current=False)) == [Join()]
+    assert agent.reported(tell, Reported(round=1, is_current=True)) == []
+    assert agent.state == "running"
+
+
+def test_a_node_that_is_sent_away_says_why_and_not_that_the_job_is_over() -> None:
+    agent = Agent(Limits())
+    order = LeaveJob(**_common(1), exit_code=90, state="excluded")
+    assert agent.ordered(order) == [Exiting(90, "excluded", "because", is_sent=True)]
 
 
 def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     agent = Agent(Limits(stop_grace_s=3))
-    agent.ordered(start(), now=0)
+    agent.ordered(start())
     agent.rank_runs(0)
-    assert agent.preempted(15, "SIGTERM", now=1) == [Stop(1, 3, 0.0, None)]
+    noticed = Noticed("SIGTERM", 600)
+    assert agent.preempted(15, "SIGTERM", now=1) == [noticed, Stop(1, 3, 0.0, None)]

@@ -338,63 +338,6 @@ async def test_a_non_blocking_terminal_loses_nothing(tmp_path: Path, terminal: T
     assert lines == [f"n1:0| {n}" for n in range(100_000)]
 
 
-WRITER = """
-import os, sys, time
-line = b"step 000001 loss 2.345678 lr 0.0003 tokens/s 123456 " + b"x" * 46 + b"\\n"
-block, rate, seconds = line * 655, float(sys.argv[1]), float(sys.argv[2])
-began, done = time.monotonic(), 0
-while (passed := time.monotonic() - began) < seconds:
-    if done < passed * rate:
-        done += os.write(1, block)
-    else:
-        time.sleep(0.001)
-"""
-
-
-async def lag_while(writing: "asyncio.subprocess.Process") -> list[float]:
-    """How late the loop woke, each 5 ms, until the process ended."""
-    loop = asyncio.get_running_loop()
-    lags: list[float] = []
-    ended = asyncio.Event()
-
-    async def wait() -> None:
-        await writing.wait()
-        ended.set()
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(wait())
-        while not ended.is_set():
-            due = loop.time() + 0.005
-            await asyncio.sleep(0.005)
-            lags.append(loop.time() - due)
-    return lags
-
-
-@pytest.mark.parametrize("rate", [0, 100e6], ids=["at rest", "100 MB/s"])
-async def test_the_agents_loop_is_not_delayed(
-    tmp_path: Path, terminal: Terminal, rate: float, record_property: Callable[[str, object], None]
-) -> None:
-    one = rank(tmp_path)
-    screen = os.open("/dev/null", os.O_WRONLY)
-    async with opened_console("n1", ConsoleChoice(), (Screen(screen), Screen(screen))) as console:
-        console.follow(one)
-        out = os.open(one.folder / "stdout", os.O_WRONLY | os.O_APPEND)
-        writer = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-c", WRITER, str(rate), "3"], stdout=out
-        )
-        os.close(out)
-        lags = sorted(await lag_while(writer))
-        assert await console.drain(20)
-    os.close(screen)
-    size = (one.folder / "stdout").stat().st_size
-    median, high = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
-    record_property("lag", (size, median, high, lags[-1]))
-    print(f"{size / 3e6:.0f} MB/s: lag median {median * 1e3:.2f} p99 {high * 1e3:.2f} "
-          f"max {lags[-1] * 1e3:.2f} ms")  # fmt: skip
-    # Most wake-ups, not the latest: other tests share these cores, and delay it as well.
-    assert lags[int(len(lags) * 0.9)] < 0.02
-
-
 def test_a_follower_alone_keeps_its_place(tmp_path: Path) -> None:
     path = tmp_path / "stdout"
     reading, writing = os.pipe()

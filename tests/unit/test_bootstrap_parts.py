@@ -1,54 +1,16 @@
-"""The bootstrap's parts that need no agent: imports that it finds, what it adds, its page."""
+"""The bootstrap's parts that need no agent: what it adds, its page."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from trainer_sdk import layout
-from trainer_sdk.bootstrap import preload
+from trainer_sdk import bootstrap, layout
 from trainer_sdk.bootstrap.link import Link
 from trainer_sdk.page import Phase, make_page
-from trainer_sdk.wire import Command, Ended, Stepped, Up, encode, pack, unpack
+from trainer_sdk.wire import Ended, Stepped, Up, encode, pack, unpack
 
-MAIN = Path(preload.__file__).with_name("__main__.py")
-
-
-def script(folder: Path, text: str) -> Command:
-    (folder / "train.py").write_text(text)
-    return Command(kind="script", target="train.py")
-
-
-def test_only_installed_modules_of_the_top_level_are_preloaded(tmp_path: Path) -> None:
-    (tmp_path / "hypothesis.py").write_text("")  # the user's own hides the installed one
-    command = script(
-        tmp_path,
-        "import os, msgspec.json as j, hypothesis, nowhere\n"
-        "try:\n    import numpy\nexcept ImportError:\n    pass\n"
-        "from . import beside\n"
-        "if __name__ == '__main__':\n    import torch\n"
-        "def late():\n    import nats\n",
-    )
-    assert preload.imports_of_script(command, str(tmp_path)) == ("msgspec.json", "numpy")
-
-
-@pytest.mark.parametrize("text", ["x = (", "\0"])
-def test_a_script_that_cannot_be_read_preloads_nothing(tmp_path: Path, text: str) -> None:
-    assert preload.imports_of_script(script(tmp_path, text), str(tmp_path)) == ()
-    assert preload.imports_of_script(Command(kind="script", target="no.py"), str(tmp_path)) == ()
-
-
-def test_the_imports_of_a_module_are_found_without_running_its_package(tmp_path: Path) -> None:
-    package = tmp_path / "mine"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise SystemExit\n")
-    (package / "train.py").write_text("import msgspec\n")
-    (package / "__main__.py").write_text("import numpy\n")
-    for target, found in (("mine.train", ("msgspec",)), ("mine", ("numpy",))):
-        command = Command(kind="module", target=target)
-        assert preload.imports_of_script(command, str(tmp_path)) == found
+MAIN = Path(bootstrap.__file__).with_name("__main__.py")
 
 
 def test_a_rank_imports_little_before_its_script(tmp_path: Path) -> None:

@@ -90,25 +90,27 @@ def test_each_command_has_help_and_the_common_options(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["versio9"], "Error: no command 'versio9'; did you mean version?"),
-        (["zzzz"], "Error: no command 'zzzz'; see everstep --help"),
-        (["version", "--zzz"], "Error: No such option '--zzz'"),
-        (["version", "-o", "xml"], "Error: Invalid value for '-o'"),
-        (["completion"], "Error: Missing argument"),
+        (["versio9"], "no command 'versio9'; did you mean version?"),
+        (["zzzz"], "no command 'zzzz'; see everstep --help"),
+        (["version", "--zzz"], "No such option '--zzz'; see everstep version --help"),
+        (["version", "-o", "xml"], "Invalid value for '-o'"),
+        (["completion"], "Missing argument"),
     ],
 )
-def test_wrong_usage_is_2_and_on_stderr(
+def test_wrong_usage_is_2_and_one_line_on_stderr(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == Exit.USAGE
     out, err = capsys.readouterr()
-    assert said in err
+    assert err.startswith(f"everstep: {said}")
+    assert len(err.splitlines()) == 1
     assert out == ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
-    assert capsys.readouterr().out == f"everstep {__version__}\n"
+    for arguments in (["--version"], ["version"]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().out == f"everstep {__version__}\n"
     for arguments in (["-o", "json", "version"], ["version", "-o", "json"]):
         assert main(arguments) == 0
         record = json.loads(capsys.readouterr().out)

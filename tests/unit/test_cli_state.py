@@ -82,9 +82,6 @@ def test_it_is_for_this_user_only(state: StateDir) -> None:
     state.path.chmod(0o755)
     state.create()
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
-    state.keep_token("evs_x")
-    assert stat.S_IMODE(state.token_file.stat().st_mode) == 0o600
-    assert state.token_file.read_text() == "evs_x\n"
 
 
 def test_a_place_that_cannot_be_one_is_one_clear_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from everstep.messages import RankBeat
 from tests.unit.health_fleet import LIMITS, World, beat, first_loss, ranks
 
 LATEST_S = LIMITS.silence_s + 2 * LIMITS.tick_s
@@ -45,39 +46,34 @@ def test_progress_of_the_silent_node_itself_proves_nothing() -> None:
     assert world.found[0][0] - began <= LATEST_S
 
 
+def second_of_two(world: World, second: int, shown: tuple[RankBeat, ...]) -> None:
+    """Of a round of two nodes: `a` is silent from the fifth second on; `b` shows its ranks."""
+    member = {"state": "running", "round": 1}
+    if second < 5:
+        world.fleet.hear(beat("a", second, slot=0, **member), world.now)
+    world.fleet.hear(beat("b", second, slot=1, ranks=shown, **member), world.now)
+    world.run(1)
+
+
 @pytest.mark.parametrize("state", ["exited", "stalled", "starting", "something new"])
 def test_ranks_that_do_not_run_prove_nothing(state: str) -> None:
     world = World(3)
-    member = {"state": "running", "round": 1}
     for second in range(20):
-        if second < 5:
-            world.fleet.hear(beat("a", second, slot=0, **member), world.now)
-        moving = ranks(second, 0.01, state)
-        world.fleet.hear(beat("b", second, slot=1, ranks=moving, **member), world.now)
-        world.run(1)
+        second_of_two(world, second, ranks(second, 0.01, state))
     assert world.lost == ["a"]
 
 
 def test_a_beat_that_knows_of_no_progress_proves_nothing() -> None:
     world = World(3)
-    member = {"state": "running", "round": 1}
     for second in range(20):
-        if second < 5:
-            world.fleet.hear(beat("a", second, slot=0, **member), world.now)
-        world.fleet.hear(beat("b", second, slot=1, ranks=ranks(None), **member), world.now)
-        world.run(1)
+        second_of_two(world, second, ranks(None))
     assert world.lost == ["a"]
 
 
 def test_steps_and_collectives_that_are_finished_prove_it_without_an_age() -> None:
     world = World(3)
-    member = {"state": "running", "round": 1}
     for second in range(40):
-        if second < 5:
-            world.fleet.hear(beat("a", second, slot=0, **member), world.now)
-        moving = ranks(min(second, 20))
-        world.fleet.hear(beat("b", second, slot=1, ranks=moving, **member), world.now)
-        world.run(1)
+        second_of_two(world, second, ranks(min(second, 20)))
         assert world.lost == ([] if second < 22 else ["a"] if second > 24 else world.lost)
 
 

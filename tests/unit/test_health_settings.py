@@ -2,7 +2,8 @@
 
 import pytest
 
-from everstep_services.health.settings import HealthSettings
+from everstep.settings import Settings
+from everstep_services.health.settings import HealthSettings, LimitSettings, NodeSettings
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,23 @@ from everstep_services.health.settings import HealthSettings
 def test_settings_that_cannot_work_are_refused(changes: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         HealthSettings(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("of", "changes", "said"),
+    [
+        (LimitSettings, {"factor": 1.0}, "factor must be at least 2, got 1"),
+        (LimitSettings, {"floor_s": 2000.0}, "floor_s must be .* at most cap_s, got 2000 and 1800"),
+        (LimitSettings, {"long_cap_s": 1.0}, "long_floor_s must be .* got 900 and 1"),
+        (LimitSettings, {"first_step_floor_s": 0.0}, "first_step_floor_s must be above 0"),
+        (LimitSettings, {"observations": 0}, "observations must be at least 1"),
+        (NodeSettings, {"strikes_limit": 0}, "strikes_limit must be at least 1, got 0"),
+        (NodeSettings, {"breaker_ratio": 1.5}, "breaker_ratio must be above 0 and at most 1"),
+        (NodeSettings, {"exclude_ttl_s": 0.0}, "exclude_ttl_s must be above 0, got 0"),
+    ],
+)
+def test_sections_inside_refuse_them_too(
+    of: type[Settings], changes: dict[str, float], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        of(**changes)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from everstep.messages import FACTS, Fact, kind_of
 from everstep.store.changes import Changes, Key, Recorded, Shape, Value, merge_row
+from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
-from everstep.store.shapes import EXITS, JOBS, MEMBERS, NODES, PROJECTED, ROUNDS, STALLS, VERSION
+from everstep.store.shapes import EXITS, JOBS, MEMBERS, PROJECTED, ROUNDS, VERSION
 from everstep_services.history import domain
 from everstep_services.history.domain import fold
 from tests.unit.history_facts import PROJECTED_KINDS, facts, make
@@ -47,7 +48,7 @@ def without_places(tables: Tables) -> Tables:
     for shape in PROJECTED:
         kept[shape.name] = {}
         for key, values in tables[shape.name].items():
-            place = (str(values["id"]),) if shape is EXITS else key
+            place = (str(values["id"]),) if shape in {EXITS, NODE_CHECKS} else key
             kept[shape.name][place] = {
                 name: value for name, value in values.items() if not depends_on_the_log(shape, name)
             }
@@ -166,8 +167,43 @@ def test_a_node_is_what_was_recorded_last() -> None:
 
 
 def test_an_exclusion_that_was_only_said_excludes_nobody() -> None:
-    tables = tables_of([[make("node_excluded", mode="observe")]])
-    assert tables["nodes"] == {}
+    said = make("node_excluded", mode="observe", reason="3 strikes")
+    found = row(NODES, ("node-07",), said)
+    assert (found.get("is_excluded"), found["spared_reason"]) == (None, "3 strikes")
+    found = row(NODES, ("node-07",), said, make("node_cleared"))
+    assert (found["spared_us"], found["spared_reason"]) == (None, None)
+
+
+def test_strikes_count_until_the_node_is_cleared() -> None:
+    suspected = make("node_suspected", strikes=3, strikes_limit=3, cause="incidents")
+    found = row(NODES, ("node-07",), suspected)
+    assert (found["strikes"], found["suspect_cause"]) == (3, "incidents")
+    assert row(NODES, ("node-07",), suspected, make("node_cleared"))["strikes"] is None
+
+
+def test_a_watch_and_limits_are_what_was_recorded_last() -> None:
+    armed, paused = make("watch_changed", state="armed"), make("watch_changed", state="paused")
+    assert row(WATCHES, ("j", "node-07"), armed, paused)["watch_state"] == "paused"
+    first, second = (make("limits_learned", revision=number) for number in (4, 5))
+    assert row(LIMITS, ("j",), first, second)["limits_revision"] == 5
+
+
+def test_each_finding_of_who_stopped_first_is_kept() -> None:
+    one = make("stall_located", round=1, first_ranks=(3,), waiting_ranks=63)
+    two = make("stall_located", round=1, first_ranks=(5, 6))
+    tables = tables_of([[one, two]])
+    assert {key: found["first_ranks"] for key, found in tables[LOCATED.name].items()} == {
+        (one.id,): "[3]",
+        (two.id,): "[5,6]",
+    }
+
+
+def test_a_job_that_a_later_allocation_takes_up_knows_it_in_whatever_order() -> None:
+    end = make("job_ended", state="failed")
+    again = make("allocation_started")
+    for order in ((end, again), (again, end)):
+        found = row(JOBS, ("j",), *order)
+        assert (found["ended_fact"], found["begun_fact"]) == (end.id, again.id)
 
 
 def test_an_exclusion_ends_with_its_time() -> None:
@@ -242,4 +278,4 @@ def test_shapes_only_change_with_their_version() -> None:
             for s in PROJECTED
         ]
     )
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (3, "1df907e78cd7")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (4, "cefde815e161")

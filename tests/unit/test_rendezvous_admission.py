@@ -198,14 +198,3 @@ def test_a_spent_budget_ends_the_job_with_1_and_says_so() -> None:
         ("a" * 32,),
     )
     assert decided.considered[0].action == "restart"
-
-
-def test_a_lost_document_is_made_again_from_agents_that_run_on() -> None:
-    world = World(spec(2))
-    world.join("n0", running_round=7, last_slot=0, last_round=6)
-    reply = world.join("n1", running_round=7, last_slot=1, last_round=6)[0]
-    assert (reply.round, reply.standing, reply.slot) == (7, "member", 1)
-    assert (world.doc.phase, world.members()) == ("running", ["n0", "n1"])
-    world.report("n0", "rank_exited", exit_code=1)
-    world.back("n0", "n1")
-    assert (world.doc.phase, world.doc.round) == ("forming", 8)

@@ -129,7 +129,7 @@ def test_an_agent_that_was_away_for_two_rounds_comes_back_as_a_spare() -> None:
     world.tick(10)
     assert world.members() == ["n0", "n2"]
     world.run()
-    stale = world.join("n1", running_round=1)[0]
+    stale = world.join("n1", running=world.order("n1"))[0]
     assert (stale.is_accepted, stale.cause) == (False, "stale")
     assert isinstance(stale.order, StopRanks)
     assert not world.report("n1", "rank_exited", round=1, instance="n1-1").is_current
@@ -138,7 +138,7 @@ def test_an_agent_that_was_away_for_two_rounds_comes_back_as_a_spare() -> None:
 
 
 def test_a_slow_holder_is_waited_for_and_a_dead_one_is_not() -> None:
-    world = World(spec(2), stop_grace_s=3).started("n0", "n1")
+    world = World(spec(2, stop_grace_s=3)).started("n0", "n1")
     world.join("n2")
     world.report("n0", "rank_exited", exit_code=1)
     world.back("n0")
@@ -188,7 +188,7 @@ def test_an_agent_that_was_taken_for_lost_stops_its_ranks_before_it_is_used_agai
     world = World(spec(2)).started("n0", "n1")
     world.gone("n1")
     world.back("n0")
-    reply = world.join("n1", running_round=1)[0]
+    reply = world.join("n1", running=world.order("n1"))[0]
     assert isinstance(reply.order, StopRanks)
     assert world.doc.phase == "joining"
     world.back("n1")
@@ -199,7 +199,7 @@ def test_a_member_whose_ranks_still_run_is_waited_for() -> None:
     world = World(spec(2)).started("n0", "n1")
     world.report("n0", "rank_exited", exit_code=1)
     world.back("n0")
-    assert isinstance(world.join("n1", running_round=1)[0].order, StopRanks)
+    assert isinstance(world.join("n1", running=world.order("n1"))[0].order, StopRanks)
     assert world.doc.phase == "ending"
 
 

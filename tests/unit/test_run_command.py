@@ -7,35 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import EverstepError
-from everstep_services.agent.plan import RunPlan
 from everstep_services.cli.__main__ import main
-from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running.arguments import scan
-from everstep_services.cli.running.planning import plan_run
-
-BUS = ["--bus-url", "nats://127.0.0.1:4222"]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own, with a script in it, and nobody's settings."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print(1)\n")
-    return tmp_path
-
-
-def plan(home: Path, *words: str, **environ: str) -> RunPlan:
-    surroundings = {"HOME": str(home), **environ}
-    return plan_run(Invocation(environ=surroundings), scan(words, surroundings))
-
-
-def refused(home: Path, *words: str, **environ: str) -> str:
-    with pytest.raises(EverstepError) as error:
-        plan(home, *words, **environ)
-    text = str(error.value)
-    assert "\n" not in text
-    return text
+from tests.unit.run_plans import plan
 
 
 @pytest.fixture
@@ -100,6 +74,15 @@ def test_the_plan_is_made_without_torch(alone: Path) -> None:
         "assert code == 0 and 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=50)
+
+
+def test_an_agent_on_a_bus_needs_nothing_that_only_services_need() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['uvicorn', 'fastapi', 'sqlalchemy', 'alembic', 'torch'])\n"
+        "import everstep_services.cli.running.starting, everstep_services.cli.running.launch\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
 # -- the pages -----------------------------------------------------------------------------

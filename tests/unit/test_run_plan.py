@@ -6,36 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from everstep.errors import EverstepError
-from everstep_services.agent.plan import ConsoleChoice, RunPlan, Std
-from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running.arguments import scan
+from everstep_services.agent.plan import ConsoleChoice, Std
 from everstep_services.cli.running.checking import objections, record
-from everstep_services.cli.running.planning import plan_run
 from everstep_services.cli.state import Running, StateDir
-
-BUS = ["--bus-url", "nats://127.0.0.1:4222"]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own, with a script in it, and nobody's settings."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print(1)\n")
-    return tmp_path
-
-
-def plan(home: Path, *words: str, **environ: str) -> RunPlan:
-    surroundings = {"HOME": str(home), **environ}
-    return plan_run(Invocation(environ=surroundings), scan(words, surroundings))
-
-
-def refused(home: Path, *words: str, **environ: str) -> str:
-    with pytest.raises(EverstepError) as error:
-        plan(home, *words, **environ)
-    text = str(error.value)
-    assert "\n" not in text
-    return text
+from tests.unit.run_plans import BUS, plan, refused
 
 
 def test_one_script_needs_nothing_else(home: Path) -> None:

@@ -1,7 +1,6 @@
 """A process is whole or it is down, and says why in one line."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from everstep.errors import EverstepError
 from everstep.runtime import DrainTimeoutError, LoopEndedError, one_line, run, serve
+from tests.waiting import until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -263,9 +263,12 @@ def test_two_signals_end_even_a_blocked_loop(start: Start) -> None:
     )
     process.send_signal(signal.SIGTERM)
     # Two equal signals that are pending are one: send another until it has ended.
-    while process.poll() is None:
+
+    def insist() -> int | None:
         process.send_signal(signal.SIGINT)
-        os.sched_yield()
+        return process.poll()
+
+    until(insist, "it has ended", holds=lambda _: True)
     assert process.returncode in {128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 
 from trainer_sdk import layout
+from trainer_sdk.bootstrap import link as links
 from trainer_sdk.bootstrap.link import Link
 from trainer_sdk.bootstrap.torch_hooks import OLD_NAMES, arm_torch
 
@@ -22,13 +23,15 @@ def arm(environ: "MutableMapping[str, str]") -> Link:
     """
     _streams(environ)
     _fault_handler()
-    link = Link(environ)
+    links.armed = link = Link(environ)
     if link.folder:
         _flight_recorder(environ, link.folder)
         environ.setdefault(
             "TORCHELASTIC_ERROR_FILE", os.path.join(link.folder, layout.ELASTIC_ERROR_FILE)
         )
     arm_torch(link, environ)
+    if link.folder and environ.get(layout.INJECTION_VARIABLE) == "1":
+        _injection(environ, link)
     return link
 
 
@@ -59,3 +62,12 @@ def _flight_recorder(environ: "MutableMapping[str, str]", folder: str) -> None:
     ):
         if OLD_NAMES.get(name, name) not in environ:
             environ.setdefault(name, value)
+
+
+def _injection(environ: "MutableMapping[str, str]", link: Link) -> None:
+    from trainer_sdk import inject  # only where faults are allowed
+
+    try:
+        inject.arm(environ, link)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"everstep: faults cannot be injected as wished: {error}\n")

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1
 _NOT_OURS = 127
@@ -47,15 +46,6 @@ def redirect(path: str, descriptor: int, flags: int) -> None:
         return
     os.dup2(opened, descriptor, inheritable=True)
     os.close(opened)
-
-
-def close_all(descriptors: Collection[int]) -> None:
-    """Close those that are open."""
-    for descriptor in descriptors:
-        try:
-            os.close(descriptor)
-        except OSError:
-            continue
 
 
 def die_with(parent: int, *, born_of: int) -> None:

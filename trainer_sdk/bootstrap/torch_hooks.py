@@ -101,7 +101,8 @@ def _count_steps(link: Link) -> None:
         register_optimizer_step_post_hook,
     )
 
-    step, progress, by = layout.STEP, layout.PROGRESS_NS, layout.COUNTED_BY
+    step, steps, by = layout.STEP, layout.STEPS, layout.COUNTED_BY
+    progress, longest = layout.PROGRESS_NS, layout.LONGEST_STEP_NS
 
     def after_step(*_: object) -> None:
         words = link.words
@@ -109,10 +110,13 @@ def _count_steps(link: Link) -> None:
             if words[by] == layout.BY_SDK:
                 return
             words[by] = layout.BY_OPTIMIZER
-        words[progress] = monotonic_ns()
-        words[step] += 1
-        if words[step] == 1:
+        now = monotonic_ns()
+        words[steps] = words[step] = made = words[step] + 1
+        if made == 1:
             link.first_step()
+        elif now - words[progress] > words[longest]:
+            words[longest] = now - words[progress]
+        words[progress] = now
 
     register_optimizer_step_post_hook(after_step)
 

@@ -60,6 +60,11 @@ class NatsBus:
     def connected(self) -> bool:
         return self._connection.connected
 
+    @property
+    def returns(self) -> int:
+        counters = self._connection.counters
+        return counters["reconnects"] + counters["rebuilds"]
+
     async def wait_connected(self) -> None:
         await self._connection.wait_connected()
 
@@ -212,7 +217,7 @@ async def connect(
     """
     folder = spool
     if folder is None and settings.spool_dir is not None:
-        folder = settings.spool_dir / name
+        folder = settings.spool_for(name)
     async with (
         open_connection(settings, name, wait=wait) as connection,
         open_jetstream(connection) as jetstream,

@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from math import ceil, inf
+from math import inf
 from typing import Protocol
 
 from nats import errors as nats_errors
@@ -24,6 +24,7 @@ from nats.aio.subscription import Subscription
 from everstep.bus.beside import beside
 from everstep.bus.diagnosis import check_server, credentials_expired, explain, is_final
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
+from everstep.bus.library import MendedClient, dispose, settle
 from everstep.bus.login import login
 from everstep.bus.settings import BusSettings
 
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)
 _REBUILD_MAX_S = 30.0
-_CLOSE_WITHIN_S = 2.0
 
 OnMessage = Callable[[Msg], Awaitable[None]]
 _Listener = tuple[Callable[[], None], Callable[[], None], Callable[[str], None]]
@@ -45,25 +45,6 @@ class Attachment(Protocol):
     """Something that must be set up anew on each new client."""
 
     async def attach(self, client: Client) -> None: ...
-
-
-class _Client(Client):
-    """nats-py's, mended in two places.
-
-    It tells no password to a server without TLS when TLS was asked for; and a PONG that a
-    cancelled caller no longer waits for does not break the connection for everybody.
-    """
-
-    async def _process_pong(self) -> None:
-        if self._pongs and self._pongs[0].done():
-            # In its place one that nobody waits for: each PONG answers one PING, in order.
-            self._pongs[0] = asyncio.get_running_loop().create_future()
-        await super()._process_pong()
-
-    def _connect_command(self) -> bytes:
-        if self.options.get("tls") and not self._server_info.get("tls_required"):
-            raise nats_errors.SecureConnWantedError
-        return bytes(super()._connect_command())
 
 
 class Connection:
@@ -164,7 +145,7 @@ class Connection:
         self._denied_subscriptions.discard(subject.lower())
         if client.is_connected:
             try:
-                await _settle(client, self._settings.request_within_s)
+                await settle(client, self._settings.request_within_s)
             except (nats_errors.Error, TimeoutError):
                 return  # lost meanwhile: nats-py subscribes again when it is back
         if subject.lower() in self._denied_subscriptions:
@@ -174,14 +155,14 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once, or raise the error that says why not, within `connect_within_s`."""
-        client = _Client()
+        client = MendedClient()
         try:
             await self._connect(client)
             await check_server(client, self._settings, self.inbox_prefix)
             for attachment in self._attachments:
                 await attachment.attach(client)
         except BaseException:
-            await _dispose(client)
+            await dispose(client)
             raise
         self._closed.clear()
         self._client = client
@@ -242,7 +223,7 @@ class Connection:
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            await _dispose(client)
+            await dispose(client)
 
     # -- what nats-py tells us -------------------------------------------------------------
 
@@ -325,55 +306,6 @@ class _Wanted:
             await self._subscription.unsubscribe()
         except nats_errors.Error:
             return  # closed or closing: the server forgets it with the connection
-
-
-async def _settle(client: Client, within_s: float) -> None:
-    """Wait until the server has seen all that was sent before this call."""
-    async with asyncio.timeout(within_s):
-        # nats-py's own flush writes its PING past what still waits to be written
-        await client._flush_pending(force_flush=True)  # noqa: SLF001  nothing public does this
-        await client.flush(timeout=ceil(within_s))
-
-
-async def _clear_away(client: Client) -> None:
-    """What nats-py's `close` leaves behind when the server is not there.
-
-    A reconnect that was just succeeding swallows the cancellation, goes on, and starts new
-    tasks on the closed client; so look again until there is nothing left.
-    """
-    for _ in range(20):
-        client._status = Client.CLOSED  # noqa: SLF001
-        left = [
-            task
-            for task in (
-                client._reconnection_task,  # noqa: SLF001
-                client._reading_task,  # noqa: SLF001
-                client._ping_interval_task,  # noqa: SLF001
-                client._flusher_task,  # noqa: SLF001
-            )
-            if task is not None and not task.done()
-        ]
-        if not left:
-            break
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=0.1)
-    if client._transport is not None:  # noqa: SLF001
-        client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001
-
-
-async def _dispose(client: Client) -> None:
-    client.options["allow_reconnect"] = False
-    try:
-        async with asyncio.timeout(_CLOSE_WITHIN_S):
-            if client.is_connected:
-                await _settle(client, 1)
-            await client.close()
-    except (TimeoutError, nats_errors.Error, OSError, AssertionError) as error:
-        # nats-py asserts when it never got as far as a connection
-        log.debug("bus_close_failed error=%s", error)
-    finally:
-        await _clear_away(client)
 
 
 @asynccontextmanager

@@ -27,7 +27,6 @@ from everstep.bus.errors import (
 
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 STREAM_NOT_FOUND = 10059
-CONSUMER_NOT_FOUND = 10014
 TOO_MANY_PER_SUBJECT = 10077
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 

@@ -149,6 +149,11 @@ class Bus(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def returns(self) -> int:
+        """How often the connection was lost and came back, however short it was away."""
+        ...
+
     async def wait_connected(self) -> None:
         """Return when there is a connection; at once when there is."""
         ...

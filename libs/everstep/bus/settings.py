@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from everstep.bus.errors import BusConfigError
 from everstep.settings import Settings
 
 
@@ -61,3 +62,12 @@ class BusSettings(Settings, frozen=True, kw_only=True):
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0, got {getattr(self, name):g}")
+
+    def spool_for(self, name: str) -> Path:
+        """The folder of the process `name`; `BusConfigError` when nobody has said where it is."""
+        if self.spool_dir is None:
+            raise BusConfigError(
+                f"{name} has nowhere to keep its facts while the bus is away: set spool_dir in "
+                f"[bus] to a folder that it may write to"
+            )
+        return self.spool_dir / name

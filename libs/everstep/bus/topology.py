@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 FACTS_STREAM = "FACTS"
 EVIDENCE_STREAM = "EVIDENCE"
-ROUNDS, LIMITS, CONTROL, LEASES, PROBE = "ROUNDS", "LIMITS", "CONTROL", "LEASES", "PROBE"
+ROUNDS, LIMITS, CONTROL, NODES = "ROUNDS", "LIMITS", "CONTROL", "NODES"
+LEASES, PROBE = "LEASES", "PROBE"
 
 _VERIFY_EVERY_S = 60.0
 _SECOND = 1_000_000_000
@@ -74,6 +75,7 @@ def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
         StreamPlan(FACTS_STREAM, common | facts),
         StreamPlan(EVIDENCE_STREAM, common | evidence),
         *(_bucket(name, common, announced=True) for name in (ROUNDS, LIMITS, CONTROL)),
+        _bucket(NODES, common),
         _bucket(LEASES, common),
         _bucket(PROBE, common | {"max_age": 3600 * _SECOND}),
     ]

@@ -7,6 +7,7 @@ from everstep.messages.base import DocumentBody, Int, Part, Time
 from everstep.messages.health import SectionLimit
 from everstep.messages.incidents import Budget, Ledger
 from everstep.messages.jobs import JobSpec
+from everstep.messages.standing import NodeRecord
 
 
 class Seat(Part, frozen=True, kw_only=True, array_like=True):
@@ -96,6 +97,19 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """The longest that any node took until its ranks were gone."""
 
 
+class OpenDecision(Part, frozen=True, kw_only=True):
+    """What was decided, and has not come to its end."""
+
+    id: str
+    """The id of the `action_decided`."""
+    action: str
+    """As it says."""
+    decided_at: Time
+    """When."""
+    incident: str | None = None
+    """The incident that it answers, if any."""
+
+
 class PlannedEnd(Part, frozen=True, kw_only=True):
     """An end of the round that waits until the ranks had time to save."""
 
@@ -109,6 +123,60 @@ class PlannedEnd(Part, frozen=True, kw_only=True):
     """The node that it is for."""
     exit_code: Int | None = None
     """What agents then exit with; None for another round."""
+
+
+class AgreedSave(Part, frozen=True, kw_only=True):
+    """A save of all ranks after the same step, as far as it has come."""
+
+    id: str
+    """The id of the order."""
+    reason: str
+    """Why, and who asked."""
+    occasion: str
+    """As in `save_checkpoint`."""
+    within_s: float | None = None
+    """As in `save_checkpoint`."""
+    then_stop: bool = False
+    """As in `save_checkpoint`."""
+    then_leave: bool = False
+    """As in `save_checkpoint`."""
+    answered: str = ""
+    """The slots that have said how far they are, as the bits of a hexadecimal number."""
+    furthest: Int | None = None
+    """The first step that none of them can have finished before the order is there."""
+    after_step: Int | None = None
+    """The step that was agreed on; 0 for at once, where nobody counts steps."""
+    plan: str = ""
+    """As in `preemption_planned`, once that was said."""
+    has_stopped: bool = False
+    """Ranks have ended because they were told to."""
+
+
+class OpenStall(Part, frozen=True, kw_only=True):
+    """A rank that has stalled, unless another one excuses it."""
+
+    id: str
+    """The id of the order that asks for excuses."""
+    node: str
+    """The rank's node."""
+    rank: Int | None
+    """The rank."""
+    reason: str
+    """What its agent said."""
+    waited_s: float
+    """For how long it had made no progress when that was heard."""
+    fact: str | None = None
+    """The stall's fact."""
+    fingerprint: str = ""
+    """Of the stall."""
+    step: Int | None = None
+    """The last step that the node's ranks had finished."""
+    asks: Int = 0
+    """How often an excuse was over, and another one was asked for."""
+    excused_s: float = 0.0
+    """For how long nothing is decided; 0 without an excuse."""
+    excuse: str = ""
+    """Which rank it may wait for."""
 
 
 class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document.v1"):
@@ -158,6 +226,12 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """The incident that is open, if any."""
     planned: PlannedEnd | None = None
     """How the round is going to end, once the ranks had time to save."""
+    saving: AgreedSave | None = None
+    """The save that is being agreed on, or was ordered."""
+    stalls: tuple[OpenStall, ...] = ()
+    """Ranks that have stalled, and may have an excuse."""
+    decisions: tuple[OpenDecision, ...] = ()
+    """What no `action_taken` has told the end of."""
     restarts: Int = 0
     """Restarts that count against the budget."""
     refilled: Int = 0
@@ -202,6 +276,10 @@ class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_docume
     """The rule, and the numbers that went into it."""
     round: Int | None = None
     """The round whose observations are the latest in it."""
+    config_fingerprint: str = ""
+    """The configuration that they were learned for: another one begins anew."""
+    first_step_longest_s: float | None = None
+    """How long a first step took, the base of its limit; None until one was seen."""
 
 
 class Exclusion(Part, frozen=True, kw_only=True):
@@ -238,6 +316,29 @@ class ControlDocument(DocumentBody, frozen=True, kw_only=True, tag="control_docu
     """Nodes that may not join."""
 
 
+class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document.v1"):
+    """All that health remembers of nodes: any replica can go on from it.
+
+    Key: `everstep.subjects.CLUSTER`. How far the facts were read is written together with
+    what they came to.
+    """
+
+    nodes: tuple[NodeRecord, ...] = ()
+    """Every node that was examined, or that something speaks against."""
+    stream: str = ""
+    """The incarnation of the stream of facts that was read."""
+    sequence: Int = 0
+    """How far it was read."""
+    distrusted: tuple[str, ...] = ()
+    """Checks that fail on so many nodes that they count against nobody."""
+    breaker_opened_at: Time | None = None
+    """Since when health excludes no more nodes by itself; None while it may."""
+    breaker_closed_at: Time | None = None
+    """What was excluded before counts no more: an operator closed the breaker then."""
+    outbox: tuple[str, ...] = ()
+    """Facts that are decided and may not be recorded yet, as JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """A bucket, what its keys are, and what each holds."""
@@ -251,5 +352,6 @@ BUCKETS = (
     Bucket("ROUNDS", "<job>", RoundDocument),
     Bucket("LIMITS", "<job>", LimitsDocument),
     Bucket("CONTROL", "<job> or _cluster", ControlDocument),
+    Bucket("NODES", "_cluster", NodesDocument),
 )
 """Every bucket of documents on the bus."""

@@ -35,7 +35,9 @@ class SectionLimit(Part, frozen=True, kw_only=True):
     longest_s: float | None = None
     """The longest that was seen on any rank, the base of a learned limit."""
     observations: Int = 0
-    """How often it was seen to end."""
+    """How often it was seen to end, on the node that saw it most often."""
+    kind: str = ""
+    """`plain`, `checkpoint` or `evaluation`; empty while it was never seen."""
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
@@ -73,6 +75,8 @@ class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):
     """What it says about its absence: no bus, a paused host, a restart."""
     loss: str = ""
     """The id of the `node_lost` that is over."""
+    how: str = ""
+    """`restarted` (another agent), `paused` (it sent nothing) or `cut_off` (it was not heard)."""
 
 
 class NodeSuspected(Fact, frozen=True, kw_only=True, tag="node_suspected.v1"):
@@ -110,7 +114,11 @@ class NodeCleared(Fact, frozen=True, kw_only=True, tag="node_cleared.v1"):
 
 
 class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finished.v1"):
-    """A node was examined; its agent sends it at each join, on each change and when asked."""
+    """A node was examined; its agent sends it at each join, on each change and when asked.
+
+    While a check fails, it sends one for each examination: only what is found again counts
+    against a node.
+    """
 
     node: str
     """The node."""

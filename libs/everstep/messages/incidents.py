@@ -56,7 +56,7 @@ class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_c
     """The node that it comes from."""
     evidence: str
     """`exception`, `log`, `flight_recorder`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
-    `page` or `check`."""
+    `page`, `process` (what the kernel says of the ranks that still lived) or `check`."""
     rank: Int | None = None
     """The rank that it is about; None for the node."""
     blob: BlobRef | None = None

@@ -36,8 +36,8 @@ class JobSpec(Part, frozen=True, kw_only=True):
     """So many slots, next to each other, must be in one network domain."""
     join_within_s: float | None = None
     """How long a round may take to form; None for what rendezvous is set to."""
-    stop_grace_s: float | None = None
-    """From SIGTERM to SIGKILL in a round that is broken; None for what rendezvous is set to."""
+    stop_grace_s: float = 3.0
+    """From SIGTERM to SIGKILL in a round that is broken."""
     enforce: tuple[str, ...] = ()
     """What acts for this job instead of only being said: `stop` (whatever makes another failure
     probable), `no_progress` (that limit alone)."""

@@ -20,6 +20,14 @@ class StandBy(Order, frozen=True, kw_only=True, tag="stand_by.v1"):
     """You have no slot in this round: stay joined, checked and warm."""
 
 
+class AwaitRound(Order, frozen=True, kw_only=True, tag="await_round.v1"):
+    """No round runs, and none forms yet: stay joined, and say why to whoever watches.
+
+    Rendezvous sends it to all, when it waits for nodes or for the backoff of a crash loop; its
+    reason says for how long.
+    """
+
+
 class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
     """You hold a slot: start its ranks. Rendezvous sends one to each member when a round forms.
 
@@ -50,8 +58,6 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
     """Where to send copies of its state."""
     replica_sources: tuple[Peer, ...] = ()
     """Who holds the state of its slot, when it may not hold it itself."""
-    delay_s: float = 0.0
-    """Wait this long first: the backoff of a crash loop."""
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
@@ -68,6 +74,24 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     """Evidence may take so long; 0 for none."""
     grace_s: float = 0.0
     """From SIGTERM to SIGKILL."""
+
+
+class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):
+    """A rank has stalled: report at once if a rank of yours may be what it waits for.
+
+    That is one that stopped before it or works on in the same step, and is within its own limit.
+    """
+
+    node: str
+    """The node of the rank that has stalled."""
+    rank: Int
+    """The rank."""
+    waited_s: float
+    """Since its last progress."""
+    step: Int | None = None
+    """The last step that it finished."""
+    within_s: float = 0.5
+    """Who has not answered by then has no excuse."""
 
 
 class CollectEvidence(Order, frozen=True, kw_only=True, tag="collect_evidence.v1"):
@@ -95,6 +119,9 @@ class SaveCheckpoint(Order, frozen=True, kw_only=True, tag="save_checkpoint.v1")
     """The step after which every rank saves; None while it is still being agreed."""
     then_stop: bool = False
     """The script is told that it should stop."""
+    then_leave: bool = False
+    """All nodes go: the agent passes the notice on to ranks that count no steps by the SDK, and
+    leaves when they have ended."""
     within_s: float | None = None
     """How much time there is."""
 
@@ -131,6 +158,29 @@ class DropReplica(Order, frozen=True, kw_only=True, tag="drop_replica.v1"):
     """Whose state."""
     step: Int
     """Of which step."""
+
+
+class InjectFault(Order, frozen=True, kw_only=True, tag="inject_fault.v1"):
+    """Make a fault on purpose, in this round. A person sends it, to a job that allows it.
+
+    The `fault_injected` that follows has the id of this order, and so has the `operator_acted`
+    that says why there is none.
+    """
+
+    fault: str
+    """As in `fault_injected`."""
+    by: str
+    """Who wants it."""
+    rank: Int | None = None
+    """In this rank; None for the node's agent."""
+    after_step: Int | None = None
+    """Not before this step is finished."""
+    for_s: float | None = None
+    """How long it lasts; None for what is usual for it."""
+    amount: Int | None = None
+    """How much, in a unit that depends on the fault; None for what is usual for it."""
+    target: str = ""
+    """What it hits, where it needs to be said: a section, a folder."""
 
 
 class LeaveJob(Order, frozen=True, kw_only=True, tag="leave_job.v1"):

@@ -19,12 +19,29 @@ class RankBeat(Part, frozen=True, kw_only=True):
     """The innermost section that is open."""
     section_age_s: float = 0.0
     """Since that section was entered."""
+    limit_s: float | None = None
+    """How long it may go without progress where it is now; None while it is not judged."""
+    limit_source: str = ""
+    """Where that limit comes from, as in `rank_stalled`."""
     collectives: Int | None = None
     """Collectives that it has entered in this round, where that can be read."""
     resident_bytes: Int | None = None
     """Main memory of the process."""
     device_bytes: Int | None = None
     """Accelerator memory of the process."""
+
+
+class SectionSeen(Part, frozen=True, kw_only=True):
+    """How long a section took at most on the ranks of one node, since the round's first step."""
+
+    section: str
+    """Its name; empty for the time outside all sections."""
+    kind: str
+    """`plain`, `checkpoint` or `evaluation`."""
+    longest_s: float
+    """The longest time, on any of the ranks."""
+    observations: Int
+    """How often it ended, on all of them."""
 
 
 class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
@@ -50,6 +67,12 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """Its slot; None for a spare."""
     ranks: tuple[RankBeat, ...] = ()
     """All of its ranks."""
+    watch: str = ""
+    """Whether stalls are looked for, as in `watch_changed`; empty while no ranks run."""
+    sections: tuple[SectionSeen, ...] = ()
+    """How long sections take: with every tenth beat, so that no single one is needed."""
+    config_fingerprint: str = ""
+    """That of the job, with `sections`: limits are learned for one configuration."""
     cpu_ratio: float | None = None
     """How busy its processors are, 0 to 1."""
     memory_free_bytes: Int | None = None

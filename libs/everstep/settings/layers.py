@@ -25,8 +25,9 @@ DEFAULT = "default"
 
 KNOWN_SECTIONS = frozenset(
     [
-        *["agent", "api", "attribution", "bus", "catalog", "checkpoint", "client", "health"],
-        *["history", "log", "notify", "observe", "rendezvous", "run", "state", "straggler"],
+        *["agent", "api", "attribution", "bus", "catalog", "checkpoint", "checks", "client"],
+        *["health", "history", "log", "notify", "observe", "rendezvous", "run", "state"],
+        "straggler",
     ]
 )
 """Sections that somebody reads. A process passes over those that are not its own."""

@@ -61,9 +61,10 @@ def total(type_: Type = "int") -> Column:
     return Column(type_, Rule.SUM)
 
 
-def led_by(leader: str, **types: Type) -> dict[str, Column]:
-    """Columns that change together, when their leader grows."""
-    return {name: Column(type_, Rule.FOLLOW, leader) for name, type_ in types.items()}
+def led_by(leader: str, leader_type: Type, /, **types: Type) -> dict[str, Column]:
+    """A leader, which keeps its greatest value, and the columns that change when it grows."""
+    led = {name: Column(type_, Rule.FOLLOW, leader) for name, type_ in types.items()}
+    return {leader: greatest(leader_type), **led}
 
 
 @dataclass(frozen=True, eq=False)

@@ -167,13 +167,20 @@ def job_state() -> ColumnElement[str]:
     jobs = tables.jobs.c
     phase = jobs.phase_order % PHASES_A_ROUND
     return case(
-        (jobs.end_state.is_not(None), jobs.end_state),
+        (is_over(), jobs.end_state),
         (func.coalesce(jobs.live_allocations, 1) <= 0, "idle"),
         (phase == STARTED, PHASES[STARTED]),
         (phase == FORMED, PHASES[FORMED]),
         (phase == ENDED, "restarting"),
         else_=PHASES[WAITING],
     )
+
+
+def is_over() -> ColumnElement[bool]:
+    """The job has ended, and no later allocation has taken it up again."""
+    jobs = tables.jobs.c
+    begun = func.coalesce(jobs.begun_fact, "")
+    return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
 
 
 def round_state() -> ColumnElement[str]:

@@ -9,9 +9,10 @@ evidence, and at the same time what decides between two facts that both claim to
 from collections.abc import Mapping
 
 from everstep.store.changes import Shape, greatest, least, led_by, total
+from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
 
-VERSION = 3
+VERSION = 4
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 
@@ -34,9 +35,9 @@ JOBS = Shape(
         "last_n": greatest("int"),
         "updated_us": greatest("int"),
         "facts": total(),
-        "spec_n": greatest("int"),
         **led_by(
             "spec_n",
+            "int",
             name="text",
             labels="json",
             command="json",
@@ -53,6 +54,7 @@ JOBS = Shape(
         "user": greatest("text"),
         "version": greatest("text"),
         "live_allocations": total(),
+        "begun_fact": greatest("text"),
         "round": greatest("int"),
         "phase_order": greatest("int"),
         "rounds": total(),
@@ -65,11 +67,10 @@ JOBS = Shape(
         "stalls": total(),
         "nodes_lost": total(),
         "incidents": total(),
-        "budgets_n": greatest("int"),
-        **led_by("budgets_n", budgets="json"),
-        "ended_fact": greatest("text"),
+        **led_by("budgets_n", "int", budgets="json"),
         **led_by(
             "ended_fact",
+            "text",
             ended_us="int",
             end_state="text",
             end_reason="text",
@@ -78,15 +79,16 @@ JOBS = Shape(
         ),
     },
 )
+"""`begun_fact` is of the latest allocation: if that is later than `ended_fact`, the job goes on."""
 
 ALLOCATIONS = Shape(
     "allocations",
     key={"job": "text", "allocation": "text"},
     columns={
         "first_n": least("int"),
-        "started_fact": greatest("text"),
         **led_by(
             "started_fact",
+            "text",
             started_us="int",
             scheduler="text",
             scheduler_job="text",
@@ -97,9 +99,9 @@ ALLOCATIONS = Shape(
         ),
         "nodes_joined": total(),
         "rounds": total(),
-        "ended_fact": greatest("text"),
         **led_by(
             "ended_fact",
+            "text",
             ended_us="int",
             end_state="text",
             end_reason="text",
@@ -117,11 +119,12 @@ ROUNDS = Shape(
         "last_n": greatest("int"),
         "facts": total(),
         "phase_order": greatest("int"),
-        "waiting_n": greatest("int"),
-        **led_by("waiting_n", nodes_waiting="int", nodes_needed="int", waiting_reason="text"),
-        "formed_fact": greatest("text"),
+        **led_by(
+            "waiting_n", "int", nodes_waiting="int", nodes_needed="int", waiting_reason="text"
+        ),
         **led_by(
             "formed_fact",
+            "text",
             formed_us="int",
             formed_cause="text",
             formed_reason="text",
@@ -134,9 +137,9 @@ ROUNDS = Shape(
             recovers_incident="text",
             waited_s="float",
         ),
-        "started_fact": greatest("text"),
         **led_by(
             "started_fact",
+            "text",
             started_us="int",
             start_s="float",
             master_address="text",
@@ -153,9 +156,9 @@ ROUNDS = Shape(
         "ranks_stopped": total(),
         "ranks_killed": total(),
         "stalls": total(),
-        "ended_fact": greatest("text"),
         **led_by(
             "ended_fact",
+            "text",
             ended_us="int",
             end_cause="text",
             end_reason="text",
@@ -173,11 +176,10 @@ MEMBERS = Shape(
     "round_members",
     key={"job": "text", "round": "int", "slot": "int"},
     columns={
-        "formed_fact": greatest("text"),
-        **led_by("formed_fact", node="text", first_rank="int", ranks="int"),
-        "stopped_fact": greatest("text"),
+        **led_by("formed_fact", "text", node="text", first_rank="int", ranks="int"),
         **led_by(
             "stopped_fact",
+            "text",
             stopped_us="int",
             stopped_ranks="json",
             killed_ranks="json",
@@ -222,72 +224,19 @@ EXITS = Shape(
     },
 )
 
-STALLS = Shape(
-    "rank_stalls",
-    key={"id": "text"},
-    columns={
-        "n": least("int"),
-        "job": greatest("text"),
-        "round": greatest("int"),
-        "rank": greatest("int"),
-        "node": greatest("text"),
-        "at_us": least("int"),
-        "phase": greatest("text"),
-        "section": greatest("text"),
-        "step": greatest("int"),
-        "blocked_in": greatest("text"),
-        "waited_s": greatest("float"),
-        "limit_s": greatest("float"),
-        "is_fatal": greatest("bool"),
-        "recovered_us": greatest("int"),
-        "stalled_s": greatest("float"),
-    },
+PROJECTED = (
+    JOBS,
+    ALLOCATIONS,
+    ROUNDS,
+    MEMBERS,
+    EXITS,
+    STALLS,
+    NODES,
+    INCIDENTS,
+    ACTIONS,
+    EVIDENCE,
+    NODE_CHECKS,
+    WATCHES,
+    LIMITS,
+    LOCATED,
 )
-
-NODES = Shape(
-    "nodes",
-    key={"node": "text"},
-    columns={
-        "first_n": least("int"),
-        "last_n": greatest("int"),
-        "updated_us": greatest("int"),
-        "state_n": greatest("int"),
-        **led_by("state_n", state="text", state_us="int", state_reason="text"),
-        "joined_n": greatest("int"),
-        **led_by(
-            "joined_n",
-            job="text",
-            allocation="text",
-            joined_us="int",
-            address="text",
-            ranks="int",
-            failure_domain="text",
-            topology="json",
-            device="text",
-            version="text",
-        ),
-        "health_n": greatest("int"),
-        **led_by("health_n", is_healthy="bool", health_us="int", health_reason="text"),
-        "refused_n": greatest("int"),
-        **led_by("refused_n", refused_us="int", refused_cause="text", refused_reason="text"),
-        "suspicion_n": greatest("int"),
-        **led_by("suspicion_n", is_suspect="bool", suspect_us="int", suspect_reason="text"),
-        "exclusion_n": greatest("int"),
-        **led_by(
-            "exclusion_n",
-            is_excluded="bool",
-            excluded_us="int",
-            excluded_until_us="int",
-            excluded_by="text",
-            excluded_reason="text",
-        ),
-        "joins": total(),
-        "losses": total(),
-        "refusals": total(),
-        "suspicions": total(),
-        "ranks_failed": total(),
-        "stalls": total(),
-    },
-)
-
-PROJECTED = (JOBS, ALLOCATIONS, ROUNDS, MEMBERS, EXITS, STALLS, NODES, INCIDENTS, ACTIONS, EVIDENCE)

@@ -27,6 +27,10 @@ class Story:
     """The fact of that exit, whole."""
     stall: Record | None
     """Of the rank that the first report is about, unless it moved again."""
+    stalls: Sequence[Record]
+    """Of all ranks of the round that did not move again."""
+    located: Record | None
+    """Who stopped first, where a stall began it."""
     exits: Sequence[Record]
     """The first failures of the round."""
     evidence: Sequence[Record]
@@ -51,12 +55,15 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Story:
     actions = await _actions(connection, job, row["incident"])
     primary = await _primary(connection, job, row, actions)
     rounds = await _rounds(connection, job, row)
+    stalls = await _stalls(connection, job, row)
     out, in_ = await _moves(connection, job, [one["round"] for one in rounds])
     return Story(
         incident=row,
         primary=primary,
         primary_body=None if primary is None else await _body(connection, primary["id"]),
-        stall=await _stall(connection, job, row),
+        stall=next((one for one in stalls if one["rank"] == row["rank"]), None),
+        stalls=stalls,
+        located=await _located(connection, job, row),
         exits=exits,
         evidence=await _evidence(connection, job, row["incident"]),
         actions=actions,
@@ -100,18 +107,25 @@ async def _primary(
     return best or (found[0] if found else None)
 
 
-async def _stall(connection: AsyncConnection, job: str, row: Record) -> Record | None:
-    if row["rank"] is None or row["round"] is None:
-        return None
+async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    """The newest of each rank first."""
     stalls = tables.rank_stalls
     query = select(stalls).where(
         stalls.c.job == job,
         stalls.c.round == row["round"],
-        stalls.c.rank == row["rank"],
         stalls.c.n.is_not(None),
         stalls.c.recovered_us.is_(None),
     )
-    found = await _all(connection, query.order_by(stalls.c.n.desc()).limit(1))
+    own_first = (stalls.c.rank == row["rank"]).desc()
+    return await _all(connection, query.order_by(own_first, stalls.c.n.desc()).limit(_FEW))
+
+
+async def _located(connection: AsyncConnection, job: str, row: Record) -> Record | None:
+    if row["trigger"] != "rank_stalled":
+        return None  # what stalled in this round is another story
+    located = tables.stalls_located
+    query = select(located).where(located.c.job == job, located.c.round == row["round"])
+    found = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
     return found[0] if found else None
 
 

@@ -144,6 +144,10 @@ projected: Mapping[Shape, Table] = {shape: _projected(shape) for shape in PROJEC
     incidents,
     actions,
     evidence,
+    node_checks,
+    node_watches,
+    job_limits,
+    stalls_located,
 ) = projected.values()
 
 Index("ix_jobs_first_n", jobs.c.first_n)
@@ -157,3 +161,5 @@ Index("ix_actions_job_n", actions.c.job, actions.c.n)
 Index("ix_evidence_job_incident", evidence.c.job, evidence.c.incident)
 Index("ix_evidence_job_round_rank", evidence.c.job, evidence.c.round, evidence.c.rank)
 Index("ix_evidence_n", evidence.c.n)
+Index("ix_node_checks_node_n", node_checks.c.node, node_checks.c.n)
+Index("ix_stalls_located_job_round", stalls_located.c.job, stalls_located.c.round)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from everstep.messages import StartRanks
+from everstep.messages import NameExcuse, RunChecks, StartRanks
 from everstep_services.agent.failures import Exit
 
 
@@ -22,6 +22,13 @@ class Tell:
     exit: Exit | None = None
     step: int | None = None
     grace_s: float | None = None
+    waited_s: float | None = None
+    excuse_s: float | None = None
+    step_s: float | None = None
+    age_s: float | None = None
+    """Since the ranks last moved, where that is known more precisely than by their pages."""
+    fact: str | None = None
+    """The id of the fact that says more, where it is not the end of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,63 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class PassOn:
+    """Send a notice to ranks; not where the SDK counts steps: those are asked by `AskToStop`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskToStop:
+    """Ask the ranks whose steps the SDK counts to save and to end."""
+
+    after_step: int | None
+    """After this one; None for the first that all ranks of this node can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Report how far the ranks are whose steps the SDK counts."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Put on record that this node is about to be taken away."""
+
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Put on record that every rank has seen that it should stop."""
+
+    step: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Put on record that all ranks have ended well in the time that they had."""
+
+    step: int
+    until: float
+    """When it would have been over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Put on record that they have not."""
+
+    reason: str
+
+
+OnRecord = Noticed | Acknowledged | Saved | Missed
+
+
+@dataclass(frozen=True, slots=True)
 class Exiting:
     """Say goodbye, unless rendezvous sent us, and exit."""
 
@@ -61,6 +125,20 @@ class Exiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Excuse:
+    """Report it if a stalled rank may wait for one of ours."""
+
+    order: NameExcuse
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Examine this node."""
+
+    order: RunChecks
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """A line for whoever watches."""
 
@@ -68,4 +146,7 @@ class Say:
     is_warning: bool = False
 
 
-Act = Join | Tell | Start | Stop | Forward | Exiting | Say
+Act = (
+    Join | Tell | Start | Stop | Forward | Excuse | Check | Exiting | Say
+    | PassOn | AskToStop | Reach | OnRecord
+)  # fmt: skip

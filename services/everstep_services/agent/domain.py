@@ -9,14 +9,35 @@ decides nothing about the round: it reports, and obeys orders that are not older
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 
-from everstep.messages import Joined, LeaveJob, Order, Reported, StandBy, StartRanks, StopRanks
+from everstep.messages import (
+    AwaitRound,
+    Joined,
+    LeaveJob,
+    NameExcuse,
+    Order,
+    Reported,
+    RunChecks,
+    SaveCheckpoint,
+    StandBy,
+    StartRanks,
+    StopRanks,
+)
 from everstep_services.agent.acts import (
+    Acknowledged,
     Act,
+    AskToStop,
+    Check,
+    Excuse,
     Exiting,
     Forward,
     Join,
+    Missed,
+    Noticed,
+    PassOn,
+    Reach,
+    Saved,
     Say,
     Start,
     Stop,
@@ -35,6 +56,8 @@ class Limits:
     """From SIGTERM to SIGKILL, where no order says."""
     preempt_grace_s: float = 600.0
     """From a preemption signal to SIGKILL."""
+    agree_within_s: float = 2.0
+    """Ranks do not wait longer for the step after which all are to stop."""
     exit_within_s: float = 30.0
     """A rank whose script has returned may take so long to exit."""
     idle_at_end_s: float = 120.0
@@ -60,6 +83,8 @@ class _Goodbye:
     reason: str
     is_sent: bool = False
     kill_at: float | None = None
+    alone_at: float | None = None
+    """Until then rendezvous may say after which step all ranks are to stop."""
 
 
 @dataclass(slots=True)
@@ -68,9 +93,15 @@ class _Work:
 
     order: StartRanks
     ranks: dict[int, _Rank]
-    start_at: float | None
     has_failed: bool = False
     has_stepped: bool = False
+    noticed_at: float | None = None
+    """When it was heard that nodes are about to be taken away."""
+    is_asked: bool = False
+    """Its ranks were told after which step to stop."""
+    stops: dict[int, int] = field(default_factory=dict)
+    """Ranks that have seen it, and their last steps."""
+    is_acknowledged: bool = False
 
     @property
     def are_gone(self) -> bool:
@@ -99,23 +130,25 @@ class Agent:
         return self._work.order if self._work else None
 
     @property
-    def running_round(self) -> int | None:
-        """The round whose ranks have not all been seen to be gone."""
-        return self._work.order.round if self._work else None
+    def running_state(self) -> str:
+        """What became of the ranks of `order` so far, as in `join`."""
+        work = self._work
+        if work is None or not (work.has_failed or work.are_gone):
+            return ""
+        return "failed" if work.has_failed else "stopped" if work.stops else "finished"
 
     @property
     def wake_at(self) -> float | None:
         """When `tick` wants to be called next."""
         times = [self._ask_at]
         if self._work is not None:
-            times.append(self._work.start_at)
             times += [
                 rank.returned_at + self.limits.exit_within_s
                 for rank in self._work.ranks.values()
                 if rank.returned_at is not None and not rank.is_gone and not rank.is_overdue
             ]
         if self._goodbye is not None:
-            times.append(self._goodbye.kill_at)
+            times += [self._goodbye.kill_at, self._goodbye.alone_at]
         return min((at for at in times if at is not None), default=None)
 
     # -- rendezvous answers and orders ---------------------------------------------------------
@@ -131,13 +164,13 @@ class Agent:
         self._hear(reply.round)
         if reply.exit_code is not None:
             return self._leave(reply.exit_code, "refused", reply.reason, is_sent=True)
-        acts = self._say_once(reply)
+        acts = self._say_refused(reply)
         if self._work is None:
             acts += self._wait(reply)
         wait_s = self.limits.ask_again_s if reply.retry_after_s is None else reply.retry_after_s
         self._ask_at = now + wait_s
         if reply.order is not None:
-            acts += self.ordered(reply.order, now)
+            acts += self.ordered(reply.order)
         elif self._work is not None and reply.round > self._work.order.round:
             acts += self._outlived(reply.round)
         return acts
@@ -147,11 +180,13 @@ class Agent:
         self._hear(reply.round)
         if self._work is None or self._goodbye is not None or reply.is_current:
             return []
-        if self._work.order.round == tell.round and reply.round > tell.round:
+        if self._work.order.round != tell.round:
+            return []
+        if reply.round > tell.round:
             return self._outlived(reply.round)
-        return []
+        return [Join()]  # it does not know us: its document may be lost, and `join` makes it again
 
-    def ordered(self, order: Order, now: float) -> list[Act]:
+    def ordered(self, order: Order) -> list[Act]:
         """An order was heard. An older one than we know of changes nothing."""
         if self.round is not None and order.round < self.round:
             self.refused_orders += 1
@@ -163,13 +198,45 @@ class Agent:
         elif self._goodbye is None:
             match order:
                 case StartRanks():
-                    acts = self._start(order, now)
+                    acts = self._start(order)
                 case StopRanks():
                     acts = self._stop(order)
                 case StandBy() if self._work is None and self.state != "standby":
                     self.state = "standby"
                     acts = [Say("standing by as a spare")]
+                case _:
+                    acts = self._asked(order)
         return acts
+
+    def _asked(self, order: Order) -> list[Act]:
+        """An order that leaves the ranks as they are."""
+        match order:
+            case NameExcuse() if self._work is not None:
+                return [Excuse(order)]
+            case RunChecks():
+                return [Check(order)]
+            case AwaitRound():
+                return self._say_once(f"job {order.job} {order.reason}")
+            case _:
+                return []
+
+    def asked_to_save(self, order: SaveCheckpoint, now: float) -> list[Act]:
+        """All ranks of the round are to save after the same step, and perhaps to end."""
+        self._hear(order.round)
+        work = self._work
+        if work is None or work.order.round != order.round or work.has_failed or self._is_ending:
+            return []
+        if order.after_step is None:
+            return [Reach(order.round)]
+        if not order.then_stop or work.is_asked:
+            return []
+        acts = self._taken(order, now) if order.then_leave and self._goodbye is None else []
+        work.is_asked = True
+        if order.occasion == "preemption" and work.noticed_at is None:
+            work.noticed_at = now
+        if self._goodbye is not None:
+            self._goodbye.alone_at = None
+        return [*acts, AskToStop(order.after_step)]
 
     def bus_back(self) -> list[Act]:
         """The bus was away: what we missed, rendezvous tells those who ask."""
@@ -238,8 +305,22 @@ class Agent:
         if not ending.is_good:
             return [] if work.ranks[rank].has_failed else self._failed(work, rank, ending)
         if work.are_gone and not work.has_failed:
+            if work.stops:
+                reason = f"every rank has stopped after step {max(work.stops.values())}"
+                return [Tell(work.order.round, "stopped", reason)]
             return [Tell(work.order.round, "finished", "every rank exited with 0")]
         return []
+
+    def rank_stops(self, rank: int, step: int, now: float) -> list[Act]:
+        """The script of a rank has seen that it should stop, after this step."""
+        work = self._work
+        if work is None or rank not in work.ranks:
+            return []
+        work.stops[rank] = step
+        if work.noticed_at is None or work.is_acknowledged or len(work.stops) < len(work.ranks):
+            return []
+        work.is_acknowledged = True
+        return [Acknowledged(max(work.stops.values()), now - work.noticed_at)]
 
     def script_failed(self, rank: int, ending: Exit) -> list[Act]:
         """An exception has ended a rank's script: its process will go, but may take its time."""
@@ -248,6 +329,27 @@ class Agent:
             return []
         work.ranks[rank].has_failed = True
         return self._failed(work, rank, ending)
+
+    @property
+    def live_ranks(self) -> tuple[int, ...]:
+        """The ranks that are expected to make progress."""
+        work = self._work
+        if work is None or self._goodbye or self.state not in {"starting", "running"}:
+            return ()
+        return tuple(rank.number for rank in work.ranks.values() if not rank.is_gone)
+
+    def rank_stalled(self, rank: int, reason: str, waited_s: float, fact: str) -> list[Act]:
+        """A rank has made no progress past its limit."""
+        if self._work is None or rank not in self.live_ranks:
+            return []
+        round = self._work.order.round
+        return [Tell(round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact)]
+
+    def rank_moves(self, rank: int, reason: str, fact: str) -> list[Act]:
+        """A rank that had stalled has made progress."""
+        if self._work is None or rank not in self.live_ranks:
+            return []
+        return [Tell(self._work.order.round, "rank_recovered", reason, rank, fact=fact)]
 
     def start_failed(self, round: int, reason: str) -> list[Act]:
         """The ranks of a round could not be started."""
@@ -272,17 +374,21 @@ class Agent:
     def preempted(self, number: int, name: str, now: float) -> list[Act]:
         """A signal says that this node is about to be taken away."""
         if self._goodbye is not None:
-            return [Forward(number)]
+            return [PassOn(number)]
         work, grace_s = self._work, self.limits.preempt_grace_s
         reason = f"{name} announced that this node goes"
+        noticed = Noticed(name, grace_s)
         self._goodbye = _Goodbye(128 + number, "preempted", reason)
         if work is None or work.are_gone or self.state == "stopping":
-            return self._gone() if self._work is None or work is None else self._end(0.0)
+            return [noticed, *(self._gone() if work is None else self._end(0.0))]
         if self.state == "starting":  # there is nothing to save yet, and perhaps nobody to hear
-            return self._end(self.limits.stop_grace_s)
+            return [noticed, *self._end(self.limits.stop_grace_s)]
         self._goodbye.kill_at = now + grace_s
+        self._goodbye.alone_at = now + self.limits.agree_within_s
+        work.noticed_at = now if work.noticed_at is None else work.noticed_at
         told = Tell(work.order.round, "preempted", reason, grace_s=grace_s)
-        return [Forward(number), told, Say(f"{reason}: its ranks have {grace_s:g} s")]
+        said = Say(f"{reason}: its ranks have {grace_s:g} s")
+        return [PassOn(number), noticed, told, said]
 
     def interrupted(self, number: int, name: str, now: float) -> list[Act]:
         """A person wants us gone; the second time at once."""
@@ -304,15 +410,10 @@ class Agent:
         """Whatever is due."""
         acts: list[Act] = []
         work = self._work
-        if work is not None and work.start_at is not None and work.start_at <= now:
-            work.start_at = None
-            acts.append(Start(work.order))
         if work is not None:
             acts += self._overdue(work, now)
         if self._goodbye is not None and self._goodbye.kill_at is not None:
-            if self._goodbye.kill_at <= now:
-                self._goodbye.kill_at = None
-                acts += self._end(0.0)
+            acts += self._running_out(self._goodbye, now)
         elif self._ask_at is not None and self._ask_at <= now:
             self._ask_at = now + self.limits.ask_again_s
             if work is None:
@@ -320,6 +421,34 @@ class Agent:
         return acts
 
     # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def _is_ending(self) -> bool:
+        return self.state not in {"starting", "running"}
+
+    def _taken(self, order: SaveCheckpoint, now: float) -> list[Act]:
+        """Other nodes of the job are taken away, and we go with them."""
+        code, reason = 128 + SIGTERM, f"all nodes go: {order.reason}"
+        self._goodbye = _Goodbye(code, "preempted", reason)
+        if self.state == "starting":
+            return self._end(self.limits.stop_grace_s)
+        grace_s = self.limits.preempt_grace_s if order.within_s is None else order.within_s
+        self._goodbye.kill_at = now + grace_s
+        return [PassOn(SIGTERM), Say(f"{reason}: its ranks have {grace_s:g} s")]
+
+    def _running_out(self, goodbye: _Goodbye, now: float) -> list[Act]:
+        """What is due while ranks save."""
+        work = self._work
+        if goodbye.kill_at is not None and goodbye.kill_at <= now:
+            goodbye.kill_at = goodbye.alone_at = None
+            missed = [Missed("ranks still ran")] if goodbye.cause == "preempted" and work else []
+            return [*missed, *self._end(0.0)]
+        if goodbye.alone_at is not None and goodbye.alone_at <= now:
+            goodbye.alone_at = None
+            if work is not None and not work.is_asked:
+                work.is_asked = True
+                return [AskToStop(None)]
+        return []
 
     def _failed(self, work: _Work, rank: int, ending: Exit) -> list[Act]:
         is_first, work.has_failed = not work.has_failed, True
@@ -334,25 +463,25 @@ class Agent:
             self.round = round
 
     def _wait(self, reply: Joined) -> list[Act]:
-        """Say what is waited for, when it is waited for long enough to ask again, and changes."""
+        """We have no ranks to run now."""
         was, self.state = self.state, "standby" if reply.standing == "spare" else "joining"
-        if self.state == "standby":
-            is_news = was != "standby"
-            return [Say("standing by as a spare")] if is_news else []
-        is_first, said = self._ask_at is None, f"waiting {reply.reason}"
-        if is_first or not reply.is_accepted or said in self._said:
-            return []
-        self._said.add(said)
-        return [Say(f"waiting for the round to form: {reply.reason}")]
+        is_news = self.state == "standby" != was
+        return [Say("standing by as a spare")] if is_news else []
 
-    def _say_once(self, reply: Joined) -> list[Act]:
-        key = f"{reply.standing} {reply.cause}"
-        if reply.is_accepted or key in self._said:
+    def _say_refused(self, reply: Joined) -> list[Act]:
+        if reply.is_accepted:
+            return []
+        text = f"rendezvous does not let us in: {reply.reason}"
+        return self._say_once(text, key=f"{reply.standing} {reply.cause}", is_warning=True)
+
+    def _say_once(self, text: str, *, key: str = "", is_warning: bool = False) -> list[Act]:
+        key = key or text
+        if key in self._said:
             return []
         self._said.add(key)
-        return [Say(f"rendezvous does not let us in: {reply.reason}", is_warning=True)]
+        return [Say(text, is_warning=is_warning)]
 
-    def _start(self, order: StartRanks, now: float) -> list[Act]:
+    def _start(self, order: StartRanks) -> list[Act]:
         work = self._work
         if work is not None:
             if work.order.round == order.round:
@@ -361,13 +490,8 @@ class Agent:
         self._ask_at = None
         self.state = "starting"
         numbers = range(order.first_rank, order.first_rank + order.ranks)
-        ranks = {number: _Rank(number) for number in numbers}
-        self._work = _Work(order, ranks, now + order.delay_s if order.delay_s else None)
-        acts: list[Act] = []
-        if order.restarts:
-            later = f" in {order.delay_s:g} s" if order.delay_s else ""
-            acts.append(Say(f"{order.reason}{later}"))
-        return acts if order.delay_s else [*acts, Start(order)]
+        self._work = _Work(order, {number: _Rank(number) for number in numbers})
+        return [*([Say(order.reason)] if order.restarts else []), Start(order)]
 
     def _stop(self, order: StopRanks) -> list[Act]:
         work = self._work
@@ -377,8 +501,6 @@ class Agent:
             return []
         self.state = "stopping"
         said = Say(f"round {work.order.round} is over: {order.reason}")
-        if work.start_at is not None:  # it still waited for its turn
-            return [said, *self.stopped(work.order.round)]
         return [said, Stop(work.order.round, order.grace_s, order.evidence_s, order.incident)]
 
     def _outlived(self, newest: int | None) -> list[Act]:
@@ -388,14 +510,13 @@ class Agent:
             return []
         self.state = "stopping"
         told = f"round {work.order.round} is over, the job is at round {newest}: stopping its ranks"
-        if work.start_at is not None:
-            return [Say(told), *self.stopped(work.order.round)]
         return [Say(told), Stop(work.order.round, 0.0, 0.0, None)]
 
     def _leave_job(self, order: LeaveJob) -> list[Act]:
         if self._goodbye is not None and self._goodbye.kill_at is None:
             return []
-        reason = f"the job is {order.state}: {order.reason}"
+        is_ours = order.state == "excluded"
+        reason = order.reason if is_ours else f"the job is {order.state}: {order.reason}"
         self._goodbye = _Goodbye(order.exit_code, order.state, reason, is_sent=True)
         return self._gone() if self._work is None else self._end(order.grace_s)
 
@@ -409,8 +530,6 @@ class Agent:
         if work is None or self.state == "stopping":
             return []
         self.state = "stopping"
-        if work.start_at is not None:
-            return self.stopped(work.order.round)
         return [Stop(work.order.round, grace_s, 0.0, None)]
 
     def _gone_while_leaving(self, ending: Exit) -> list[Act]:
@@ -420,9 +539,15 @@ class Agent:
         work.has_failed = work.has_failed or not ending.is_good
         if not work.are_gone:
             return []
-        if goodbye.cause == "preempted" and not work.has_failed:
-            goodbye.code = 91  # they took the time that they had, and ended well
-        return self._end(0.0)
+        if goodbye.cause != "preempted":
+            return self._end(0.0)
+        if work.has_failed:
+            return [Missed(f"a rank {ending.text}"), *self._end(0.0)]
+        goodbye.code = 91  # they took the time that they had, and ended well
+        saved: list[Act] = []
+        if work.stops and work.order.slot == 0 and goodbye.kill_at is not None:
+            saved = [Saved(max(work.stops.values()), goodbye.kill_at)]
+        return [*saved, *self._end(0.0)]
 
     def _gone(self) -> list[Act]:
         goodbye = self._goodbye

@@ -7,6 +7,7 @@ from pathlib import Path
 from everstep.errors import EverstepError
 from everstep.messages import StartRanks
 from everstep_services.agent.plan import RunPlan
+from trainer_sdk import layout
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_LIMIT = 1_000_000
@@ -40,6 +41,9 @@ def environment(
 ) -> dict[str, str]:
     """Everything that a rank finds in its environment. `base` is that of `everstep run`."""
     found = dict(base)
+    found.pop(layout.INJECTION_VARIABLE, None)
+    if plan.allow_injection:
+        found[layout.INJECTION_VARIABLE] = "1"
     found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if order.ranks > 1:
         found.setdefault("OMP_NUM_THREADS", "1")

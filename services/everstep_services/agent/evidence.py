@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.ids import new_id
 from everstep.messages import BlobRef, StartRanks
+from everstep_services.agent.collecting import Piece
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.output.logfiles import first_error, tail
 from everstep_services.agent.records import Records
@@ -107,6 +109,11 @@ class Evidence:
 
         self._jobs.put_nowait(keep)
 
+    def collected(self, round: int, incident: str, pieces: Sequence[Piece]) -> None:
+        """Keep what was collected from ranks before they were stopped."""
+        for piece in pieces:
+            self._jobs.put_nowait(partial(self._keep, round, incident, piece))
+
     async def collect_for_ever(self) -> None:
         while True:
             job = await self._jobs.get()
@@ -140,6 +147,27 @@ class Evidence:
             except (BusError, TimeoutError) as error:
                 failure.is_unstored = True
                 log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
+
+    async def _keep(self, round: int, incident: str, piece: Piece) -> None:
+        blob = None
+        if piece.content:
+            try:
+                async with asyncio.timeout(_PUT_WITHIN_S):
+                    blob = await self._bus.blobs.put(self._job, piece.content)
+            except (BusError, TimeoutError) as error:
+                log.info("evidence_kept_later evidence=%s error=%s", piece.evidence, error)
+                self._later.put_nowait(partial(self._keep_later, round, incident, piece))
+                return
+        await self._bus.record(
+            self._records.evidence(
+                round, incident, piece.evidence, rank=None, blob=blob,
+                summary=piece.summary, missing=piece.missing, took_s=piece.took_s,
+            )
+        )  # fmt: skip
+
+    async def _keep_later(self, round: int, incident: str, piece: Piece) -> None:
+        await self._bus.wait_connected()
+        await self._keep(round, incident, piece)
 
     async def _try_again(self, round: int, rank: int, failure: _Failure) -> None:
         await self._bus.wait_connected()

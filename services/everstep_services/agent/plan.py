@@ -8,6 +8,8 @@ from typing import Literal
 
 from everstep.bus.settings import BusSettings
 from everstep.messages.jobs import JobSpec
+from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.stalls.limits import LimitRules
 
 
 class Std(IntFlag):
@@ -117,14 +119,26 @@ class RunPlan:
     stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL in a round that is broken."""
     preempt_grace_s: float = 600.0
-    """From a preemption signal to this process, passed on to the ranks, to SIGKILL."""
+    """From a preemption signal to this process to SIGKILL: time to save."""
+    preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+    """Those that say that this node is about to be taken away."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     """TORCHELASTIC_SIGNALS_TO_HANDLE, for scripts that read it; the agent always handles these,
     SIGUSR1 and SIGUSR2."""
+    checks: ChecksSettings = field(default_factory=ChecksSettings)
+    """How this node is examined."""
+    limits: LimitRules = field(default_factory=LimitRules)
+    """How long a rank may go without progress."""
+    scheduler_grace_s: float | None = None
+    """How long the scheduler waits from its signal to its kill, where that is known."""
+    restart_on_stall: bool = True
+    """A rank that has stalled ends the round."""
     virtual_local_rank: bool = False
     """Each rank sees one device, as its number 0."""
     standalone: bool = False
     """Bus and services run in this process."""
+    allow_injection: bool = False
+    """Faults may be injected, by whoever may give orders to this job's agents."""
     notes: tuple[str, ...] = ()
     """What a person should read before it starts: one line each."""
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from everstep.bus import BusSettings, connect
 from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
@@ -20,9 +21,13 @@ from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.keeper import opened_keeper
 from everstep_services.agent.ranks.tree import is_free
 from everstep_services.agent.service import AgentService
+from everstep_services.agent.stalls.table import others_of
 from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace, private_dir
 from trainer_sdk import layout
+
+if TYPE_CHECKING:
+    from everstep_services.agent.injection.harm import Harm
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +118,7 @@ async def _run(
     signals: Signals,
     instance: str,
 ) -> int:
-    clock, runtime = SystemClock(), runtime_dir(base, instance)
+    runtime = runtime_dir(base, instance)
     async with AsyncExitStack() as stack:
         workplace = stack.enter_context(Workplace.opened(plan, runtime, base))
         keeper_plan = workplace.keeper_plan(instance)
@@ -123,6 +128,7 @@ async def _run(
         settings = await bus_settings
         name = f"agent-{plan.job}-{plan.node}"
         spool = plan.state_dir / "spool" / name
+        harm, settings = await _harmable(plan, settings, stack)
         try:
             bus = await stack.enter_async_context(connect(settings, name, spool=spool))
         except BusDeniedError:
@@ -133,9 +139,28 @@ async def _run(
             raise NoControlPlaneError(error) from error
         limits = Limits(stop_grace_s=plan.stop_grace_s, preempt_grace_s=plan.preempt_grace_s)
         keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan))
-        service = AgentService(plan, bus, keepers, workplace, clock, instance, limits=limits)
+        others = others_of(
+            base,
+            preempt_grace_s=plan.preempt_grace_s,
+            scheduler_grace_s=plan.scheduler_grace_s,
+        )
+        clock = SystemClock() if harm is None else harm.clock
+        service = AgentService(
+            plan, bus, keepers, workplace, clock, instance, limits=limits, others=others, harm=harm
+        )
         with signals.handed_to(service.signalled):
             return await service.run()
+
+
+async def _harmable(
+    plan: RunPlan, settings: BusSettings, stack: AsyncExitStack
+) -> "tuple[Harm | None, BusSettings]":
+    """What faults need that are to be injected; of a job that allows none, nothing."""
+    if not plan.allow_injection:
+        return None, settings
+    from everstep_services.agent.injection.harm import opened_harm
+
+    return await stack.enter_async_context(opened_harm(settings))
 
 
 def runtime_dir(environ: dict[str, str], instance: str) -> Path:

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Collection, Iterator
 
 from everstep.clock import Clock
-from everstep.messages import NodeBeat, ProgressMade, RankBeat, StartRanks
+from everstep.messages import NodeBeat, ProgressMade, RankBeat, SectionSeen, StartRanks
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.keeping import RankRuns
 from everstep_services.agent.records import Records
+from everstep_services.agent.stalls.watch import StallWatch
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0
+_SECTIONS_EVERY = 10
+"""Beats."""
 
 
 class Progress:
@@ -35,6 +38,8 @@ class Progress:
         self._said_step = 0
         self._last_step: int | None = None
         self.warm_ranks = 0
+        self.stalls: StallWatch | None = None
+        """Who knows where ranks are, and whether they are paused or have stalled."""
 
     def begins(self, order: StartRanks) -> None:
         """A round's ranks are about to be started here."""
@@ -99,6 +104,9 @@ class Progress:
         self._sequence += 1
         agent = self._agent
         order = agent.order
+        sections: tuple[SectionSeen, ...] = ()
+        if self.stalls is not None and order is not None and not self._sequence % _SECTIONS_EVERY:
+            sections = self.stalls.sections_seen()
         return NodeBeat(
             job=self._plan.job,
             node=self._plan.node,
@@ -108,6 +116,9 @@ class Progress:
             round=agent.round if order is None else order.round,
             slot=None if order is None else order.slot,
             ranks=tuple(self._rank(rank) for rank in self._ranks()),
+            watch="" if self.stalls is None else self.stalls.state,
+            sections=sections,
+            config_fingerprint=self._plan.spec.config_fingerprint if sections else "",
         )
 
     def _progressed(self, order: StartRanks) -> Iterator[ProgressMade]:
@@ -123,10 +134,23 @@ class Progress:
 
     def _rank(self, rank: int) -> RankBeat:
         page = self._page(rank)
-        if page is None or not page.step:
-            return RankBeat(rank=rank, state="starting")
+        standing = None if self.stalls is None else self.stalls.standing(rank)
+        is_starting = page is None or not page.step
+        if page is None or standing is None:
+            return RankBeat(rank=rank, state="starting" if is_starting else "running")
+        state = standing.state
+        limit = standing.limit
         age_s = max(0.0, self._clock.now() - page.progress_s)
-        return RankBeat(rank=rank, step=page.step, progress_age_s=round(age_s, 3))
+        return RankBeat(
+            rank=rank,
+            state="starting" if is_starting and state == "running" else state,
+            step=page.step or None,
+            progress_age_s=0.0 if is_starting else round(age_s, 3),
+            section=standing.section,
+            section_age_s=round(standing.section_age_s, 3),
+            limit_s=None if limit is None else round(limit.s, 3),
+            limit_source="" if limit is None else limit.source,
+        )
 
     def _pages(self) -> list[PageReading]:
         pages = (self._page(rank) for rank in self._ranks())

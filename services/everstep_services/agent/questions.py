@@ -3,6 +3,7 @@
 from everstep import __version__
 from everstep.messages import Join, Leave, Report, StartRanks
 from everstep_services.agent.acts import Exiting, Tell
+from everstep_services.agent.checks import Checks
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ports import Reserved
@@ -18,8 +19,11 @@ class Questions:
         self._progress = progress
         self._instance = instance
         self._reserved: Reserved | None = None
+        self.checks: Checks | None = None
         self.is_warm = False
         """The forge is ready."""
+        self.evidence_s = 0.0
+        """How long evidence was collected before the last round's ranks were stopped."""
         self.stop_s = 0.0
         """How long the last round's ranks took to stop."""
 
@@ -51,9 +55,13 @@ class Questions:
             last_round=agent.last_round,
             last_slot=agent.last_slot if agent.order is None else agent.order.slot,
             last_step=self._progress.last_step(),
+            checks=() if self.checks is None else self.checks.failing,
             warm=self.is_warm,
-            running_round=agent.running_round,
+            known_round=agent.round or 0,
+            running=agent.order,
+            running_state=agent.running_state,
             master_port=self._reserved.port,
+            evidence_s=self.evidence_s,
             stop_s=self.stop_s,
             version=__version__,
         )
@@ -71,11 +79,14 @@ class Questions:
             reason=tell.reason,
             fact=fact,
             rank=tell.rank,
-            step=self._progress.last_step(),
+            step=tell.step if tell.event == "reached" else self._progress.last_step(),
             fingerprint="" if ending is None else ending.fingerprint,
             exit_code=None if ending is None else ending.code,
-            last_progress_age_s=self._progress.age_s(),
+            last_progress_age_s=self._progress.age_s() if tell.age_s is None else tell.age_s,
             grace_s=tell.grace_s,
+            waited_s=tell.waited_s,
+            excuse_s=tell.excuse_s,
+            step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,
         )
 

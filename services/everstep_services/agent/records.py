@@ -1,28 +1,44 @@
 """The facts that an agent records: what became of its ranks."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
+from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (
     BlobRef,
     EvidenceCollected,
+    FaultInjected,
+    NodeCheckFinished,
+    PreemptionAcknowledged,
+    PreemptionMissed,
+    PreemptionNoticed,
+    PreemptionSaved,
     ProgressMade,
     RankExited,
+    RankRecovered,
     RanksStopped,
+    RankStalled,
     RankStarted,
     StartRanks,
+    WatchChanged,
 )
+from everstep_services.agent import acts
 from everstep_services.agent.failures import Exit
+from everstep_services.agent.probes.verdicts import Examination
+from everstep_services.agent.ranks.keeping import Stopped
+from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.kernel import ProcessState
+from trainer_sdk.wire import Injected
 
 
 class Records:
     """Makes facts in the name of one agent."""
 
-    def __init__(self, job: str, node: str) -> None:
+    def __init__(self, job: str, node: str, clock: Clock) -> None:
         self._job = job
         self._node = node
+        self._clock = clock
 
     def rank_started(
         self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str
@@ -63,18 +79,22 @@ class Records:
     def ranks_stopped(
         self,
         order: StartRanks,
-        ranks: tuple[int, ...],
-        killed: tuple[int, ...],
+        stopped: Stopped,
         *,
-        stop_s: float,
+        evidence_s: float,
     ) -> RanksStopped:
+        devices = stopped.devices
         return RanksStopped(
             **self._of(order.round),
             node=self._node,
             slot=order.slot,
-            ranks=ranks,
-            killed=killed,
-            stop_s=stop_s,
+            ranks=stopped.ranks,
+            killed=stopped.killed,
+            stop_s=stopped.stop_s,
+            evidence_s=evidence_s,
+            device_wait_s=round(devices.wait_s, 3),
+            device_held_bytes=devices.octets,
+            held_by=devices.by,
         )
 
     def progress_made(
@@ -113,15 +133,110 @@ class Records:
             took_s=took_s,
         )
 
+    def rank_stalled(
+        self, order: StartRanks, stalled: Stalled, process: ProcessState, *, is_fatal: bool
+    ) -> RankStalled:
+        place = stalled.place
+        return RankStalled(
+            **self._about(order, place.rank),
+            waited_s=round(stalled.waited_s, 3),
+            limit_s=place.limit.s,
+            limit_source=place.limit.source,
+            phase=place.phase,
+            signal=place.signal,
+            section=place.section,
+            step=place.step,
+            pid=place.pid,
+            blocked_in=process.text,
+            process_state=process.letter,
+            is_fatal=is_fatal,
+        )
+
+    def rank_recovered(self, order: StartRanks, moving: Moving, stall: str) -> RankRecovered:
+        return RankRecovered(
+            **self._about(order, moving.stalled.place.rank),
+            stalled_s=round(moving.stalled_s, 3),
+            stall=stall,
+            step=moving.step,
+            section=moving.section,
+        )
+
+    def watch_changed(
+        self, round: int | None, state: str, reason: str, *,
+        until_s: float | None = None, sections: tuple[str, ...] = (),
+    ) -> WatchChanged:  # fmt: skip
+        return WatchChanged(
+            **self._of(round),
+            node=self._node,
+            state=state,
+            reason=reason,
+            until_s=until_s,
+            sections=sections,
+        )
+
+    def preemption_noticed(self, scheduler: str, act: acts.Noticed) -> PreemptionNoticed:
+        return PreemptionNoticed(
+            **self._of(None),
+            node=self._node,
+            origin="signal" if scheduler == "none" else scheduler,
+            reason=act.reason,
+            grace_s=act.grace_s,
+            is_whole_job=False,
+        )
+
+    def preemption(
+        self,
+        order: StartRanks,
+        act: acts.Acknowledged | acts.Saved | acts.Missed,
+        *,
+        now: float,
+        step: int | None,
+    ) -> PreemptionAcknowledged | PreemptionSaved | PreemptionMissed:
+        """What became of a notice; `step` is the last one that was finished, where it is known."""
+        of = self._of(order.round)
+        match act:
+            case acts.Acknowledged():
+                waited_s = round(act.waited_s, 3)
+                return PreemptionAcknowledged(
+                    **of, node=self._node, step=act.step, waited_s=waited_s
+                )
+            case acts.Saved():
+                left_s = round(max(act.until - now, 0.0), 3)
+                return PreemptionSaved(**of, step=act.step, tier="script", left_s=left_s)
+            case acts.Missed():
+                return PreemptionMissed(**of, node=self._node, reason=act.reason, step=step)
+
+    def fault_injected(self, order: StartRanks, rank: int, said: Injected) -> FaultInjected:
+        return FaultInjected(
+            **self._of(order.round),
+            fault=said.fault,
+            by="the script",
+            node=self._node,
+            rank=rank,
+            target=said.target,
+            lasts_s=said.lasts_s,
+        )
+
+    def node_checked(self, done: Examination) -> NodeCheckFinished:
+        return NodeCheckFinished(
+            **self._of(None),
+            node=self._node,
+            occasion=done.occasion,
+            is_healthy=done.is_healthy,
+            took_s=done.took_s,
+            results=done.worth_telling,
+            checks=done.checks,
+        )
+
     def _about(self, order: StartRanks, rank: int) -> dict[str, Any]:
         place = {"slot": order.slot, "rank": rank, "local_rank": rank - order.first_rank}
         return {**self._of(order.round), "node": self._node, **place}
 
-    def _of(self, round: int) -> Mapping[str, Any]:
+    def _of(self, round: int | None) -> Mapping[str, Any]:
         return {
             "id": new_id(),
             "job": self._job,
-            "at": datetime.now(UTC),
+            "at": self._clock.wall(),
             "source": f"agent/{self._node}",
             "round": round,
         }

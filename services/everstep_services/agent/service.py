@@ -3,20 +3,25 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from everstep import subjects
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import Fact, Joined, Order, Reported, StartRanks
+from everstep.messages import Fact, Joined, Order, Reported, SaveCheckpoint, StartRanks
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
+from everstep_services.agent.checks import Checks
+from everstep_services.agent.collecting import COLLECTORS, collect
 from everstep_services.agent.domain import Agent, Limits
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.probes import notes
+from everstep_services.agent.probes.examiner import Examiner
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.questions import Questions
 from everstep_services.agent.ranks.keeping import (
@@ -26,19 +31,29 @@ from everstep_services.agent.ranks.keeping import (
     KeeperLost,
     RankGone,
     RankRuns,
+    RankSaid,
     RankStepped,
     ScriptEnded,
     StartRefused,
     Stopped,
 )
+from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.records import Records
+from everstep_services.agent.saves import Saves
+from everstep_services.agent.stalls.desk import Stalls
+from everstep_services.agent.stalls.table import Others
 from everstep_services.agent.work import Keepers, Told, Work
 from everstep_services.agent.workplace import Workplace
 from trainer_sdk.page import PageReading
+from trainer_sdk.wire import Injected, Stopping
+
+if TYPE_CHECKING:
+    from everstep_services.agent.injection.harm import Harm
+    from everstep_services.agent.injection.service import Injection
 
 log = logging.getLogger(__name__)
 
-_PREEMPTING = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+_USERS = {signal.SIGUSR1, signal.SIGUSR2}
 _BEAT_EVERY_S = 1.0
 _LOOK_AT_BUS_EVERY_S = 0.25
 _GOODBYE_WITHIN_S = 2.0
@@ -64,6 +79,8 @@ class AgentService:
         instance: str,
         *,
         limits: Limits,
+        others: Others,
+        harm: "Harm | None" = None,
     ) -> None:
         self._plan = plan
         self._bus = bus
@@ -71,15 +88,27 @@ class AgentService:
         self._clock = clock
         self._instance = instance
         self._agent = Agent(limits)
-        self._records = Records(plan.job, plan.node)
+        self._records = Records(plan.job, plan.node, clock)
         self._evidence = Evidence(plan.job, bus, workplace, self._records)
-        told = Told(self._begins, self._not_started, self._stopped)
+        told = Told(self._begins, self._not_started, self._stops, self._stopped)
         self._work = Work(keepers, workplace, clock, told)
         self._progress = Progress(plan, self._agent, self._page, self._records, clock)
         self._questions = Questions(plan, self._agent, self._progress, instance)
         answers = Answers(self._joined, self._reported, self._refused, self._unanswered)
         self._asker = Asker(bus, clock, plan.job, answers)
         self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self._stalls = Stalls(
+            plan, bus, self._agent, self._watched, self._records, workplace, clock,
+            others, self._facts.put_nowait, self._do,
+        )  # fmt: skip
+        self._progress.stalls = self._stalls.watch
+        self._saves = Saves(
+            plan, self._agent, self._watched, self._records, clock, self._facts.put_nowait
+        )
+        examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
+        self._checks = Checks(examiner, self._records, clock, self._pids, self._facts.put_nowait)
+        self._questions.checks = self._checks
+        self._injection = None if harm is None else self._opened_to(harm)
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
@@ -102,8 +131,13 @@ class AgentService:
                     self._record_for_ever,
                     self._evidence.collect_for_ever,
                     self._evidence.collect_later_for_ever,
+                    self._checks.examine_for_ever,
+                    self._stalls.watch.judge_for_ever,
+                    self._stalls.watch.look_closer_for_ever,
+                    self._stalls.follow_limits_for_ever,
                     self._follow_bus_for_ever,
                     self._beat_for_ever,
+                    self._hear_faults_for_ever,
                 )
             ]
             exiting = await self._exit
@@ -115,8 +149,10 @@ class AgentService:
     def signalled(self, number: int) -> None:
         """Somebody has sent a signal to this process."""
         name, now = signal.Signals(number).name, self._clock.now()
-        if number in _PREEMPTING:
+        if name in self._plan.preempt_signals:
             self._do(self._agent.preempted(number, name, now))
+        elif number in _USERS:
+            self._do([acts.Forward(number)])
         else:
             self._do(self._agent.interrupted(number, name, now))
 
@@ -131,6 +167,7 @@ class AgentService:
         ):
             for inbox in (to_all, to_us):
                 tasks.create_task(self._hear(inbox))
+            await self._checks.known_within(self._plan.checks.join_waits_s)
             # Not before we can be heard: who does not hear its orders is taken to be gone.
             self._do(self._agent.begin())
 
@@ -139,14 +176,17 @@ class AgentService:
             order = await inbox.get()
             what = type(order).__name__
             log.info("order type=%s round=%d reason=%s", what, order.round, order.reason)
-            self._do(self._agent.ordered(order, self._clock.now()))
+            if isinstance(order, SaveCheckpoint):
+                self._do(self._agent.asked_to_save(order, self._clock.now()))
+            else:
+                self._do(self._agent.ordered(order))
 
     def _joined(self, reply: Joined) -> None:
         self._was_answered = True
         self._do(self._agent.joined(reply, self._clock.now()))
 
     def _reported(self, tell: acts.Tell, reply: Reported) -> None:
-        if tell.rank is not None and reply.incident is not None:
+        if tell.rank is not None and reply.incident is not None and tell.event != "excused":
             self._evidence.belongs_to(tell.round, tell.rank, reply.incident)
         self._do(self._agent.reported(tell, reply))
 
@@ -189,14 +229,11 @@ class AgentService:
             case RankRuns():
                 self._rank_runs(order, event)
             case RankStepped():
-                first = self._progress.stepped(order, event.step)
-                if first is not None:
-                    self._facts.put_nowait(first)
-                self._do(self._agent.rank_stepped(event.rank, event.step))
-            case ScriptEnded() if event.code == 0:
-                self._do(self._agent.script_returned(event.rank, self._clock.now()))
+                self._rank_stepped(order, event)
+            case RankSaid():
+                self._rank_said(order, event)
             case ScriptEnded():
-                await self._script_failed(order, event)
+                await self._script_ended(order, event)
             case RankGone():
                 await self._rank_gone(order, event)
             case _:
@@ -219,8 +256,27 @@ class AgentService:
         )
         self._facts.put_nowait(started)
 
-    async def _script_failed(self, order: StartRanks, event: ScriptEnded) -> None:
+    def _rank_said(self, order: StartRanks, event: RankSaid) -> None:
+        match event.said:
+            case Injected() as said:
+                self._facts.put_nowait(self._records.fault_injected(order, event.rank, said))
+            case Stopping() as said:
+                self._do(self._agent.rank_stops(event.rank, said.step, self._clock.now()))
+            case _:
+                self._stalls.said(event)
+
+    def _rank_stepped(self, order: StartRanks, event: RankStepped) -> None:
+        first = self._progress.stepped(order, event.step)
+        if first is not None:
+            self._facts.put_nowait(first)
+        self._stalls.stepped(event.rank)
+        self._do(self._agent.rank_stepped(event.rank, event.step))
+
+    async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
         """Not every failure is one for us yet: a script may exit as it likes, and take its time."""
+        if not event.code:
+            self._do(self._agent.script_returned(event.rank, self._clock.now()))
+            return
         error = await self._work.keeper.error(event.rank)
         if error is None or error.name == "SystemExit" or not self._is_at_work(event.round):
             return
@@ -237,6 +293,9 @@ class AgentService:
         error = await self._work.keeper.error(event.rank) if event.code else None
         if not self._is_at_work(event.round):
             return  # meanwhile it was stopped, or another round has begun
+        stopped_after = self._saves.has_seen(event.rank)
+        if stopped_after is not None:
+            self._do(self._agent.rank_stops(event.rank, stopped_after, self._clock.now()))
         ending = Exit(event.code, event.signal, event.core_dumped, error, lasted_s=event.lasted_s)
         if self._evidence.fact_of(order.round, event.rank) is None:
             step = self._progress.step(event.rank)
@@ -256,6 +315,12 @@ class AgentService:
             for rank in range(order.first_rank, order.first_rank + order.ranks):
                 self._do(self._agent.rank_gone(rank, Exit()))
 
+    def _pids(self) -> Collection[int]:
+        return self._progress.pids(self._agent.live_ranks).values()
+
+    def _watched(self, rank: int) -> WatchedRank | None:
+        return self._work.keeper.watch.rank(rank)
+
     def _page(self, rank: int) -> PageReading | None:
         return self._work.keeper.page(rank)
 
@@ -263,28 +328,56 @@ class AgentService:
         if self._agent.order != start.order or self._agent.state != "starting":
             return False
         self._progress.begins(start.order)
+        self._stalls.begins(start.order)
         self._questions.free_port(start.order)
         return True
 
     def _not_started(self, start: acts.Start, reason: str) -> None:
         self._do(self._agent.start_failed(start.order.round, reason))
 
+    async def _stops(self, stop: acts.Stop) -> None:
+        """Bounded by the order, and in practice by a few reads: every restart waits for it."""
+        self._questions.evidence_s = 0.0
+        if stop.incident is None or not stop.evidence_s:
+            return
+        began, ranks = self._clock.now(), self._work.keeper.watch.seen()
+        pieces = await collect(COLLECTORS, ranks, stop.evidence_s, self._clock)
+        self._questions.evidence_s = self._clock.now() - began
+        self._evidence.collected(stop.round, stop.incident, pieces)
+
     def _stopped(self, stop: acts.Stop, outcome: Stopped) -> None:
         order = self._agent.order
         assert order is not None
         self._questions.stop_s = outcome.stop_s
         last: list[Fact] = list(self._progress.ends())
+        self._stalls.ends()
         self._do(self._agent.stopped(stop.round))
         if outcome.ranks:
             last.append(
-                self._records.ranks_stopped(
-                    order, outcome.ranks, outcome.killed, stop_s=outcome.stop_s
-                )
+                self._records.ranks_stopped(order, outcome, evidence_s=self._questions.evidence_s)
             )
         if stop.incident is not None:
             self._evidence.round_stopped(order, stop.incident, outcome.ranks)
         for fact in last:
             self._facts.put_nowait(fact)
+
+    # -- faults on purpose -----------------------------------------------------------------------
+
+    def _opened_to(self, harm: "Harm") -> "Injection":
+        from everstep_services.agent.injection.service import Injection, Ranks
+
+        watched = self._watched
+        ranks = Ranks(
+            order=lambda: self._agent.order,
+            folder=lambda rank: None if (known := watched(rank)) is None else known.folder,
+            pid=lambda rank: 0 if (known := watched(rank)) is None or known.gone else known.pid,
+            step=self._progress.step,
+        )
+        return Injection(self._plan, self._bus, harm, ranks, self._workplace.say)
+
+    async def _hear_faults_for_ever(self) -> None:
+        if self._injection is not None:
+            await self._injection.hear_for_ever(self._instance)
 
     # -- time, the bus, beats --------------------------------------------------------------------
 
@@ -301,15 +394,15 @@ class AgentService:
 
     async def _follow_bus_for_ever(self) -> None:
         """Notice that the bus was away: what was said meanwhile, nobody says again."""
-        was_away = False
+        was_away, returns = False, self._bus.returns
         while True:
             await self._clock.sleep(_LOOK_AT_BUS_EVERY_S)
             if not self._bus.connected:
                 if not was_away:
                     self._workplace.say("the bus is away: the ranks run on", is_warning=True)
                 was_away = True
-            elif was_away:
-                was_away = False
+            elif was_away or self._bus.returns != returns:
+                was_away, returns = False, self._bus.returns
                 self._workplace.say("the bus is back")
                 self._do(self._agent.bus_back())
 
@@ -342,20 +435,42 @@ class AgentService:
                     self._asker.join(self._questions.join)
                 case acts.Tell():
                     self._tell(act)
-                case acts.Start() | acts.Stop():
+                case acts.Start() | acts.Stop() | acts.Forward():
                     self._work.do(act)
-                case acts.Forward():
-                    self._work.forward(act)
                 case acts.Say():
                     self._workplace.say(act.text, is_warning=act.is_warning)
                 case acts.Exiting():
                     self._exiting(act)
+                case acts.Excuse() | acts.Check():
+                    self._answer(act)
+                case _:
+                    self._save(act)
         self._due.set()
+
+    def _save(self, act: acts.PassOn | acts.AskToStop | acts.Reach | acts.OnRecord) -> None:
+        match act:
+            case acts.PassOn():
+                if (signalled := self._saves.passed_on(act)) is not None:
+                    self._work.do(signalled)
+            case acts.AskToStop():
+                self._saves.ask_to_stop(act)
+            case acts.Reach():
+                self._tell(self._saves.reached(act))
+            case _:
+                self._saves.put_on_record(act)
+
+    def _answer(self, asked: acts.Excuse | acts.Check) -> None:
+        if isinstance(asked, acts.Check):
+            self._checks.ask(asked.order)
+        elif (told := self._stalls.excuse(asked.order)) is not None:
+            self._tell(told)
 
     def _tell(self, tell: acts.Tell) -> None:
         order = self._agent.order
         assert order is not None
-        fact = None if tell.rank is None else self._evidence.fact_of(tell.round, tell.rank)
+        fact = tell.fact
+        if fact is None and tell.rank is not None:
+            fact = self._evidence.fact_of(tell.round, tell.rank)
         self._asker.tell(tell, self._questions.report(tell, order, fact))
 
     def _exiting(self, exiting: acts.Exiting) -> None:

@@ -42,19 +42,61 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL in a round that is broken: there is nothing left to save."""
     preempt_grace_s: float = 600.0
-    """From SIGTERM to SIGKILL when this process is asked to end: time to save."""
+    """From a notice that this node is about to be taken away to SIGKILL: time to save."""
+    preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+    """The signals to `everstep run` that are such a notice; of these three any."""
+    restart_on_stall: bool = True
+    """A rank that has stalled ends the round; else it is only said."""
+    limits: tuple[str, ...] = ()
+    """How long a rank may go without progress, each as `NAME=SECONDS`: in a section, or in
+    `first-step`, `step` or `outside`. They win over what is learned."""
+    first_step_limit_s: float = 7200.0
+    """Up to the end of the first step of a round, until it is learned."""
+    section_limit_s: float = 1800.0
+    """In a section and outside of all, until it is learned."""
+    checkpoint_limit_s: float = 7200.0
+    """In a section for checkpoints, until it is learned."""
+    evaluation_limit_s: float = 7200.0
+    """In a section for evaluation, until it is learned."""
+    step_limit_s: float = 7200.0
+    """From one step to the next, whatever sections come and go between."""
+    scheduler_grace_s: float | None = None
+    """How long the scheduler waits from its signal to its kill; only compared with others."""
     join_within_s: float | None = None
     """How long a round may take to form; by default what rendezvous is set to."""
 
     def __post_init__(self) -> None:
-        for name in ("stop_grace_s", "preempt_grace_s"):
-            if not 0 <= getattr(self, name) < 1e7:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name):g}")
-        if self.join_within_s is not None and not 0 < self.join_within_s < 1e9:
-            raise ValueError(f"join_within_s must be above 0, got {self.join_within_s:g}")
-        for name in ("max_restarts", "max_restarts_per_hour", "infra_rank"):
+        for name in _ABOVE_ZERO:
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must be 0 or more, got {value}")
+            if value is not None and not 0 < value < 1e9:
+                raise ValueError(f"{name} must be above 0, got {value:g}")
+        for name in _ZERO_OR_MORE:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1e7:
+                raise ValueError(f"{name} must be 0 or more, got {value:g}")
+        unknown = sorted(set(self.preempt_signals) - _NOTICES)
+        if unknown:
+            raise ValueError(
+                f"preempt_signals may be {', '.join(sorted(_NOTICES))}, got {', '.join(unknown)}"
+            )
         if self.no_progress_limit is not None and self.no_progress_limit < 1:
             raise ValueError(f"no_progress_limit must be 1 or more, got {self.no_progress_limit}")
+
+
+_NOTICES = frozenset({"SIGTERM", "SIGUSR1", "SIGUSR2"})
+_ABOVE_ZERO = (
+    "first_step_limit_s",
+    "section_limit_s",
+    "checkpoint_limit_s",
+    "evaluation_limit_s",
+    "step_limit_s",
+    "join_within_s",
+    "scheduler_grace_s",
+)
+_ZERO_OR_MORE = (
+    "stop_grace_s",
+    "preempt_grace_s",
+    "max_restarts",
+    "max_restarts_per_hour",
+    "infra_rank",
+)

@@ -5,11 +5,12 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep_services.agent.acts import Forward, Start, Stop
+from everstep_services.agent.devices import wait_until_free
 from everstep_services.agent.ranks.keeper import Keeper
 from everstep_services.agent.ranks.keeping import KeeperEvent, KeeperLost, KeeperLostError, Stopped
 from everstep_services.agent.workplace import Workplace
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 1.0
 _KEEPER_WITHIN_S = 30.0
+_DEVICES_WITHIN_S = 50.0
 _NOTHING = Stopped((), (), 0, (), 0.0)
 
 
@@ -37,6 +39,8 @@ class Told:
     begins: Callable[[Start], bool]
     """This is about to be started; False when it is no longer wanted."""
     failed: Callable[[Start, str], None]
+    stops: Callable[[Stop], Awaitable[None]]
+    """Its ranks are about to be stopped: learn what can be learned of them."""
     stopped: Callable[[Stop, Stopped], None]
 
 
@@ -54,13 +58,15 @@ class Work:
         self._rounds: asyncio.Queue[Start | Stop] = asyncio.Queue()
         self._signals: asyncio.Queue[Forward] = asyncio.Queue()
 
-    def do(self, act: Start | Stop) -> None:
-        """Start or stop the ranks of a round, when what was asked for before is done."""
-        self._rounds.put_nowait(act)
+    def do(self, act: Start | Stop | Forward) -> None:
+        """Start or stop the ranks of a round, when what was asked for before is done.
 
-    def forward(self, act: Forward) -> None:
-        """Send a signal, whatever else is being done."""
-        self._signals.put_nowait(act)
+        A signal is sent whatever else is being done.
+        """
+        if isinstance(act, Forward):
+            self._signals.put_nowait(act)
+        else:
+            self._rounds.put_nowait(act)
 
     async def events(self) -> AsyncIterator[KeeperEvent]:
         """What happens to the ranks, through all keepers."""
@@ -117,9 +123,13 @@ class Work:
             self._workplace.show(start.order)
 
     async def _stop(self, stop: Stop) -> None:
+        await self._told.stops(stop)
+        pids = self.keeper.watch.pids()
         try:
             outcome = await self.keeper.stop(stop.grace_s)
         except KeeperLostError:
             outcome = _NOTHING  # nothing outlives its warden
+        devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
+        outcome = replace(outcome, devices=devices)
         self._told.stopped(stop, outcome)
         self._workplace.hide()

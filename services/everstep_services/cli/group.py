@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from everstep import __version__
 from everstep_services.cli.invocation import with_common_options
 
 if TYPE_CHECKING:
@@ -70,10 +71,11 @@ def _did_you_mean(name: str, names: Iterable[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else "; see everstep --help"
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 @click.group(cls=CommandFolder, context_settings={"help_option_names": ["-h", "--help"]})
 @with_common_options
+@click.version_option(__version__, message="everstep %(version)s")
 def everstep() -> None:
     """Keep distributed PyTorch training stepping."""

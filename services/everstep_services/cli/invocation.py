@@ -1,6 +1,6 @@
 """What every command shares: the environment, the options before or after its name."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,8 +53,6 @@ def _option(*names: str, to: str, **rest: Any) -> Callable[[F], F]:
 _COMMON = (
     _option("--config", to="config", type=click.Path(path_type=Path), metavar="FILE",
             help="Read this settings file only."),
-    _option("-o", "--output", to="output", type=click.Choice(FORMATS),
-            help="How to print; a table on a terminal, tab-separated lines elsewhere."),
     _option("--no-color", to="color", is_flag=True, flag_value=False, default=None,
             help="No colour, also on a terminal."),
     _option("--state-dir", to="state_dir", type=click.Path(path_type=Path), metavar="DIR",
@@ -71,13 +69,36 @@ _API = (
 
 def with_common_options(command: F) -> F:
     """Give a command the options that every command has."""
-    for option in reversed(_COMMON):
-        command = option(command)
-    return command
+    said = "How to print; a table on a terminal, tab-separated lines elsewhere."
+    return with_formats(FORMATS, said)(command)
+
+
+def with_formats(formats: Sequence[str], said: str) -> Callable[[F], F]:
+    """Give a command the same options, with formats of its own; `said` is their help."""
+    output = _option("-o", "--output", to="output", type=click.Choice(formats), help=said)
+
+    def decorate(command: F) -> F:
+        for option in reversed((_COMMON[0], output, *_COMMON[1:])):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def with_api_options(command: F) -> F:
     """Give a command the options of those that talk to the API."""
+    return with_common_options(_with_api(command))
+
+
+def with_wide_api_options(command: F) -> F:
+    """Give a command the same options; `-o wide` shows more columns."""
+    said = (
+        "How to print; a table on a terminal, wide for more of it, tab-separated lines elsewhere."
+    )
+    return with_formats((*FORMATS, "wide"), said)(_with_api(command))
+
+
+def _with_api(command: F) -> F:
     for option in reversed(_API):
         command = option(command)
-    return with_common_options(command)
+    return command

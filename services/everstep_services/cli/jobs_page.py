@@ -63,16 +63,35 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
     job = api.get(place)
     rounds = api.get(f"{place}/rounds", {"limit": _SHOWN})["items"]
     incidents = api.get(f"{place}/incidents", {"limit": _SHOWN})["items"]
+    acts = api.get(
+        "facts", {"job": name, "kind": "operator_acted", "order": "desc", "limit": _SHOWN}
+    )
     members = []
     if rounds:
         path = f"{place}/rounds/{rounds[0]['round']}/members"
         members = api.get(path, {"limit": _MEMBERS + 1})["items"]
     if invocation.output in {"json", "jsonl", "name"}:
-        whole = {**job, "last_rounds": rounds, "members": members, "last_incidents": incidents}
+        whole = {
+            **job,
+            "last_rounds": rounds,
+            "members": members,
+            "last_incidents": incidents,
+            "last_acts": [one["body"] for one in acts["items"]],
+        }
         print_record(invocation, "job", whole, "job")
         return
     for line in job_page(job, rounds, members, incidents):
         click.echo(line)
+    for line in acts_page(acts["items"]):
+        click.echo(line)
+
+
+def acts_page(acts: list[Any]) -> Iterator[str]:
+    """The lines about what people asked for."""
+    if acts:
+        yield ""
+        yield "last acts of people"
+        yield from aligned(_act(one["at"], one["body"]) for one in acts)
 
 
 def job_page(
@@ -121,6 +140,7 @@ def _facts(job: Record) -> Iterator[tuple[str, str]]:
     yield "ended", moment(job["ended_at"]) if job["ended_at"] else ""
     yield "nodes", _world(job)
     yield "steps", _steps(job)
+    yield "stalls", _watch(job) if not job["ended_at"] else ""
     left = budgets(job["budgets"])
     yield "restarts", f"{job['restarts'] or 0}{f'; left: {left}' if left else ''}"
 
@@ -140,6 +160,19 @@ def _steps(job: Record) -> str:
     total = f" of {job['total_steps']}" if job["total_steps"] else ""
     again = f", {job['lost_steps']} made again" if job["lost_steps"] else ""
     return f"{job['last_step']}{total}{again}"
+
+
+def _watch(job: Record) -> str:
+    watch = job["watch"]
+    if watch is None:
+        return "nobody has said"
+    on = f" on {cell(watch['node'])}" if watch["node"] and len(watch["nodes"]) > 1 else ""
+    return f"{cell(watch['state'])}{on}: {cell(watch['reason'])}"
+
+
+def _act(at: object, act: Record) -> tuple[object, ...]:
+    what = " ".join(part for part in (cell(act["action"]), cell(act.get("target"))) if part)
+    return moment(at), act["by"], what, act["outcome"], brief(act["reason"])
 
 
 def _round(one: Record) -> tuple[object, ...]:

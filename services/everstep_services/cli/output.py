@@ -24,7 +24,7 @@ def print_records(
     JSON holds the whole records under `items`, with a `schema` that changes when their
     meaning does; the other forms show the columns.
     """
-    match invocation.output or _usual(invocation):
+    match invocation.output or usual():
         case "json":
             print_json({"schema": schema(kind), "items": list(records)})
         case "jsonl":
@@ -33,7 +33,7 @@ def print_records(
         case "name":
             for record in records:
                 click.echo(cell(record.get(columns[0])))
-        case "table":
+        case "table" | "wide":
             print_table(records, columns, color=wants_color(invocation))
         case _:
             for record in records:
@@ -119,6 +119,6 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _usual(invocation: Invocation) -> str:
-    del invocation
+def usual() -> str:
+    """How lists are printed when nobody says."""
     return "table" if is_terminal() else "plain"

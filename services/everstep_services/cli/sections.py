@@ -7,6 +7,7 @@ from everstep.settings import Settings
 SECTIONS = {
     "bus": "everstep.bus.settings:BusSettings",
     "agent": "everstep_services.agent.settings:AgentSettings",
+    "checks": "everstep_services.agent.probes.settings:ChecksSettings",
     "log": "everstep.observe.settings:LogSettings",
     "observe": "everstep.observe.settings:ObserveSettings",
     "history": "everstep_services.history.settings:HistorySettings",

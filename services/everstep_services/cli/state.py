@@ -142,10 +142,6 @@ class StateDir:
             return None
         return running if running.pid == holder.pid else None
 
-    def keep_token(self, token: str) -> None:
-        """Write the token where only this user can read it."""
-        _write(self.token_file, f"{token}\n".encode())
-
     def _holder(self) -> Holder | None:
         try:
             return msgspec.json.decode((self.path / _LOCK).read_bytes(), type=Holder)

@@ -25,6 +25,7 @@ from everstep_services.cli.layout import (
     wall_s,
 )
 from everstep_services.cli.output import cell, print_record
+from everstep_services.cli.stall_story import stall_lines
 
 _LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore", "first_step")
 
@@ -83,12 +84,9 @@ def _only(ids: list[str], job: str, named: str) -> str:
 
 def _who(incident: Record) -> Iterator[str]:
     yield "what happened"
-    primary, stall, verdict = (incident[name] for name in ("primary", "stall", "verdict"))
+    primary, verdict = incident["primary"], incident["verdict"]
     yield f"  {_where(incident)}"
-    if stall is not None:
-        inside = f" in {cell(stall['section'])}" if stall["section"] else ""
-        limit = f"no progress for {span(stall['waited_s'])} (limit {span(stall['limit_s'])})"
-        yield f"  {limit}{inside} {cell(stall['blocked_in'])}".rstrip()
+    yield from stall_lines(incident)
     if primary is not None:
         yield from _exit(primary, incident["job"])
     others = [one for one in incident["exits"] if primary is None or one["n"] != primary["n"]]

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import click
 
 _SPAN = re.compile(r"(\d{1,9})([smhdw])")
+_SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -23,6 +24,14 @@ class Span(click.ParamType[int]):
         if not found or int(found[1]) == 0:
             self.fail(f"{value!r} is no length of time: write 90s, 10m, 2h, 7d or 1w", param, ctx)
         return int(timedelta(**{_UNITS[found[2]]: int(found[1])}).total_seconds())
+
+
+def seconds(text: str) -> float | None:
+    """A length of time as a number of seconds: 1.5s, 30s, 10m, 2h; None for what is none."""
+    found = _SECONDS.fullmatch(text.strip())
+    if found is None:
+        return None
+    return float(found[1]) * timedelta(**{_UNITS[found[2]]: 1}).total_seconds()
 
 
 class Moment(click.ParamType[datetime]):

@@ -188,6 +188,28 @@ class Fleet:
         """How long the observer has been blind, since it began."""
         return self._sight.blind_s
 
+    @property
+    def back_s(self) -> float:
+        """When the observer last ceased to be blind, in sighted seconds."""
+        return self._back_s
+
+    def sighted_s(self, now: float) -> float:
+        """Seconds in which the observer was not blind."""
+        return self._sight.read(now)
+
+    def silences(self, job: str | None, now: float) -> dict[str, tuple[float, bool]]:
+        """How long each node of a job, or of all, is silent, and whether it is lost."""
+        seen_s = self._sight.read(now)
+        found: dict[str, tuple[float, bool]] = {}
+        for name, company in self._companies.items():
+            if job not in {None, name}:
+                continue
+            for is_lost, nodes in ((True, company.lost), (False, company.nodes)):
+                for node, known in nodes.items():
+                    said = (max(0.0, seen_s - known.seen_s), is_lost)
+                    found[node] = min(found.get(node, said), said)
+        return found
+
     def counts(self) -> tuple[int, int, int]:
         """Jobs, nodes that are heard, and nodes that are lost."""
         known = self._companies.values()

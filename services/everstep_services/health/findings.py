@@ -35,6 +35,8 @@ class Returned:
     reason: str
     loss: str
     """The id of the finding that is over."""
+    how: str
+    """As in `node_returned`."""
 
 
 Finding = Lost | Returned
@@ -61,12 +63,15 @@ def returned(loss: str, last: NodeBeat, beat: NodeBeat, away_s: float) -> Return
     """The finding, from the last beat before the loss and the first after it."""
     missed = beat.sequence - last.sequence - 1
     if missed < 0:
-        reason = "its agent was started anew"
+        how, reason = "restarted", "its agent was started anew"
     elif missed < away_s / 2:
+        how = "paused"
         reason = f"its agent was paused: it sent {missed} beats in {away_s:.1f} s"
     else:
-        reason = f"its agent ran on: {missed} beats did not get here"
-    return Returned(id=_id("returned", loss), beat=beat, away_s=away_s, reason=reason, loss=loss)
+        how, reason = "cut_off", f"its agent ran on: {missed} beats did not get here"
+    return Returned(
+        id=_id("returned", loss), beat=beat, away_s=away_s, reason=reason, loss=loss, how=how
+    )
 
 
 def _id(*parts: str) -> str:

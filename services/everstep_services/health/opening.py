@@ -5,35 +5,77 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.errors import BusConfigError
-from everstep.clock import SystemClock
-from everstep.runtime import Parts
+from everstep.bus.ports import Bus
+from everstep.clock import Clock, SystemClock
+from everstep.runtime import Loop, Parts
+from everstep_services.health.answers import Answers
+from everstep_services.health.nodes.deeds import Deeds
+from everstep_services.health.nodes.registrar import Registrar
+from everstep_services.health.records import Records
 from everstep_services.health.service import Observer
 from everstep_services.health.settings import HealthSettings
+from everstep_services.health.teaching import Teacher
+
+
+class Health:
+    """One replica, put together."""
+
+    def __init__(self, settings: HealthSettings, bus: Bus, clock: Clock) -> None:
+        self.records = Records(bus, clock)
+        self.teacher = Teacher(settings.limits, bus, clock, self.records)
+        self.observer = Observer(settings, bus, clock, self.records, self.teacher)
+        self.registrar = Registrar(settings.nodes, bus, clock, self.records, self.observer.nodes)
+        deeds = Deeds(settings.nodes, bus, clock, self.records, self.registrar)
+        self.answers = Answers(
+            bus,
+            clock,
+            self.records,
+            deeds=deeds,
+            observer=self.observer,
+            teacher=self.teacher,
+            registrar=self.registrar,
+        )
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """What is to be run."""
+        observer, teacher = self.observer, self.teacher
+        return (
+            observer.hear_for_ever,
+            observer.follow_jobs_for_ever,
+            observer.follow_stalls_for_ever,
+            observer.follow_recoveries_for_ever,
+            observer.judge_for_ever,
+            teacher.follow_starts_for_ever,
+            teacher.teach_for_ever,
+            self.registrar.keep_for_ever,
+            self.answers.answer_for_ever,
+            self.records.record_for_ever,
+        )
+
+    def statistics(self) -> dict[str, float]:
+        """What it knows and counted so far, for metrics."""
+        return {
+            **self.observer.statistics(),
+            **self.teacher.statistics(),
+            **self.registrar.statistics(),
+            "findings_waiting": float(self.records.waiting),
+        }
 
 
 @asynccontextmanager
 async def opened(
     settings: HealthSettings, bus_settings: BusSettings, spool: Path | None = None
 ) -> AsyncIterator[Parts]:
-    """The observer, whether the bus is there or not: while it is not, nobody is lost.
+    """The replica, whether the bus is there or not: while it is not, nobody is lost.
 
-    Findings wait in `spool`, or below the `spool_dir` of the bus.
+    Facts wait in `spool`, or below the `spool_dir` of the bus.
     """
-    if spool is None and bus_settings.spool_dir is None:
-        raise BusConfigError(
-            "health has nowhere to keep its findings while the bus is away: set spool_dir in "
-            "[bus] to a folder that it may write to"
-        )
+    spool = spool or bus_settings.spool_for("health")
     async with connect(bus_settings, "health", spool=spool, wait=False) as bus:
-        observer = Observer(settings, bus, SystemClock())
+        health = Health(settings, bus, SystemClock())
         yield Parts(
-            loops=(
-                observer.hear_for_ever,
-                observer.follow_jobs_for_ever,
-                observer.judge_for_ever,
-                observer.record_for_ever,
-            ),
+            loops=health.loops,
             checks={"bus": bus.prove},
-            statistics={"health": observer.statistics, "bus": bus.statistics},
+            statistics={"health": health.statistics, "bus": bus.statistics},
         )

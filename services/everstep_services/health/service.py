@@ -1,25 +1,33 @@
 """The observer: hears every beat, asks the domain, records what it finds."""
 
-import asyncio
 import logging
-from collections import Counter, deque
-from itertools import islice
+from collections import Counter
+from typing import Any
 
 from everstep import subjects
-from everstep.bus.errors import SpoolError
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import Fact, JobEnded, NodeBeat, NodeLost, NodeReturned
+from everstep.ids import new_id
+from everstep.messages import (
+    JobEnded,
+    NodeBeat,
+    NodeLost,
+    NodeReturned,
+    ObserverBlinded,
+    RankRecovered,
+    RankStalled,
+    StallLocated,
+)
 from everstep_services.health.domain import Fleet, Limits
-from everstep_services.health.findings import Lost, Returned
+from everstep_services.health.findings import Finding, Lost, Returned
+from everstep_services.health.records import Records
 from everstep_services.health.settings import HealthSettings
+from everstep_services.health.stalls import Located, Locator
+from everstep_services.health.teaching import Teacher
 
 log = logging.getLogger(__name__)
 
 _SOURCE = "health"
-_RECORDED_AT_ONCE = 500
-_UNRECORDED_MOST = 100_000
-_RETRY_S = 1.0
 
 
 class Observer:
@@ -28,30 +36,42 @@ class Observer:
     It keeps nothing. A new one knows a node from its first beat on.
     """
 
-    def __init__(self, settings: HealthSettings, bus: Bus, clock: Clock) -> None:
+    def __init__(
+        self, settings: HealthSettings, bus: Bus, clock: Clock, records: Records, teacher: Teacher
+    ) -> None:
         self._settings = settings
         self._bus = bus
         self._clock = clock
+        self._records = records
+        self._teacher = teacher
         self._fleet = Fleet(_limits(settings))
+        self._locator = Locator(settings.forget_after_s)
         self._beats: Inbox[NodeBeat] | None = None
         self._dropped = 0
-        self._unrecorded: deque[Fact] = deque(maxlen=_UNRECORDED_MOST)
-        self._has_unrecorded = asyncio.Event()
+        self._sighted_blind_s = 0.0
+        self._blinded_by = ""
         self._counts: Counter[str] = Counter()
 
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
         jobs, nodes, lost = self._fleet.counts()
+        names = ("beats", "lost", "returned", "stalls")
         return {
             "jobs": float(jobs),
             "nodes": float(nodes),
             "nodes_lost": float(lost),
-            "findings_waiting": float(len(self._unrecorded)),
             "blind_seconds_total": self._fleet.blind_s,
-            **{
-                f"{name}_total": float(self._counts[name]) for name in ("beats", "lost", "returned")
-            },
+            **{f"{name}_total": float(self._counts[name]) for name in names},
         }
+
+    def silences(self, job: str | None) -> dict[str, tuple[float, bool]]:
+        """How long each node of a job, or of all, is silent, and whether it is lost."""
+        return self._fleet.silences(job, self._clock.now())
+
+    def nodes(self) -> int:
+        """How many nodes are known from their beats."""
+        _, heard, lost = self._fleet.counts()
+        return heard + lost
 
     async def hear_for_ever(self) -> None:
         """Take in every beat of every job."""
@@ -60,7 +80,10 @@ class Observer:
             self._beats = beats
             async for beat in beats:
                 self._counts["beats"] += 1
-                finding = self._fleet.hear(beat, self._clock.now())
+                now = self._clock.now()
+                finding = self._fleet.hear(beat, now)
+                self._locator.hear(beat, self._fleet.sighted_s(now))
+                self._teacher.hear(beat)
                 if finding is not None:
                     self._announce_return(finding)
 
@@ -69,88 +92,127 @@ class Observer:
         async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
             async for fact in ended:
                 self._fleet.end_job(fact.job)
+                self._locator.end_job(fact.job)
+                self._teacher.end_job(fact.job)
+
+    async def follow_stalls_for_ever(self) -> None:
+        """Hear which ranks have stalled, as their agents find."""
+        subject = subjects.fact(None, "rank_stalled")
+        async with self._bus.subscribe(subject, RankStalled) as stalls:
+            async for fact in stalls:
+                self._locator.stalled(fact, self._fleet.sighted_s(self._clock.now()))
+
+    async def follow_recoveries_for_ever(self) -> None:
+        """Hear which of them move again."""
+        subject = subjects.fact(None, "rank_recovered")
+        async with self._bus.subscribe(subject, RankRecovered) as recoveries:
+            async for fact in recoveries:
+                self._locator.recovered(fact)
 
     async def judge_for_ever(self) -> None:
-        """Judge every silence, once a tick."""
+        """Judge every silence and every stall, once a tick."""
         while True:
             await self._clock.sleep(self._settings.tick_s)
-            for finding in self._fleet.judge(self._clock.now(), is_blind=self._is_blind()):
-                self._announce_loss(finding)
-
-    async def record_for_ever(self) -> None:
-        """Bring findings onto our disk. While it is full they wait here, the newest of them."""
-        while True:
-            if not self._unrecorded:
-                self._has_unrecorded.clear()
-                await self._has_unrecorded.wait()
-            batch = list(islice(self._unrecorded, _RECORDED_AT_ONCE))
-            trouble = await self._record(batch)
-            if trouble is not None:
-                log.error("findings_wait count=%d error=%s", len(self._unrecorded), trouble)
-                await self._clock.sleep(_RETRY_S)
-                continue
-            for _ in batch:
-                self._unrecorded.popleft()
-
-    async def _record(self, facts: list[Fact]) -> BaseException | None:
-        """All or none: a fact that is recorded again is the same fact."""
-        trouble: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for fact in facts:
-                    tasks.create_task(self._bus.record(fact))
-        except* SpoolError as errors:
-            trouble = errors.exceptions[0]
-        return trouble
+            now, is_blind = self._clock.now(), self._is_blind()
+            for loss in self._fleet.judge(now, is_blind=is_blind):
+                self._announce_loss(loss)
+            if not is_blind:
+                seen_s = self._fleet.sighted_s(now)
+                for stall in self._locator.judge(seen_s, self._fleet.back_s):
+                    self._announce_stall(stall)
+                self._announce_blindness()
+            self._teacher.forget(self._settings.forget_after_s)
 
     def _is_blind(self) -> bool:
         dropped = 0 if self._beats is None else self._beats.dropped
         missed, self._dropped = dropped - self._dropped, dropped
-        return missed > 0 or self._beats is None or not self._bus.connected
+        if self._beats is None or not self._bus.connected:
+            self._blinded_by = "the bus was away"
+        elif missed > 0:
+            self._blinded_by = f"{missed} beats came faster than they could be read"
+        else:
+            return False
+        return True
 
     def _announce_loss(self, finding: Lost) -> None:
         beat = finding.beat
         log.warning("node_lost job=%s node=%s reason=%r", beat.job, beat.node, finding.reason)
-        self._keep(
-            "lost",
+        self._counts["lost"] += 1
+        self._records.keep(
             NodeLost(
-                id=finding.id,
-                job=beat.job,
-                at=self._clock.wall(),
-                source=_SOURCE,
-                round=beat.round,
-                node=beat.node,
+                **self._about(finding),
                 silence_s=round(finding.silence_s, 3),
                 limit_s=finding.limit_s,
-                reason=finding.reason,
                 blind_s=round(finding.blind_s, 3),
                 slot=beat.slot,
                 last_step=finding.last_step,
-            ),
+            )
         )
 
     def _announce_return(self, finding: Returned) -> None:
         beat = finding.beat
         log.info("node_returned job=%s node=%s reason=%r", beat.job, beat.node, finding.reason)
-        self._keep(
-            "returned",
+        self._counts["returned"] += 1
+        self._records.keep(
             NodeReturned(
-                id=finding.id,
-                job=beat.job,
-                at=self._clock.wall(),
-                source=_SOURCE,
-                round=beat.round,
-                node=beat.node,
+                **self._about(finding),
                 away_s=round(finding.away_s, 3),
-                reason=finding.reason,
                 loss=finding.loss,
-            ),
+                how=finding.how,
+            )
         )
 
-    def _keep(self, what: str, fact: Fact) -> None:
-        self._counts[what] += 1
-        self._unrecorded.append(fact)
-        self._has_unrecorded.set()
+    def _announce_stall(self, found: Located) -> None:
+        log.warning("stall_located job=%s round=%d reason=%r", found.job, found.round, found.reason)
+        self._counts["stalls"] += 1
+        self._records.keep(
+            StallLocated(
+                id=found.id,
+                job=found.job,
+                at=self._clock.wall(),
+                source=_SOURCE,
+                round=found.round,
+                first_ranks=found.first_ranks,
+                nodes=found.nodes,
+                waiting_ranks=found.waiting_ranks,
+                section=found.section,
+                lead_s=found.lead_s,
+                is_certain=found.is_certain,
+                reason=found.reason,
+            )
+        )
+
+    def _announce_blindness(self) -> None:
+        """Said once we see again, if it was long enough to hide the loss of a node."""
+        blind_s = self._fleet.blind_s - self._sighted_blind_s
+        self._sighted_blind_s = self._fleet.blind_s
+        reason = self._blinded_by or "this process got no turn"
+        self._blinded_by = ""
+        if blind_s < self._settings.silence_limit_s:
+            return
+        log.warning("observer_blinded blind_s=%.1f reason=%r", blind_s, reason)
+        self._records.keep(
+            ObserverBlinded(
+                id=new_id(),
+                job=subjects.CLUSTER,
+                at=self._clock.wall(),
+                source=_SOURCE,
+                blind_s=round(blind_s, 3),
+                reason=reason,
+            )
+        )
+
+    def _about(self, finding: Finding) -> dict[str, Any]:
+        """What the fact of every finding says."""
+        return {
+            "id": finding.id,
+            "job": finding.beat.job,
+            "at": self._clock.wall(),
+            "source": _SOURCE,
+            "round": finding.beat.round,
+            "node": finding.beat.node,
+            "reason": finding.reason,
+        }
 
 
 def _limits(settings: HealthSettings) -> Limits:

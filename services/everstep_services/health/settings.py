@@ -1,8 +1,93 @@
-"""The [health] section: how long a node may be silent, and what counts against its loss."""
+"""The [health] section: when a node is lost, how limits are learned, what makes a node suspect."""
 
 from everstep.settings import Settings
 
 _LEAST_SILENCE_S = 2.5
+
+
+class LimitSettings(Settings, frozen=True, kw_only=True):
+    """How the limits past which ranks have stalled are learned."""
+
+    factor: float = 5.0
+    """A limit is so many times the longest that any rank took."""
+    floor_s: float = 120.0
+    """The lowest limit of a section."""
+    cap_s: float = 1800.0
+    """The highest, unless twice the longest is more."""
+    long_floor_s: float = 900.0
+    """The lowest limit of checkpoint and evaluation."""
+    long_cap_s: float = 4 * 3600.0
+    """The highest limit of checkpoint and evaluation, unless twice the longest is more."""
+    first_step_floor_s: float = 1200.0
+    """The lowest limit for everything up to the end of a round's first step."""
+    first_step_cap_s: float = 7200.0
+    """The highest, and the one that holds until a first step was seen."""
+    observations: int = 3
+    """A section must have ended so often on a node; checkpoint and evaluation once."""
+    write_every_s: float = 10.0
+    """How often the limits of a job may change."""
+
+    def __post_init__(self) -> None:
+        if self.factor < 2:
+            raise ValueError(f"factor must be at least 2, got {self.factor:g}")
+        for floor, cap in (
+            ("floor_s", "cap_s"),
+            ("long_floor_s", "long_cap_s"),
+            ("first_step_floor_s", "first_step_cap_s"),
+        ):
+            if not 0 < getattr(self, floor) <= getattr(self, cap):
+                raise ValueError(
+                    f"{floor} must be above 0 and at most {cap}, got "
+                    f"{getattr(self, floor):g} and {getattr(self, cap):g}"
+                )
+        if self.observations < 1 or self.write_every_s <= 0:
+            raise ValueError("observations must be at least 1, write_every_s above 0")
+
+
+class NodeSettings(Settings, frozen=True, kw_only=True):
+    """What makes a node suspect, and when health excludes one, if it may."""
+
+    strikes_limit: int = 3
+    """A node with so many strikes is suspect."""
+    strikes_window_s: float = 7 * 86400.0
+    """How far back strikes count."""
+    check_windows: int = 2
+    """A check must fail in so many windows, without passing in between, to make a node suspect."""
+    check_window_s: float = 300.0
+    """How long such a window is."""
+    distrust_ratio: float = 0.5
+    """A check that fails on this share of the nodes on which it ran counts against nobody …"""
+    distrust_nodes: int = 3
+    """… if they are at least so many."""
+    exclude_ttl_s: float = 86400.0
+    """How long a node is excluded; twice as long with each time that health excludes it again."""
+    exclude_most: int = 3
+    """Health excludes the same node so often within four windows of strikes, and then no more."""
+    breaker_ratio: float = 0.05
+    """The share of all nodes, but at least one, that health may exclude …"""
+    breaker_window_s: float = 3600.0
+    """… within this time. Beyond it, it excludes none until the time has passed once more."""
+    judge_every_s: float = 10.0
+    """How often nodes are judged when nothing new is said of them."""
+
+    def __post_init__(self) -> None:
+        for name in ("strikes_limit", "check_windows", "distrust_nodes", "exclude_most"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("distrust_ratio", "breaker_ratio"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name} must be above 0 and at most 1, got {getattr(self, name):g}"
+                )
+        for name in (
+            "strikes_window_s",
+            "check_window_s",
+            "exclude_ttl_s",
+            "breaker_window_s",
+            "judge_every_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
 
 
 class HealthSettings(Settings, frozen=True, kw_only=True):
@@ -25,6 +110,10 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     """A node that has not been heard for so long is forgotten."""
     inbox_beats: int = 32_768
     """Beats that may wait to be read; beyond it the oldest are dropped, and we are blind."""
+    limits: LimitSettings = LimitSettings()
+    """How limits are learned."""
+    nodes: NodeSettings = NodeSettings()
+    """What makes a node suspect."""
 
     def __post_init__(self) -> None:
         if self.silence_limit_s < _LEAST_SILENCE_S:

@@ -11,7 +11,15 @@ from everstep.messages import Fact
 from everstep.store.changes import Changes, Recorded
 from everstep.store.shapes import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
-from everstep_services.history.claims import actions, incidents, jobs, nodes, ranks, rounds
+from everstep_services.history.claims import (
+    actions,
+    health,
+    incidents,
+    jobs,
+    nodes,
+    ranks,
+    rounds,
+)
 from everstep_services.history.claims.common import Claim
 
 _Heard = list[int]
@@ -22,6 +30,7 @@ _CLAIMS: Mapping[type[Fact], Claim] = {
     **rounds.CLAIMS,
     **ranks.CLAIMS,
     **nodes.CLAIMS,
+    **health.CLAIMS,
     **incidents.CLAIMS,
     **actions.CLAIMS,
 }

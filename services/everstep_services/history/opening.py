@@ -46,9 +46,7 @@ async def opened(
         fact_log, name = FactLog(database, fold), f"{socket.gethostname()}/{os.getpid()}"
         projector = Projector(settings, bus, database, fact_log, news, clock=clock, name=name)
         connectedness = Connectedness(lambda: projector.is_projecting, lambda: bus.connected)
-        context = await make_context(
-            api, database, news, connectedness, clock=clock, blobs=bus.blobs
-        )
+        context = await make_context(api, database, news, connectedness, clock=clock, bus=bus)
         most_bytes = settings.keep_log_bytes
         copier = LogCopier(KeptBlobs(database), bus.blobs, news, clock=clock, most_bytes=most_bytes)
 
@@ -62,11 +60,16 @@ async def opened(
                 projector.poll_for_ever,
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
                 context.gate.write_used_for_ever,
+                context.beats.hear_for_ever,
                 partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
             ),
             drains=(partial(serve_asgi, create_app(context), listener), close_streams),
             checks={"bus": bus.prove, "database": partial(_answers, database)},
-            statistics={"history": projector.statistics, "bus": bus.statistics},
+            statistics={
+                "history": projector.statistics,
+                "history_beats": context.beats.statistics,
+                "bus": bus.statistics,
+            },
         )
         await context.gate.write_used()
 

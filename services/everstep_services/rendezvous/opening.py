@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.errors import BusConfigError
 from everstep.clock import SystemClock
 from everstep.runtime import Parts
 from everstep_services.rendezvous.service import Rendezvous
@@ -20,11 +19,7 @@ async def opened(
 
     What it decided waits in `spool`, or below the `spool_dir` of the bus, for the stream.
     """
-    if spool is None and bus_settings.spool_dir is None:
-        raise BusConfigError(
-            "rendezvous has nowhere to keep what it decided while the bus is away: set spool_dir "
-            "in [bus] to a folder that it may write to"
-        )
+    spool = spool or bus_settings.spool_for("rendezvous")
     async with connect(bus_settings, "rendezvous", spool=spool, wait=False) as bus:
         service = Rendezvous(settings, bus, SystemClock())
         yield Parts(

@@ -132,12 +132,14 @@ class Rendezvous:
 
     async def _watch_bus(self) -> None:
         """After the bus was away, every desk reads again, and its timers start anew."""
+        returns = self._bus.returns
         while True:
             await self._clock.sleep(_LOOK_EVERY_S)
-            if self._bus.connected:
+            if self._bus.connected and self._bus.returns == returns:
                 continue
             log.warning("bus_away nothing is decided until it is back")
             await self._bus.wait_connected()
+            returns = self._bus.returns
             log.info("bus_back jobs=%d", len(self._desks))
             for desk in self._desks.values():
                 desk.start_anew()

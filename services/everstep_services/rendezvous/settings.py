@@ -9,22 +9,26 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     join_within_s: float = 600.0
     """How long a round may take to form before the job gives up, unless the job says otherwise."""
     last_call_s: float = 1.0
-    """Beyond its stop grace, how long a previous holder of a slot is waited for."""
+    """Beyond the job's stop grace, how long a previous holder of a slot is waited for."""
     elastic_wait_s: float = 10.0
     """How long an elastic round waits for more nodes, once it has enough."""
     grow_after_s: float | None = None
     """A running elastic round that could be larger is ended after this time; by default it grows
     when it ends anyway."""
-    stop_grace_s: float = 3.0
-    """From SIGTERM to SIGKILL in a broken round, unless the job says otherwise."""
     crash_evidence_s: float = 0.3
     """How long agents may collect evidence after a crash."""
     stall_evidence_s: float = 5.0
     """How long agents may collect evidence about a stall."""
+    stall_excuse_s: float = 0.5
+    """How long other agents may take to name a rank that a stalled one may wait for."""
     cause_within_s: float = 0.3
     """How long the reports that follow the first may explain it better."""
     save_within_s: float = 60.0
     """How long ranks may take to save before an operator's stop or restart."""
+    save_agree_s: float = 0.5
+    """How long agents may take to say how far their ranks are, before a step is agreed on."""
+    save_lead_s: float = 1.5
+    """How long the order to save after that step may take to reach every rank."""
     probe_after_s: float = 0.1
     """An agent that owes an answer is asked for a sign of life after this time."""
     probe_every_s: float = 1.0

@@ -5,9 +5,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.e2e.scripts.stepping import Steps
+from tests.e2e.scripts.stepping import OptimizerSteps
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-Steps().made_one()
+OptimizerSteps().made_one()
 while not Path(sys.argv[1], "end").exists():
     time.sleep(0.02)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from tests.e2e.scripts.meeting import Meeting
-from tests.e2e.scripts.stepping import Steps
+from tests.e2e.scripts.stepping import OptimizerSteps
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 heard: list[str] = []
@@ -31,7 +31,7 @@ for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
 worker = os.fork()
 if worker == 0:
     work()
-steps, meeting = Steps(), Meeting()
+steps, meeting = OptimizerSteps(), Meeting()
 while not heard:
     steps.made_one()
     time.sleep(0.02)

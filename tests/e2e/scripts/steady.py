@@ -1,6 +1,6 @@
 """Makes steps until the file `end` is there, and goes on from the step that it had reached.
 
-While the file `hold` is there it makes no step.
+While the file `hold` is there it makes no step. With `UNMODIFIED` it does not know the SDK.
 """
 
 import os
@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 from tests.e2e.scripts.meeting import Meeting
-from tests.e2e.scripts.stepping import Steps
+from tests.e2e.scripts.stepping import OptimizerSteps, Steps
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 saved = folder / "step"
-steps = Steps(int(saved.read_text()) if saved.exists() else 0)
+counted = OptimizerSteps if "UNMODIFIED" in os.environ else Steps
+steps = counted(int(saved.read_text()) if saved.exists() else 0)
 print(
     f"rank {rank} of {os.environ['WORLD_SIZE']}, restart", os.environ["TORCHELASTIC_RESTART_COUNT"]
 )

@@ -4,14 +4,13 @@ import atexit
 import os
 import sys
 import threading
-import time
 
 how = sys.argv[1]
 atexit.register(print, "exit handler ran")
 
 
 def late() -> None:
-    time.sleep(0.05)
+    threading.main_thread().join()
     print("thread ended")
 
 

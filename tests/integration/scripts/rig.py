@@ -146,13 +146,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until(what: Any) -> None:
-    """Wait until a condition holds that only the kernel knows of."""
-    async with asyncio.timeout(WITHIN_S):
-        while not what():
-            await asyncio.sleep(0.01)
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -110,9 +110,12 @@ class Keeper:
         return Stopped(done.ranks, done.killed, done.swept, done.left, done.stop_s)
 
     def page(self, rank: int) -> PageReading | None:
-        """What a rank says of itself; also of one that is gone. None before it has begun."""
+        """What a rank says of itself; also of one that is gone.
+
+        None before it has begun, and of one whose page is damaged.
+        """
         known = self.watch.rank(rank)
-        return known.page.read() if known is not None else None
+        return known.reading() if known is not None else None
 
     async def error(self, rank: int) -> ErrorRecord | None:
         """The exception that ended a rank, where it could record one."""

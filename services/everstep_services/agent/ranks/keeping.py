@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.errors import EverstepError
-from trainer_sdk.wire import Command
+from everstep_services.agent.devices import Held
+from trainer_sdk.page import PageView
+from trainer_sdk.wire import Command, Said
 
 Preload = tuple[str, ...] | Literal["auto"]
 StartKind = Literal["warm", "cold"]
@@ -93,6 +95,15 @@ class ScriptEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSaid:
+    """The script of a rank says something by its session."""
+
+    round: int
+    rank: int
+    said: Said
+
+
+@dataclass(frozen=True, slots=True)
 class RankGone:
     """The process of a rank has ended, by itself or because it was stopped."""
 
@@ -144,12 +155,23 @@ KeeperEvent = (
     RankRuns
     | RankStepped
     | ScriptEnded
+    | RankSaid
     | RankGone
     | ForgeReady
     | ForgeUnfit
     | StartRefused
     | KeeperLost
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    """A rank of the present round, as it can be looked at from outside."""
+
+    rank: int
+    pid: int
+    """Its process; 0 when there is none, or it is gone."""
+    page: PageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +187,5 @@ class Stopped:
     left: tuple[int, ...]
     """Process ids that outlived even SIGKILL: the kernel holds them, a device may still, too."""
     stop_s: float
+    devices: Held = field(default_factory=Held)
+    """Accelerator memory that the ranks seem to hold all the same."""

@@ -11,11 +11,13 @@ from everstep_services.agent.ranks.keeping import (
     KeeperEvent,
     RankGone,
     RankRuns,
+    RankSaid,
+    RankSeen,
     RankStepped,
     ScriptEnded,
     StartKind,
 )
-from trainer_sdk.page import PageView, Phase
+from trainer_sdk.page import BadPageError, PageReading, PageView, Phase
 from trainer_sdk.wire import Datagram, Ended, Gone, Spawned, Stepped, Up
 
 
@@ -31,6 +33,13 @@ class WatchedRank:
     stepped: bool = False
     gone: bool = False
     early: list[tuple[Datagram, float]] = field(default_factory=list)
+
+    def reading(self) -> PageReading | None:
+        """What its page says; None before it is opened, or where it cannot be trusted."""
+        try:
+            return self.page.read()
+        except BadPageError:
+            return None
 
 
 class RoundWatch:
@@ -64,6 +73,17 @@ class RoundWatch:
         """What is known of a rank."""
         return self._ranks.get(number)
 
+    def pids(self) -> tuple[int, ...]:
+        """Their processes, also those that are gone."""
+        return tuple(rank.pid for rank in self._ranks.values() if rank.pid)
+
+    def seen(self) -> tuple[RankSeen, ...]:
+        """All of them."""
+        return tuple(
+            RankSeen(number, 0 if rank.gone else rank.pid, rank.page)
+            for number, rank in self._ranks.items()
+        )
+
     def on_datagram(self, octets: bytes, now: float) -> None:
         """A rank says something."""
         try:
@@ -87,13 +107,15 @@ class RoundWatch:
                 self._steps(line.rank, known, line.step, now)
             case Ended():
                 self._events.put_nowait(ScriptEnded(self._round, line.rank, line.code, line.error))
+            case _:
+                self._events.put_nowait(RankSaid(self._round, line.rank, line))
 
     def look(self, now: float) -> None:
         """Read the pages of ranks whose datagram may have been dropped."""
         for number, rank in self._ranks.items():
             if rank.pid == 0 or rank.gone or (rank.runs and rank.stepped):
                 continue
-            reading = rank.page.read()
+            reading = rank.reading()
             if reading is None or reading.phase is Phase.STARTING:
                 continue
             self._runs(number, rank, reading.pid, now)

@@ -1,13 +1,16 @@
 """A real training on three agents: a rank is killed, then a node, and training goes on."""
 
+import importlib.util
 import os
+import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -16,6 +19,7 @@ from everstep_services.cli.demonstration.cluster import Agent, Cluster, last_lin
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_table, wants_color
+from everstep_services.cli.state import StateDir
 
 JOB = "demo"
 _SCRIPT = Path(__file__).with_name("train.py")
@@ -63,6 +67,10 @@ class Story:
 
 def demonstrate(invocation: Invocation, steps: int) -> int:
     """0 when the training recovered twice and came to its end."""
+    if importlib.util.find_spec("torch") is None:
+        raise CliError(f"{sys.executable} has no torch, which the demo trains with: make demo")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ended)
     folder = Path(tempfile.mkdtemp(prefix="everstep-demo-"))
     began = time.monotonic()
     cluster, agents = Cluster(folder), list[Agent]()
@@ -77,6 +85,12 @@ def demonstrate(invocation: Invocation, steps: int) -> int:
         for agent in agents:
             agent.stop()
         cluster.stop()
+
+
+def _ended(number: int, frame: object) -> NoReturn:
+    """What was started is stopped on the way out, as it is after Ctrl-C."""
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _agents(cluster: Cluster, steps: int) -> list[Agent]:
@@ -129,16 +143,24 @@ def _conclude(invocation: Invocation, cluster: Cluster, story: Story, began: flo
     click.echo("\nWhat happened, and where the time went (milliseconds):\n")
     rows = [_row(incident) for incident in incidents]
     print_table(rows, list(rows[0]), color=wants_color(invocation))
-    job, url = _job(story), cluster.running.api
+    job, everstep = _job(story), _everstep(cluster.state)
     click.echo(f"\nThe job is {job['state']} after {job['rounds']} rounds; exit codes {codes}.")
     for incident in incidents:
         click.echo(f"  {incident['story']}")
-    click.echo(f"\nWhy did it die?  GET {url}/api/v1/jobs/{JOB}/incidents")
-    click.echo(f"Look around:     everstep up --state-dir {cluster.state.path}")
-    click.echo(f"Then:            everstep --state-dir {cluster.state.path} job show {JOB}")
+    click.echo("\nThe record stays. Look around, here or at the address that `up` prints:")
+    for words in ("up --detach --api-port 0", f"why {JOB}", f"job show {JOB}", "down"):
+        click.echo(f"  {everstep} {words}")
     click.echo(f"All of it took {time.monotonic() - began:.1f} s.")
     is_good = len(incidents) == 2 and job["state"] == "done" and not any(codes.values())
     return Exit.OK if is_good else Exit.ERROR
+
+
+def _everstep(state: StateDir) -> str:
+    """How this shell starts us, on this state."""
+    found = shutil.which("everstep")
+    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    program = "everstep" if is_ours else Path(sys.executable).with_name("everstep")
+    return f"{program} --state-dir {state.path}"
 
 
 def _row(incident: Mapping[str, Any]) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """A small real training: two layers learn a function, on as many ranks as there are.
 
-It knows nothing of Everstep: `torchrun train.py FOLDER STEPS` runs it as well.
+It knows nothing of Everstep: `torchrun train.py FOLDER STEPS` runs it as well. With a third
+argument it rests for so many seconds after each step.
 """
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,16 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 _SAVE_EVERY = 20
 
 
-def main(folder: Path, steps: int) -> None:
+def main(folder: Path, steps: int, rest_s: float = 0.0) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     # In a function of its own: what still refers to the process group when that is destroyed can
     # keep torch from ever coming to an end.
-    _train(folder / "latest.pt", steps)
+    _train(folder / "latest.pt", steps, rest_s)
     dist.destroy_process_group()
 
 
-def _train(latest: Path, steps: int) -> None:
+def _train(latest: Path, steps: int, rest_s: float) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -41,6 +43,7 @@ def _train(latest: Path, steps: int) -> None:
             _save(latest, model, optimizer, step)
             if step % (5 * _SAVE_EVERY) == 0:
                 print(f"step {step}  loss {loss.item():.4f}")
+        time.sleep(rest_s)
 
 
 def _restore(latest: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -60,4 +63,4 @@ def _save(latest: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))

@@ -18,7 +18,7 @@ _BY_NAME = {name: option for option in OPTIONS for name in spellings(option)}
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-_REPEATED = frozenset({"label"})
+_REPEATED = frozenset({"label", "limit"})
 
 
 class UsageError(CliError):
@@ -35,7 +35,8 @@ class Given:
     values: dict[str, Value] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     """How it was written: `--nnodes` or `PET_NNODES`."""
-    labels: list[str] = field(default_factory=list)
+    repeated: dict[str, list[str]] = field(default_factory=dict)
+    """The texts of options that may be given several times, in order."""
     script: str | None = None
     arguments: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -167,7 +168,7 @@ def _take(
         if note not in given.notes:
             given.notes.append(note)
     if option.to in _REPEATED:
-        given.labels.append(text or "")
+        given.repeated.setdefault(option.to, []).append(text or "")
     if ">" in option.to:
         aliases[option.to] = option
     given.values[option.to] = _converted(option, name, text)
@@ -180,6 +181,12 @@ def _follow(given: Given, name: str, option: Option) -> None:
     value = given.values.pop(name)
     origin = given.origins.pop(name)
     ours = option.help.removeprefix("Taken as ").rstrip(".")
+    if to == "limit":
+        if value not in WORDS_FOR_NONE and value is not None:
+            limits = [f"{ours[8:]}{one}".replace(":", "=") for one in str(value).split(",")]
+            given.repeated[to] = [*limits, *given.repeated.get(to, [])]  # ours win
+            given.notes += [f"{origin} is taken as --limit {one}" for one in limits]
+        return
     if to in given.values:
         given.notes.append(f"{origin} is not used: {given.origins[to]} was given, too")
         return
@@ -221,9 +228,14 @@ def _converted(option: Option, name: str, text: str | None) -> Value:
 
 def _number(option: Option, text: str) -> int | float | None:
     if option.kind == "seconds":
-        found = _SECONDS.fullmatch(text)
-        return float(found[1]) * _UNITS[found[2]] if found else None
+        return seconds(text)
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,15}", text) else None
+
+
+def seconds(text: str) -> float | None:
+    """A time as people write it: `90`, `90s`, `10m`, `2h`; None for anything else."""
+    found = _SECONDS.fullmatch(text.strip().lower())
+    return float(found[1]) * _UNITS[found[2]] if found else None
 
 
 def _expected(option: Option) -> str:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from everstep_services.cli.running.nvrx_options import NVRX
 from everstep_services.cli.running.options import Option, spellings
-from everstep_services.cli.running.own_options import BUS, GENERAL, OWN, PLACEMENT, STARTING
+from everstep_services.cli.running.own_options import BUS, GENERAL, OWN, PLACEMENT, STALLS, STARTING
 from everstep_services.cli.running.torchrun_options import (
     LOGS,
     OTHER,
@@ -38,7 +38,7 @@ EXIT_CODES = (
     (94, "The control plane cannot be reached, and the policy says to end."),
     ("128+N", "Ended by signal N."),
 )
-_ORDER = (RUN, WHERE, RESTARTS, STARTING, LOGS, PLACEMENT, BUS, OTHER, GENERAL)
+_ORDER = (RUN, WHERE, RESTARTS, STALLS, STARTING, LOGS, PLACEMENT, BUS, OTHER, GENERAL)
 
 
 def page(width: int) -> str:

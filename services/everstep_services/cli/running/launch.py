@@ -10,7 +10,6 @@ import msgspec
 from everstep.bus import BusSettings
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
-from everstep.observe.http import listen
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import one_line
@@ -21,7 +20,7 @@ from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.stack.phases import Phases
-from everstep_services.cli.state import StateDir, age_ms
+from everstep_services.cli.state import Running, StateDir, age_ms
 
 NAME = "everstep run"
 
@@ -50,12 +49,15 @@ def _launch(invocation: Invocation, plan: RunPlan) -> int:
     running = state.running()
     if running is not None and running.command == "up" and not plan.standalone:
         settings = agent_login(state, running, plan.job)
+        _tell(plan, running, state)
         return asyncio.run(run_agent(plan, _known(settings), environ))
     return _alone(invocation, plan, environ)
 
 
 def _alone(invocation: Invocation, plan: RunPlan, environ: dict[str, str]) -> int:
-    # Only here: what a bus of one's own needs takes longer to import than an agent does.
+    # Only here: what a bus of one's own needs takes longer to import than an agent does, and a
+    # node has it only with the extras `services` and `dev-server`.
+    from everstep.observe.http import listen
     from everstep_services.cli.stack.standalone import held_for_a_job, run_alone
     from everstep_services.cli.stack.up import Ground, Ready
 
@@ -74,11 +76,15 @@ def _alone(invocation: Invocation, plan: RunPlan, environ: dict[str, str]) -> in
         )
 
         def tell(ready: Ready) -> None:
-            where = f"job {plan.job}: {ready.running.api}/api/v1/jobs/{plan.job}"
-            sys.stderr.write(f"everstep: {where}  (token in {state.token_file})\n")
+            _tell(plan, ready.running, state)
 
         with ground.api, ground.observe:
             return asyncio.run(run_alone(ground, plan, environ, tell))
+
+
+def _tell(plan: RunPlan, running: Running, state: StateDir) -> None:
+    where = f"{running.api}/api/v1/jobs/{plan.job}"
+    sys.stderr.write(f"everstep: job {plan.job}: {where}  (token in {state.token_file})\n")
 
 
 def _load(invocation: Invocation) -> Loaded:

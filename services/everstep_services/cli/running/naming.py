@@ -4,14 +4,14 @@ from pathlib import Path
 
 from everstep.ids import BadNameError, checked_name, new_id
 from everstep_services.agent.plan import Scheduler
-from everstep_services.cli.running import surroundings
+from everstep_services.cli.running import safe_names, surroundings
 from everstep_services.cli.running.arguments import Given, UsageError
 
 
 def labels_of(given: Given) -> dict[str, str]:
     """What --label says."""
     labels: dict[str, str] = {}
-    for text in given.labels:
+    for text in given.repeated.get("label", ()):
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--label {text!r}: write KEY=VALUE, for instance team=vision")
@@ -25,19 +25,19 @@ def job_of(given: Given, scheduler: Scheduler, nodes: int) -> str:
         return named("job", given.text("job"), "--job")
     run_id = given.text("rdzv_id")
     if run_id and run_id != "none":
-        job = surroundings.safe_name(run_id, "job")
+        job = safe_names.safe_name(run_id, "job")
         was = "" if job == run_id else f" ({run_id!r} holds what no id may)"
         given.notes.append(f"the job is called {job}, by {given.origins['rdzv_id']}{was}")
         return job
     if scheduler.job:
-        job = surroundings.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
+        job = safe_names.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
         given.notes.append(f"the job is called {job}; --job NAME gives it another id")
         return job
     if nodes > 1:
         raise UsageError(
             f"{nodes} nodes need an id for the job that they share: give the same --job ID on each"
         )
-    stem = surroundings.safe_name(Path(given.script or "").stem, "job")[:40]
+    stem = safe_names.safe_name(Path(given.script or "").stem, "job")[:40]
     return f"{stem}-{new_id()[-6:]}"
 
 

@@ -8,6 +8,10 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
     "--workers-stop-timeout": ("stop_grace_s", "--stop-grace", "seconds"),
     "--term-timeout": ("preempt_grace_s", "--preempt-grace", "seconds"),
     "--ft-attribution-stop-action": ("stop_on_repeat", "--stop-on-repeat", "text"),
+    "--ft-initial-rank-heartbeat-timeout": ("limit", "--limit first-step=", "text"),
+    "--ft-rank-heartbeat-timeout": ("limit", "--limit step=", "text"),
+    "--ft-rank-section-timeouts": ("limit", "--limit ", "text"),
+    "--ft-rank-out-of-section-timeout": ("limit", "--limit outside=", "text"),
 }
 """Options that have a counterpart: its name in the plan, as typed, and what a value is."""
 
@@ -18,10 +22,8 @@ _HEALTH = "checks of nodes are the agent's: see [health]"
 _NOTED = {
     **dict.fromkeys(
         [
-            "--ft-workload-check-interval", "--ft-initial-rank-heartbeat-timeout",
-            "--ft-rank-heartbeat-timeout", "--ft-rank-section-timeouts",
-            "--ft-rank-out-of-section-timeout", "--ft-safety-factor",
-            "--ft-skip-section-response", "--ft-restart-check-interval",
+            "--ft-workload-check-interval", "--ft-safety-factor", "--ft-skip-section-response",
+            "--ft-restart-check-interval",
         ],
         _DETECTION,
     ),

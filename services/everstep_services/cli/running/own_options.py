@@ -6,6 +6,7 @@ from everstep_services.cli.running.options import Option
 from everstep_services.cli.running.torchrun_options import LOGS, RESTARTS, RUN, WHERE
 
 PLACEMENT, STARTING, BUS, GENERAL = "Placement", "Fast restarts", "The bus", "Every command"
+STALLS = "Stalls and faults"
 
 
 def _option(group: str, *names: str, to: str = "", help: str, **rest: Any) -> Option:
@@ -42,6 +43,14 @@ OWN = (
             metavar="SECONDS", least=0,
             help="From SIGTERM, SIGUSR1 or SIGUSR2 to this process, passed on to the ranks, to "
             "SIGKILL: time to save (600)."),
+    _option(STALLS, "--limit", metavar="NAME=SECONDS",
+            help="How long a rank may go without progress in a section, or in `first-step`, "
+            "`step` (from one to the next) or `outside` (of all sections); may be given several "
+            "times. Else it is learned."),
+    _option(STALLS, "--no-restart-on-stall", to="restart_on_stall", kind="flag", sets=False,
+            help="Only say that a rank has stalled."),
+    _option(STALLS, "--allow-injection", kind="flag",
+            help="Let `everstep inject` and the script make faults on purpose, to test."),
     _option(STARTING, "--warm", kind="flag",
             help="Fork ranks from a process that has imported torch (the default)."),
     _option(STARTING, "--cold", to="warm", kind="flag", sets=False,

@@ -11,13 +11,15 @@ from everstep.bus.settings import BusSettings
 from everstep.messages.jobs import JobSpec
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.plan import Command, RunPlan, Scheduler
+from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running import surroundings
+from everstep_services.cli.running import safe_names, surroundings
 from everstep_services.cli.running.arguments import Given, UsageError
 from everstep_services.cli.running.compatibility import apply_rdzv_conf, nodes_of, notes_of
 from everstep_services.cli.running.consoles import console_choice
 from everstep_services.cli.running.counting import count_ranks
+from everstep_services.cli.running.limits import limits_of
 from everstep_services.cli.running.masking import fingerprint, masked
 from everstep_services.cli.running.naming import allocation_of, job_of, labels_of, named
 from everstep_services.cli.state import StateDir, find_state_dir
@@ -46,7 +48,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
     standalone = _is_standalone(given, spec, bus, state)
     if not given.text("node_id") and agent.node_id is None:
         surroundings.refuse_crowds(environ)
-    node = given.text("node_id") or agent.node_id or surroundings.node_id(environ)
+    node = given.text("node_id") or agent.node_id or safe_names.node_id(environ)
     is_warm = _is_warm(given, agent, command)
     return RunPlan(
         job=job,
@@ -69,11 +71,24 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         preload=_preload(given.text("preload", agent.preload)),
         stop_grace_s=agent.stop_grace_s,
         preempt_grace_s=agent.preempt_grace_s,
+        preempt_signals=agent.preempt_signals,
+        checks=_checks(loaded.section(ChecksSettings), _log_dir(given, agent, state.path)),
+        limits=limits_of(given, agent),
+        scheduler_grace_s=agent.scheduler_grace_s,
+        restart_on_stall=agent.restart_on_stall,
         signals=_signals(given),
         virtual_local_rank=given.has("virtual_local_rank"),
         standalone=standalone,
+        allow_injection=given.has("allow_injection"),
         notes=notes_of(given, environ, spec.ranks_per_node),
     )
+
+
+def _checks(settings: ChecksSettings, log_dir: Path) -> ChecksSettings:
+    """The space for logs counts, too."""
+    import msgspec
+
+    return msgspec.structs.replace(settings, room_paths=(log_dir, *settings.room_paths))
 
 
 def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Loaded]:
@@ -82,7 +97,9 @@ def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Load
         Flag(name, key, given.values.get(value) or None)
         for name, (value, key) in _BUS_FLAGS.items()
     ]
-    loaded = invocation.load({"bus": BusSettings, "agent": AgentSettings}, flags)
+    loaded = invocation.load(
+        {"bus": BusSettings, "agent": AgentSettings, "checks": ChecksSettings}, flags
+    )
     if any(origin != DEFAULT for key, origin in loaded.origins.items() if key.startswith("bus.")):
         return loaded.section(BusSettings), loaded
     return None, loaded

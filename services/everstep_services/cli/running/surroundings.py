@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from everstep.ids import new_id
 from everstep_services.agent.plan import Scheduler
 from everstep_services.cli.running.arguments import UsageError
+from everstep_services.cli.running.safe_names import safe_name
 
 _PLACES = (
     ("GROUP_RANK", "", ""),
@@ -17,7 +18,6 @@ _PLACES = (
 )
 """Where a node's place is looked for, the first that is set wins; one that counts tasks only
 where these two are the same."""
-_LONGEST = 128
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
@@ -39,11 +39,6 @@ def infra_rank(environ: Mapping[str, str]) -> int | None:
         if text and environ.get(tasks) == environ.get(nodes):
             return _whole(name, text, "; correct it, or give --infra-rank")
     return None
-
-
-def node_id(environ: Mapping[str, str]) -> str:
-    """The node's id: Slurm's name for it, else the host name."""
-    return safe_name(environ.get("SLURMD_NODENAME") or socket.gethostname(), "node")
 
 
 def refuse_crowds(environ: Mapping[str, str]) -> None:
@@ -93,12 +88,6 @@ def address_towards(url: str) -> str:
         except OSError:
             pass
     return socket.gethostname()
-
-
-def safe_name(text: str, otherwise: str) -> str:
-    """The text, with what no job, node or file may be called replaced by `-`."""
-    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:_LONGEST]
-    return safe or otherwise
 
 
 def _whole(name: str, text: str, remedy: str) -> int:

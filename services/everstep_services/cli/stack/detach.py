@@ -58,4 +58,5 @@ def _flags(invocation: Invocation, api_port: int | None) -> list[str]:
 
 def _last_lines(state: StateDir) -> str:
     lines = state.log_file.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    return f"up failed: {lines[-1] if lines else 'it said nothing'} (see {state.log_file})"
+    last = lines[-1].removeprefix("everstep: ") if lines else "it said nothing"
+    return f"up failed: {last} (see {state.log_file})"

@@ -1,1 +1,1 @@
-"""REST under `/api/v1`: a read-only view of the tables, a live stream, and the tokens for both."""
+"""REST under `/api/v1`: a view of the tables, a live stream, what people ask for, and tokens."""

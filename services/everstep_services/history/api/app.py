@@ -7,24 +7,39 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from everstep import __version__
-from everstep.bus.ports import Blobs
+from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.kept import KeptBlobs
 from everstep.store.reads import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
-from everstep_services.history.api import facts, incidents, jobs, logs, nodes, status, tokens
+from everstep_services.history.api import (
+    control,
+    facts,
+    incidents,
+    jobs,
+    limits,
+    logs,
+    nodes,
+    operators,
+    ranks,
+    status,
+    tokens,
+)
 from everstep_services.history.api.context import Connectedness, Context
 from everstep_services.history.api.cursors import Cursors
 from everstep_services.history.api.feed import Feed
 from everstep_services.history.api.gate import Gate
 from everstep_services.history.api.guard import Guard
 from everstep_services.history.api.problems import Problem, handle
+from everstep_services.history.beats import Beats
 from everstep_services.history.news import News
 from everstep_services.history.settings import ApiSettings
 
 BASE = "/api/v1"
+PARTS = (jobs, ranks, limits, incidents, logs, nodes, operators, control, facts, tokens, status)
+"""The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
 The record of Everstep: jobs, rounds, incidents, nodes, and the facts that all of it is derived
 from.
@@ -42,7 +57,7 @@ async def make_context(
     connectedness: Connectedness,
     *,
     clock: Clock,
-    blobs: Blobs,
+    bus: Bus,
 ) -> Context:
     """What the endpoints share. The database must have its schema already."""
     now = await log_head(database)
@@ -54,7 +69,8 @@ async def make_context(
         gate=Gate(settings, made, clock),
         feed=Feed(database, news),
         kept=KeptBlobs(database),
-        blobs=blobs,
+        bus=bus,
+        beats=Beats(bus, clock),
         cursors=Cursors(now.secret),
         clock=clock,
         epoch=now.epoch,
@@ -84,7 +100,7 @@ def create_api(context: Context) -> FastAPI:
     )
     api.state.context = context
     handle(api)
-    for part in (jobs, incidents, logs, nodes, facts, tokens, status):
+    for part in PARTS:
         api.include_router(part.router, prefix=BASE)
     _describe_problems(api)
     return api

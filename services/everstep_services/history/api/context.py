@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.bus.ports import Blobs
+from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.kept import KeptBlobs
@@ -17,6 +16,7 @@ from everstep_services.history.api.cursors import Cursors
 from everstep_services.history.api.feed import Feed
 from everstep_services.history.api.gate import Gate
 from everstep_services.history.api.problems import ProblemError
+from everstep_services.history.beats import Beats
 from everstep_services.history.settings import ApiSettings
 
 
@@ -38,7 +38,8 @@ class Context:
     gate: Gate
     feed: Feed
     kept: KeptBlobs
-    blobs: Blobs
+    bus: Bus
+    beats: Beats
     cursors: Cursors
     clock: Clock
     epoch: str
@@ -82,19 +83,5 @@ def requires(scope: Scope) -> Any:
 
 Ctx = Annotated[Context, Depends(get_context)]
 Reader = Annotated[Token, requires("read")]
+Operator = Annotated[Token, requires("operate")]
 Admin = Annotated[Token, requires("admin")]
-
-
-class Paging(BaseModel):
-    """How much of a list, and from where. Parameters that are not known are refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    limit: int = Field(100, ge=1, le=1000, description="The most items of a page.")
-    cursor: str | None = Field(
-        None, max_length=1024, description="`next` of the page before, with the same filters."
-    )
-
-    def question(self, path: str) -> list[object]:
-        """What a cursor belongs to: everything but the page."""
-        return [path, self.model_dump(mode="json", exclude={"limit", "cursor"})]

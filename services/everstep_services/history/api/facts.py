@@ -10,10 +10,11 @@ from sqlalchemy import ColumnElement, select
 from everstep.store import tables
 from everstep.store.instants import to_us
 from everstep.store.reads import Record, facts_page, first, log_head
-from everstep_services.history.api.context import Ctx, Paging, Reader
+from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto import FactOut, PageOf
-from everstep_services.history.api.jobs import LARGEST, NAME, TEXT, Word
 from everstep_services.history.api.live import LiveStream, check_room, start_of
+from everstep_services.history.api.paging import Paging
+from everstep_services.history.api.parameters import LARGEST, NAME, TEXT, Word
 from everstep_services.history.api.problems import not_found, responses
 from everstep_services.history.api.wire import fact_json, facts_json
 

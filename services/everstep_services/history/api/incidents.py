@@ -12,13 +12,14 @@ from everstep.store import tables
 from everstep.store.instants import to_us
 from everstep.store.reads import Order, Record
 from everstep.store.stories import Story, incident_story
-from everstep_services.history.api.context import Context, Ctx, Paging, Reader
+from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto import (
     Action,
     EvidenceOut,
     Incident,
     IncidentDetail,
     LedgerOut,
+    Located,
     PageOf,
     Primary,
     Round,
@@ -27,15 +28,9 @@ from everstep_services.history.api.dto import (
     present,
     shown_exit,
 )
-from everstep_services.history.api.jobs import (
-    LARGEST,
-    NAME,
-    TEXT,
-    JobName,
-    Word,
-    check_known,
-    paged,
-)
+from everstep_services.history.api.jobs import check_known
+from everstep_services.history.api.paging import Paging, paged
+from everstep_services.history.api.parameters import LARGEST, NAME, TEXT, JobName, Word
 from everstep_services.history.api.problems import not_found, responses
 
 router = APIRouter(tags=["incidents"])
@@ -178,6 +173,8 @@ def _detail(story: Story) -> IncidentDetail:
         **_incident(row),
         primary=_primary(story),
         stall=None if story.stall is None else Stall(**present(story.stall)),
+        stalls=[Stall(**present(one)) for one in story.stalls],
+        located=None if story.located is None else Located(**present(story.located)),
         verdict=None if row["verdict_fact"] is None else VerdictOut(**present(row)),
         exits=[shown_exit(one) for one in story.exits],
         evidence=[EvidenceOut(**present(one)) for one in story.evidence],

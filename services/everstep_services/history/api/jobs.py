@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from pydantic import Field
 from sqlalchemy import ColumnElement, Select, select
 
 from everstep.store import tables
 from everstep.store.reads import (
     Order,
-    Page,
     first,
     has_label,
     holds,
@@ -19,7 +18,7 @@ from everstep.store.reads import (
     round_detail,
     round_state,
 )
-from everstep_services.history.api.context import Context, Ctx, Paging, Reader
+from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto import (
     Allocation,
     Exit,
@@ -32,21 +31,18 @@ from everstep_services.history.api.dto import (
     Stall,
     present,
     shown_exit,
+    shown_job,
 )
+from everstep_services.history.api.paging import Paging, paged
+from everstep_services.history.api.parameters import NAME, TEXT, JobName, RoundNumber, Word
 from everstep_services.history.api.problems import ProblemError, not_found, responses
+from everstep_services.history.api.watching import watch_of
 
 router = APIRouter(tags=["jobs"])
 
-NAME = r"^[A-Za-z0-9_-]{1,128}$"
-TEXT = r"^[^\x00-\x1f\x7f]*$"
-LARGEST = 2**53 - 1
-Word = Annotated[str, Field(max_length=256, pattern=TEXT)]
 _MOST_ALLOCATIONS = 100
 _MOST_SHOWN = 1000
 _MOST_EXITS = 200
-
-JobName = Annotated[str, Path(pattern=NAME, description="The job's id.", examples=["llama-8b"])]
-RoundNumber = Annotated[int, Path(ge=0, le=LARGEST, description="The round's number.")]
 
 _SORTS: Mapping[str, Order] = {
     "created": Order((tables.jobs.c.first_n,)),
@@ -115,12 +111,12 @@ async def list_jobs(
     """Jobs, the newest first. A page stays what it is while new jobs begin."""
     query = _jobs().where(*_job_conditions(asked))
     found = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
-    return PageOf[Job](items=[Job(**present(row)) for row in found.rows], next=found.next)
+    return PageOf[Job](items=[Job(**shown_job(row)) for row in found.rows], next=found.next)
 
 
 @router.get("/jobs/{job}", summary="One job", responses=responses(404))
 async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
-    """A job and its allocations."""
+    """A job, whether stalls are looked for in it, and its allocations."""
     row = await first(context.database, _jobs().where(tables.jobs.c.job == job))
     if row is None:
         raise not_found(f"job {job}")
@@ -129,7 +125,8 @@ async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
     newest = Order((allocations.c.first_n, allocations.c.allocation), is_descending=True)
     found = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
     shown = [Allocation(**present(one)) for one in found.rows]
-    return JobDetail(**present(row), allocations=shown)
+    watch = await watch_of(context, row)
+    return JobDetail(**shown_job(row), watch=watch, allocations=shown)
 
 
 @router.get("/jobs/{job}/rounds", summary="A job's rounds", responses=responses(404))
@@ -208,25 +205,6 @@ async def list_exits(
     place = f"/jobs/{job}/rounds/{number}/exits"
     found = await paged(context, query, Order((exits.c.n,)), asked, place)
     return PageOf[Exit](items=[shown_exit(row) for row in found.rows], next=found.next)
-
-
-class Found:
-    """A page, and the cursor for the next one."""
-
-    def __init__(self, rows: Page, next_: str | None) -> None:
-        self.rows = rows.rows
-        self.next = next_
-
-
-async def paged(
-    context: Context, query: Select[Any], order: Order, asked: Paging, path: str
-) -> Found:
-    """The page that was asked for, of any list."""
-    question = asked.question(path)
-    after = None if asked.cursor is None else context.cursors.read(asked.cursor, question)
-    found = await page(context.database, query, order, after, asked.limit)
-    key = found.next_key
-    return Found(found, None if key is None else context.cursors.make(key, question))
 
 
 async def check_known(context: Context, job: str, number: int | None = None) -> None:

@@ -13,7 +13,7 @@ from everstep.messages import BlobRef
 from everstep.store import tables
 from everstep.store.reads import Record, first, round_state
 from everstep_services.history.api.context import Context, Ctx, Reader
-from everstep_services.history.api.jobs import LARGEST, JobName, RoundNumber
+from everstep_services.history.api.parameters import LARGEST, JobName, RoundNumber
 from everstep_services.history.api.problems import ProblemError, not_found, responses
 
 router = APIRouter(tags=["logs"])
@@ -95,7 +95,7 @@ async def _content(context: Context, ref: BlobRef) -> bytes:
         return kept.data
     try:
         async with asyncio.timeout(_FETCH_WITHIN_S):
-            return await context.blobs.get(ref)
+            return await context.bus.blobs.get(ref)
     except BlobMissingError as error:
         why = kept.absent if kept is not None and kept.absent else str(error)
         raise ProblemError(410, "log_gone", f"it was kept once: {why}") from None

@@ -9,9 +9,9 @@ from sqlalchemy import select
 from everstep.store import tables
 from everstep.store.instants import to_us
 from everstep.store.reads import Order
-from everstep_services.history.api.context import Admin, Ctx, Paging
+from everstep_services.history.api.context import Admin, Ctx
 from everstep_services.history.api.dto import NewToken, PageOf, TokenOut, TokenWanted, present
-from everstep_services.history.api.jobs import paged
+from everstep_services.history.api.paging import Paging, paged
 from everstep_services.history.api.problems import not_found, responses
 
 log = logging.getLogger(__name__)

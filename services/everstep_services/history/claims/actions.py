@@ -1,19 +1,17 @@
 """What facts about decisions claim, and what came of them."""
 
-from collections.abc import Mapping, Sequence
-
-import msgspec
+from collections.abc import Mapping
 
 from everstep.messages import ActionDecided, ActionTaken, Fact
 from everstep.store.changes import Changes, Recorded, compact
 from everstep.store.incident_shapes import ACTIONS
 from everstep.store.instants import to_us
 from everstep.store.shapes import JOBS
-from everstep_services.history.claims.common import Claim
+from everstep_services.history.claims.common import Claim, parts
 
 
 def _decided(changes: Changes, one: Recorded, fact: ActionDecided) -> None:
-    budgets = _parts(fact.budgets)
+    budgets = parts(fact.budgets)
     if fact.budgets:
         changes.merge(JOBS, (fact.job,), budgets_n=one.n, budgets=budgets)
     changes.merge(
@@ -30,7 +28,7 @@ def _decided(changes: Changes, one: Recorded, fact: ActionDecided) -> None:
         mode=fact.mode,
         reason=fact.reason,
         budgets=budgets,
-        considered=_parts(fact.considered),
+        considered=parts(fact.considered),
         unknowns=compact(fact.missing),
         rests_on=compact(fact.evidence),
         nodes_out=compact(fact.nodes_out),
@@ -54,10 +52,6 @@ def _taken(changes: Changes, one: Recorded, fact: ActionTaken) -> None:
         outcome_reason=fact.reason,
         took_s=fact.took_s,
     )
-
-
-def _parts(parts: Sequence[msgspec.Struct]) -> str:
-    return compact([msgspec.structs.asdict(part) for part in parts])
 
 
 CLAIMS: Mapping[type[Fact], Claim] = {ActionDecided: _decided, ActionTaken: _taken}

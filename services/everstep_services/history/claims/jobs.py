@@ -67,7 +67,7 @@ def _job_ended(changes: Changes, _one: Recorded, fact: JobEnded) -> None:
 
 
 def _allocation_started(changes: Changes, one: Recorded, fact: AllocationStarted) -> None:
-    changes.merge(JOBS, (fact.job,), live_allocations=1)
+    changes.merge(JOBS, (fact.job,), live_allocations=1, begun_fact=fact.id)
     changes.merge(
         ALLOCATIONS,
         (fact.job, fact.allocation),

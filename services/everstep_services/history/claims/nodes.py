@@ -17,10 +17,11 @@ from everstep.messages import (
     NodeSuspected,
 )
 from everstep.store.changes import Changes, Recorded, compact
+from everstep.store.health_shapes import NODE_CHECKS
 from everstep.store.instants import to_us
 from everstep.store.shapes import ALLOCATIONS, JOBS
 from everstep.subjects import CLUSTER
-from everstep_services.history.claims.common import Claim, about_node
+from everstep_services.history.claims.common import Claim, about_node, parts
 
 
 def _node_joined(changes: Changes, one: Recorded, fact: NodeJoined) -> None:
@@ -72,25 +73,38 @@ def _node_returned(changes: Changes, one: Recorded, fact: NodeReturned) -> None:
 
 
 def _node_suspected(changes: Changes, one: Recorded, fact: NodeSuspected) -> None:
-    _suspicion(changes, one, fact, is_suspect=True)
-
-
-def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
-    _suspicion(changes, one, fact, is_suspect=False)
-
-
-def _suspicion(
-    changes: Changes, one: Recorded, fact: NodeSuspected | NodeCleared, *, is_suspect: bool
-) -> None:
     about_node(
         changes,
         one,
         fact.node,
         suspicion_n=one.n,
-        is_suspect=is_suspect,
+        is_suspect=True,
         suspect_us=to_us(fact.at),
+        suspect_cause=fact.cause,
         suspect_reason=fact.reason,
-        suspicions=int(is_suspect),
+        suspect_class=fact.failure_class or None,
+        strikes=fact.strikes,
+        strikes_limit=fact.strikes_limit,
+        suspicions=1,
+    )
+
+
+def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
+    about_node(
+        changes,
+        one,
+        fact.node,
+        suspicion_n=one.n,
+        is_suspect=False,
+        suspect_us=to_us(fact.at),
+        suspect_cause=None,
+        suspect_reason=fact.reason,
+        suspect_class=None,
+        strikes=None,
+        strikes_limit=None,
+        spared_n=one.n,
+        spared_us=None,
+        spared_reason=None,
     )
 
 
@@ -106,35 +120,50 @@ def _node_checked(changes: Changes, one: Recorded, fact: NodeCheckFinished) -> N
         health_us=to_us(fact.at),
         health_reason=said or None,
     )
+    changes.merge(
+        NODE_CHECKS,
+        (one.n,),
+        id=fact.id,
+        node=fact.node,
+        job=fact.job,
+        at_us=to_us(fact.at),
+        occasion=fact.occasion,
+        is_healthy=fact.is_healthy,
+        took_s=fact.took_s,
+        checks=compact(fact.checks),
+        results=parts(fact.results),
+    )
 
 
 def _node_excluded(changes: Changes, one: Recorded, fact: NodeExcluded) -> None:
     if fact.mode == "observe":  # it was only said
+        spared = {"spared_us": to_us(fact.at), "spared_reason": fact.reason}
+        about_node(changes, one, fact.node, spared_n=one.n, **spared)
         return
-    at_us = to_us(fact.at)
-    ttl_s = fact.ttl_s
-    about_node(
-        changes,
-        one,
-        fact.node,
-        exclusion_n=one.n,
-        is_excluded=True,
-        excluded_us=at_us,
-        excluded_until_us=None if ttl_s is None else at_us + int(ttl_s * 1e6),
-        excluded_by=fact.by,
-        excluded_reason=fact.reason,
-    )
+    until_us = None if fact.ttl_s is None else to_us(fact.at) + int(fact.ttl_s * 1e6)
+    _exclusion(changes, one, fact, is_excluded=True, until_us=until_us)
 
 
 def _node_included(changes: Changes, one: Recorded, fact: NodeIncluded) -> None:
+    _exclusion(changes, one, fact, is_excluded=False, until_us=None)
+
+
+def _exclusion(
+    changes: Changes,
+    one: Recorded,
+    fact: NodeExcluded | NodeIncluded,
+    *,
+    is_excluded: bool,
+    until_us: int | None,
+) -> None:
     about_node(
         changes,
         one,
         fact.node,
         exclusion_n=one.n,
-        is_excluded=False,
+        is_excluded=is_excluded,
         excluded_us=to_us(fact.at),
-        excluded_until_us=None,
+        excluded_until_us=until_us,
         excluded_by=fact.by,
         excluded_reason=fact.reason,
     )

@@ -13,8 +13,9 @@ from everstep.messages import (
     RankStarted,
 )
 from everstep.store.changes import Changes, Recorded, compact
+from everstep.store.health_shapes import STALLS
 from everstep.store.instants import to_us
-from everstep.store.shapes import EXITS, JOBS, MEMBERS, ROUNDS, STALLS
+from everstep.store.shapes import EXITS, JOBS, MEMBERS, ROUNDS
 from everstep_services.history.claims.common import Claim, about_node, blob_text
 
 FAILURES = frozenset({"error", "signal", "out_of_memory", "no_device"})
@@ -92,9 +93,12 @@ def _rank_stalled(changes: Changes, one: Recorded, fact: RankStalled) -> None:
         phase=fact.phase,
         section=fact.section,
         step=fact.step,
+        shown_by=fact.signal,
         blocked_in=fact.blocked_in or None,
+        process_state=fact.process_state or None,
         waited_s=fact.waited_s,
         limit_s=fact.limit_s,
+        limit_source=fact.limit_source,
         is_fatal=fact.is_fatal,
     )
 

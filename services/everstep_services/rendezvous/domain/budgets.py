@@ -1,6 +1,6 @@
 """After a round has failed: whether there is another one, and when."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.messages import Budget, JobSpec, Option
 from everstep_services.rendezvous.settings import RendezvousSettings
@@ -59,8 +59,12 @@ class Judgement:
     """What the next failure will find, the restart counted."""
     delay_s: float = 0.0
     exit_code: int = 1
+    backoff: str = ""
+    """Why it waits, when it does."""
     advice: str = ""
     """Why one should stop, when that is only said."""
+    advice_rule: str = ""
+    """The rule that says so."""
     budgets: tuple[Budget, ...] = ()
     considered: tuple[Option, ...] = ()
     missing: tuple[str, ...] = ()
@@ -95,7 +99,8 @@ def judge(failure: Failure, past: Past, rules: Rules) -> Judgement:
         return Judgement(
             "stop", stop[0], stop[1], past, exit_code=93, budgets=budgets, considered=other
         )
-    return _another(failure, past, rules, budgets, stop[1] if stop else "")
+    rule, advice = (stop[0], stop[1]) if stop is not None else ("", "")
+    return replace(_another(failure, past, rules, budgets, advice), advice_rule=rule)
 
 
 def _another(
@@ -109,11 +114,13 @@ def _another(
     reason = left or "restarts have no limit"
     if not failure.is_counted:
         reason = f"a round that ended by {failure.cause} is not taken from the budget"
+    backoff = ""
     if delay_s:
-        reason += (
-            f"; {past.quick_failures} rounds in a row failed within "
-            f"{rules.settings.quick_s:g} s and without progress: the next waits {delay_s:g} s"
+        backoff = (
+            f"{past.quick_failures} rounds in a row failed within {rules.settings.quick_s:g} s and "
+            f"without progress"
         )
+        reason += f"; {backoff}: the next waits {delay_s:g} s"
     unlikely = f"observe mode: {advice}" if advice else "nothing says that it would fail again"
     missing = () if failure.step is not None else ("the last step: no rank reported one",)
     return Judgement(
@@ -122,6 +129,7 @@ def _another(
         reason,
         past,
         delay_s=delay_s,
+        backoff=backoff,
         advice=advice,
         budgets=budgets,
         considered=(Option(action="stop", rejected=unlikely),),

@@ -3,7 +3,6 @@
 from msgspec.structs import replace
 
 from everstep.messages import (
-    ActionDecided,
     AllocationEnded,
     JobEnded,
     JobSpec,
@@ -19,6 +18,7 @@ from everstep_services.rendezvous.domain.budgets import (
     Rules,
     judge,
 )
+from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
 from everstep_services.rendezvous.domain.turn import Turn
@@ -33,6 +33,9 @@ _ENDS_WITH = {"preempted": "preempted", "operator": "stopped", "done": "done", "
 def end_round(turn: Turn, cause: str, sign: Sign) -> None:
     """The round is over for everybody: its ranks are to be stopped, and another may follow."""
     state, doc = turn.state, turn.state.doc
+    if doc.phase == "forming":
+        told = f"round {doc.round} was over before all of its ranks ran: {sign.reason}"
+        came_of(turn, "failed", told, "restart")
     opened = None
     if cause not in WITHOUT_INCIDENT or doc.incident is not None:
         if doc.incident is None:
@@ -41,7 +44,7 @@ def end_round(turn: Turn, cause: str, sign: Sign) -> None:
             incidents.broke_again(turn, sign)
             opened = state.doc.incident
     _say_ended(turn, cause, sign, opened.id if opened else None)
-    state.set(stop_order=turn.now.new_id(), planned=None)
+    state.set(stop_order=turn.now.new_id(), planned=None, saving=None, stalls=())
     for seat in state.in_stage(*AT_WORK):
         state.put(replace(seat, stage="stopping" if seat.instance else "gone"))
     state.enter("ending", sign.reason, turn.now.wall)
@@ -72,12 +75,17 @@ def decide(turn: Turn) -> None:
         end_job(turn, state, found.exit_code, f"{incident.reason}; {found.reason}")
         return
     turn.state.set(incident=replace(incident, is_decided=True, delay_s=found.delay_s))
+    if found.delay_s:
+        after = f"{found.backoff}; the last one: {incident.reason}"
+        number = turn.state.doc.round + 1
+        turn.say_waiting("backoff", f"waits {found.delay_s:g} s before round {number}: {after}")
 
 
 def end_job(turn: Turn, state: str, exit_code: int, reason: str) -> None:
     """Over for good: whoever is here is sent away."""
     doc = turn.state.doc
     incident = doc.incident
+    came_of(turn, "done", f"every agent is told to leave with code {exit_code}", "stop")
     if state != "done":
         incidents.close(turn, "failed" if state == "failed" else "stopped", reason, "decide_s")
     reached = [step for step in (doc.last_step, doc.round_step) if step is not None]
@@ -95,13 +103,23 @@ def end_job(turn: Turn, state: str, exit_code: int, reason: str) -> None:
 
 def end_allocation(turn: Turn, exit_code: int, reason: str) -> None:
     """Over for now: the job may go on in another allocation."""
+    came_of(turn, "failed", reason)
     incidents.close(turn, "failed", reason, "rendezvous_s")
     _send_away(turn, "stopped", exit_code, reason)
+
+
+def end_preempted(turn: Turn, reason: str) -> None:
+    """All of its nodes are taken away: the job goes on in another allocation."""
+    incident = turn.state.doc.incident
+    _say_ended(turn, "preempted", Sign("preempted", reason), incident.id if incident else None)
+    incidents.close(turn, "preempted", reason, "other_s")
+    _send_away(turn, "stopped", PREEMPTED, reason)
 
 
 def finish(turn: Turn) -> None:
     """Every rank of the round has exited with 0."""
     doc = turn.state.doc
+    came_of(turn, "done", "the round came to its good end")
     incidents.close(turn, "recovered", "the round came to its good end", "first_step_s")
     reason = f"every rank of round {doc.round} exited with 0"
     _say_ended(turn, "done", Sign("done", reason), None)
@@ -153,7 +171,9 @@ def _abandoned(turn: Turn, cause: str, reason: str) -> None:
 
 def _send_away(turn: Turn, phase: str, exit_code: int, reason: str) -> None:
     state = turn.state
-    state.set(exit_code=exit_code, stop_order=turn.now.new_id(), planned=None)
+    came_of(turn, "overtaken", reason)
+    state.set(exit_code=exit_code, stop_order=turn.now.new_id())
+    state.set(planned=None, saving=None, stalls=())
     for seat in [seat for seat in state.seats if seat.stage == "gone" or not seat.instance]:
         state.drop(seat.node)
     for seat in state.in_stage(*AT_WORK):
@@ -243,22 +263,21 @@ def _say_decided(
     gone = tuple(seat.node for seat in turn.state.in_stage("gone"))[:100]
     took_s = turn.since("phase", doc.round, "ending")
     if found.advice:
-        turn.fact(
-            ActionDecided,
-            action="stop",
-            reason=found.advice,
-            rule="stop.same_fingerprint",
-            mode="observe",
+        only_say(
+            turn,
+            "stop",
+            found.advice,
+            rule=found.advice_rule,
             incident=incident,
             evidence=(trigger_fact,) if trigger_fact else (),
             considered=(Option(action="restart", rejected="it is likely to fail again"),),
             budgets=found.budgets,
             took_s=took_s,
         )
-    turn.fact(
-        ActionDecided,
-        action=found.action,
-        reason=f"{reason}; {found.reason}",
+    decide_to(
+        turn,
+        found.action,
+        f"{reason}; {found.reason}",
         rule=found.rule,
         incident=incident,
         evidence=(trigger_fact,) if trigger_fact else (),

@@ -2,21 +2,22 @@
 
 from msgspec.structs import replace
 
-from everstep.messages import Member, Replacement, RoundFormed, RoundWaiting, Seat, StandBy
+from everstep.messages import Member, Replacement, RoundFormed, Seat, StandBy
 from everstep_services.rendezvous.domain import incidents
-from everstep_services.rendezvous.domain.ending import NOT_ENOUGH_NODES, decide, end_allocation
+from everstep_services.rendezvous.domain.decisions import came_of
+from everstep_services.rendezvous.domain.ending import decide
 from everstep_services.rendezvous.domain.incidents import CONSEQUENCE
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
     assign,
     largest_size,
-    obstacle,
 )
+from everstep_services.rendezvous.domain.recalling import may_be_recalled
 from everstep_services.rendezvous.domain.turn import Turn
+from everstep_services.rendezvous.domain.waiting import wait
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
-_NAMED_MOST = 100
 
 
 def try_form(turn: Turn) -> None:
@@ -32,7 +33,7 @@ def try_form(turn: Turn) -> None:
         return
     if size:
         turn.wake_in(wait_s)
-    _wait(turn, candidates, world)
+    wait(turn, candidates, world, size)
 
 
 def world_of(turn: Turn) -> World:
@@ -60,7 +61,9 @@ def _is_settled(turn: Turn) -> bool:
         return True
     owing = turn.state.count("stopping")
     trigger = doc.incident.trigger if doc.incident else "operator"
-    patience_s = turn.grace_s + turn.evidence_s(trigger) + turn.settings.last_call_s
+    patience_s = (
+        turn.state.doc.spec.stop_grace_s + turn.evidence_s(trigger) + turn.settings.last_call_s
+    )
     _decide_in_time(turn, owing, patience_s)
     if turn.state.doc.phase != "ending":
         return False
@@ -100,6 +103,8 @@ def _wait_s(turn: Turn, size: int, world: World) -> float:
     doc = turn.state.doc
     if not size:
         return 0.0
+    if may_be_recalled(turn):  # whoever runs the newest round on is only late
+        return turn.settings.elastic_wait_s - turn.since("recalled", doc.round)
     if size >= (doc.slots or world.most) or size >= world.most:
         return _first_call_s(turn, world)
     return turn.settings.elastic_wait_s - turn.since("enough", doc.round, doc.allocation)
@@ -131,6 +136,7 @@ def _form(turn: Turn, candidates: list[Candidate], size: int) -> None:
     waited_s = turn.since("form", doc.round, doc.allocation)
     state.replace_all(seats)
     incidents.formed(turn)
+    came_of(turn, "done", f"{size} nodes are here after {waited_s:.1f} s", "wait")
     _enter_round(turn, size)
     _say_formed(turn, before, waited_s, is_first=not before)
     _order(turn)
@@ -160,6 +166,8 @@ def _enter_round(turn: Turn, size: int) -> None:
         first_step=None,
         round_step=None,
         planned=None,
+        saving=None,
+        stalls=(),
     )
     again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
     state.enter(
@@ -228,54 +236,3 @@ def _order(turn: Turn) -> None:
     for seat in state.in_stage("idle"):
         stand_by = StandBy(id=doc.start_order, job=doc.job, round=doc.round, reason=doc.reason)
         turn.send(stand_by, seat)
-
-
-def _wait(turn: Turn, candidates: list[Candidate], world: World) -> None:
-    doc = turn.state.doc
-    waited_s = turn.since("form", doc.round, doc.allocation)
-    left_s = turn.join_within_s - waited_s
-    here = {candidate.node for candidate in candidates}
-    missing = tuple(seat.node for seat in turn.state.members if seat.node not in here)
-    missing = missing[:_NAMED_MOST]
-    needed = min(world.sizes(), default=world.least)
-    stands = obstacle(candidates, world)
-    if left_s <= 0:
-        names = f"; missing: {', '.join(missing)}" if missing else ""
-        end_allocation(
-            turn,
-            NOT_ENOUGH_NODES,
-            f"round {doc.round + 1}: {len(candidates)} of {needed} nodes joined within "
-            f"{turn.join_within_s:g} s{names}. {stands or 'Start their agents'}, or allow fewer "
-            f"nodes with --nnodes MIN:MAX",
-        )
-        return
-    turn.wake_in(left_s)
-    if doc.phase == "ending":
-        turn.state.enter("joining", doc.reason, turn.now.wall)
-        turn.since("phase", doc.round, "joining")
-    _say_waiting(turn, len(candidates), needed, missing, stands)
-
-
-def _say_waiting(
-    turn: Turn, joined: int, needed: int, missing: tuple[str, ...], stands: str
-) -> None:
-    doc = turn.state.doc
-    waited_s = turn.since("form", doc.round, doc.allocation)
-    said = f"{','.join(missing)}|{stands}|{needed}"
-    if said == doc.waiting:
-        return
-    if waited_s < turn.settings.say_waiting_after_s:
-        turn.wake_in(turn.settings.say_waiting_after_s - waited_s)
-        return
-    reason = stands or f"{joined} of {needed} nodes are here"
-    turn.fact(
-        RoundWaiting,
-        joined=joined,
-        needed=needed,
-        waited_s=waited_s,
-        limit_s=turn.join_within_s,
-        missing=missing,
-        reason=reason,
-        round=doc.round + 1,
-    )
-    turn.state.set(waiting=said, reason=reason)

@@ -11,7 +11,17 @@ from everstep.messages import (
     Report,
     RoundDocument,
 )
-from everstep_services.rendezvous.domain import incidents, joining, losses, operators, reports
+from everstep_services.rendezvous.domain import (
+    incidents,
+    joining,
+    losses,
+    operators,
+    preempting,
+    recalling,
+    reports,
+    saving,
+    stalling,
+)
 from everstep_services.rendezvous.domain.admission import Refusal
 from everstep_services.rendezvous.domain.ending import close_allocations, end_round
 from everstep_services.rendezvous.domain.events import (
@@ -95,6 +105,7 @@ class Job:
 def _stamp(turn: Turn) -> None:
     """Start the clock of whatever this replica sees for the first time."""
     doc = turn.state.doc
+    turn.since("awake")
     turn.since("phase", doc.round, doc.phase)
     if doc.phase in {"forming", "running"}:
         turn.since("lived", doc.round)
@@ -143,7 +154,11 @@ def _reply(turn: Turn, event: Event, found: _Settled) -> Message | None:
 def _settle(turn: Turn) -> None:
     """Everything that follows from the state alone, whatever brought it about."""
     reports.settle(turn)
-    operators.settle(turn)
+    recalling.settle(turn)
+    stalling.settle(turn)
+    saving.agree(turn)
+    preempting.settle(turn)
+    saving.settle(turn)
     operators.dismiss(turn)
     if turn.state.doc.phase in {"joining", "ending"}:
         try_form(turn)

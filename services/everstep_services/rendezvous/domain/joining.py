@@ -1,8 +1,11 @@
 """Agents that come, come back, and go."""
 
+import dataclasses
+
 from msgspec.structs import replace
 
 from everstep.messages import (
+    AwaitRound,
     Done,
     JobChanged,
     JobStarted,
@@ -11,10 +14,12 @@ from everstep.messages import (
     Leave,
     NodeLeft,
     NodeRefused,
+    Option,
     StandBy,
     StartRanks,
     StopRanks,
 )
+from everstep_services.rendezvous.domain import saving
 from everstep_services.rendezvous.domain.admission import (
     Refusal,
     changed_fields,
@@ -22,11 +27,14 @@ from everstep_services.rendezvous.domain.admission import (
     refusal,
     reopens,
 )
-from everstep_services.rendezvous.domain.ending import PREEMPTED, close_allocations
+from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
+from everstep_services.rendezvous.domain.ending import PREEMPTED, RETRYABLE, close_allocations
 from everstep_services.rendezvous.domain.events import Probe
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.losses import fell_away
-from everstep_services.rendezvous.domain.seating import is_adoptable, take
+from everstep_services.rendezvous.domain.operators import dismissal
+from everstep_services.rendezvous.domain.recalling import is_adoptable, may_be_recalled, recall
+from everstep_services.rendezvous.domain.seating import take
 from everstep_services.rendezvous.domain.state import OVER
 from everstep_services.rendezvous.domain.turn import Turn
 
@@ -34,6 +42,8 @@ _REFUSALS_KEPT = 1000
 _CHECKING_S = 0.2
 _NEEDED_LATER_S = 2.0
 _ALIVE_FOR_S = 2.0
+_UNFIT = frozenset({"unhealthy", "excluded"})
+"""Why a node is refused that may be welcome later."""
 
 
 def join(turn: Turn, ask: Join) -> Refusal | None:
@@ -42,16 +52,19 @@ def join(turn: Turn, ask: Join) -> Refusal | None:
     if state.doc.phase in OVER and not _reopened(turn, ask):
         return job_over(turn)
     ask = _in_its_allocation(turn, ask)
+    recall(turn, ask)
     no = _not_the_only_one(turn, ask) or _known_job(turn, ask) or _outlived(turn, ask)
     if no is None:
         take(turn, ask)
+        turn.memory.forget("unfit", ask.instance)
+        _say_tolerated(turn, ask)
         return None
     seat = state.seat(ask.node)
     if no.cause not in {"duplicate", "stale"}:
         _say_refused(turn, ask, no)
         if seat is not None and seat.instance == ask.instance:
             fell_away(turn, seat, Sign("node_left", no.reason, node=seat.node))
-    return no
+    return _given_up(turn, ask, no) if no.cause in _UNFIT else no
 
 
 def answer(turn: Turn, ask: Join, no: Refusal | None) -> Joined:
@@ -73,18 +86,22 @@ def answer(turn: Turn, ask: Join, no: Refusal | None) -> Joined:
         exit_code = doc.exit_code if doc.phase in OVER else None
         return Joined(round=doc.round, is_accepted=True, reason=doc.reason, exit_code=exit_code)
     if seat.is_leaving and seat.stage == "idle":
-        return Joined(round=doc.round, is_accepted=True, reason="replaced", exit_code=0)
+        code, reason = dismissal(turn, seat)
+        return Joined(round=doc.round, is_accepted=True, reason=reason, exit_code=code)
     is_member = seat.slot is not None and doc.phase in {"forming", "running", "ending"}
     is_spare = seat.slot is None and doc.phase in {"forming", "running"}
     given = turn.order_for(seat) if seat.stage == "stopping" or is_member or is_spare else None
     waits = seat.stage == "idle" and is_member
+    told: StartRanks | StopRanks | StandBy | AwaitRound | None = turn.await_order()
+    if isinstance(given, StartRanks | StopRanks | StandBy) and not waits:
+        told = given
     return Joined(
         round=doc.round,
         is_accepted=True,
         reason=doc.reason,
         standing="member" if is_member and not waits else "spare" if is_spare else "waiting",
         slot=seat.slot if is_member else None,
-        order=given if isinstance(given, StartRanks | StopRanks | StandBy) and not waits else None,
+        order=told,
     )
 
 
@@ -101,6 +118,8 @@ def leave(turn: Turn, ask: Leave) -> Done:
         slot=seat.slot,
         exit_code=ask.exit_code,
     )
+    saving.left(turn, seat, ask)
+    seat = turn.state.seat(ask.node) or seat
     cause = "preempted" if ask.cause == "preempted" else "node_left"
     fell_away(turn, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
     exit_code = ask.exit_code if ask.exit_code is not None else PREEMPTED
@@ -198,7 +217,7 @@ def _outlived(turn: Turn, ask: Join) -> Refusal | None:
         return None
     if running > doc.round:
         return None  # it knows more than we do: our document was lost
-    if running == doc.round and seat is None and is_adoptable(turn, ask):
+    if running == doc.round and seat is None and (may_be_recalled(turn) or is_adoptable(turn, ask)):
         return None
     is_its_own = seat is not None and seat.instance == ask.instance and seat.slot is not None
     if running == doc.round and is_its_own and seat is not None and seat.stage != "absent":
@@ -207,12 +226,43 @@ def _outlived(turn: Turn, ask: Join) -> Refusal | None:
     return Refusal("stale", text, retry_after_s=_CHECKING_S)
 
 
+def _given_up(turn: Turn, ask: Join, no: Refusal) -> Refusal:
+    """Unfit for as long as a round may take to form, while none runs: another node may do."""
+    if turn.state.doc.phase != "joining":
+        turn.memory.forget("unfit", ask.instance)
+        return no
+    if turn.since("unfit", ask.instance) < turn.join_within_s:
+        return no
+    reason = f"{no.reason}; so it was for {turn.join_within_s:g} s: requeue the job elsewhere"
+    return dataclasses.replace(no, reason=reason, exit_code=RETRYABLE)
+
+
+def _say_tolerated(turn: Turn, ask: Join) -> None:
+    """It is excluded, and exclusions only observe."""
+    found, key = turn.control.exclusion(ask.node, turn.now.wall), f"{ask.node} exclude.observe"
+    if found is None or key in turn.state.doc.refused:
+        return
+    _note(turn, key)
+    reason = f"{ask.node} is excluded by {found.by}: {found.reason}; exclusions only observe"
+    only_say(turn, "exclude", reason, rule="exclude.observe", nodes_out=(ask.node,))
+
+
 def _say_refused(turn: Turn, ask: Join, no: Refusal) -> None:
     """Once a cause, not once an attempt."""
     doc, key = turn.state.doc, f"{ask.node} {no.cause}"
     if key in doc.refused:
         return
-    turn.state.set(refused=(*doc.refused, key)[-_REFUSALS_KEPT:])
+    _note(turn, key)
+    if no.cause == "excluded":
+        decide_to(
+            turn,
+            "exclude",
+            no.reason,
+            rule="exclude.control",
+            considered=(Option(action="observe", rejected="no brake is on: exclusions bind"),),
+            nodes_out=(ask.node,),
+        )
+        came_of(turn, "done", f"{ask.node} was not let in", "exclude")
     turn.fact(
         NodeRefused,
         node=ask.node,
@@ -221,3 +271,8 @@ def _say_refused(turn: Turn, ask: Join, no: Refusal) -> None:
         checks=no.checks,
         retry_after_s=no.retry_after_s,
     )
+
+
+def _note(turn: Turn, key: str) -> None:
+    """It need not be said again."""
+    turn.state.set(refused=(*turn.state.doc.refused, key)[-_REFUSALS_KEPT:])

@@ -1,5 +1,7 @@
 """What people, health, attribution and the catalog may ask for."""
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from everstep.messages import (
@@ -16,22 +18,28 @@ from everstep.messages import (
     RequestSave,
     RestartJob,
     RunChecks,
-    SaveCheckpoint,
     Seat,
     StopJob,
 )
 from everstep.messages.documents import PlannedEnd
-from everstep_services.rendezvous.domain.ending import end_job, end_round
-from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain import saving
+from everstep_services.rendezvous.domain.ending import RETRYABLE, end_job
+from everstep_services.rendezvous.domain.forming import candidate_of, world_of
+from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
 from everstep_services.rendezvous.domain.turn import Turn
 
-Request = (
-    StopJob | RestartJob | DrainNode | RequestSave | RequestEvidence | RequestChecks | RequestCopy
-)
+Deed = StopJob | RestartJob | DrainNode | RequestSave | RequestChecks
+"""What is on record with who asked for it."""
+Request = Deed | RequestEvidence | RequestCopy
+_ACTIONS: Mapping[type[Deed], str] = {
+    StopJob: "stop_job",
+    RestartJob: "restart_job",
+    DrainNode: "drain_node",
+    RequestSave: "save",
+    RequestChecks: "check_nodes",
+}
 _DO_NOT_RESTART = 93
-DISMISSED = 0
-"""What the agent of a drained node exits with: another code would end the whole Slurm step."""
 
 
 def request(turn: Turn, ask: Request) -> Done:
@@ -51,23 +59,6 @@ def _pass_on(turn: Turn, ask: RequestEvidence | RequestChecks | RequestCopy) -> 
     return _checks(turn, ask) if isinstance(ask, RequestChecks) else _copy(turn, ask)
 
 
-def settle(turn: Turn) -> None:
-    """End the round when those who were to save have had their time."""
-    doc = turn.state.doc
-    planned = doc.planned
-    if planned is None or doc.phase not in {"forming", "running"}:
-        return
-    left_s = planned.within_s - turn.since("planned", doc.round)
-    if left_s > 0:
-        turn.wake_in(left_s)
-        return
-    turn.memory.forget("planned", doc.round)
-    sign = Sign(planned.cause, planned.reason, node=planned.node)
-    end_round(turn, planned.cause, sign)
-    if planned.exit_code is not None:
-        end_job(turn, "stopped", planned.exit_code, planned.reason)
-
-
 def dismiss(turn: Turn) -> None:
     """Send away the nodes that are to be replaced, as soon as none of their ranks is left."""
     doc = turn.state.doc
@@ -75,95 +66,117 @@ def dismiss(turn: Turn) -> None:
         if doc.phase in OVER or turn.memory.known("dismissed", seat.instance) is not None:
             continue
         turn.since("dismissed", seat.instance)
+        exit_code, reason = dismissal(turn, seat)
         order = LeaveJob(
             id=turn.now.new_id(),
             job=doc.job,
             round=doc.round,
-            reason=f"{seat.node} is replaced",
-            exit_code=DISMISSED,
+            reason=reason,
+            exit_code=exit_code,
             state="excluded",
         )
         turn.send(order, seat)
 
 
+def dismissal(turn: Turn, seat: Seat) -> tuple[int, str]:
+    """What the agent of a node that is to go exits with, and why.
+
+    0 where the others can go on: any other code would end a whole Slurm step.
+    """
+    stay = [one for one in turn.state.seats if one.stage != "gone" and not one.is_leaving]
+    if largest_size([candidate_of(one) for one in stay], world_of(turn)):
+        return 0, f"{seat.node} is replaced"
+    return RETRYABLE, f"{seat.node} is to go, and the job needs another node: requeue it"
+
+
 def _stop(turn: Turn, ask: StopJob) -> Done:
     doc = turn.state.doc
     if doc.phase in OVER:
-        return _acted(turn, ask.by, "stop_job", "", ask.reason, "it was over already")
+        return _refused(turn, ask, f"the job is over already: {doc.reason}")
+    within_s = _save_time(turn, ask.save_first)
+    left = f"the job is stopped, and its agents exit with {_DO_NOT_RESTART}"
+    done = _accepted(turn, ask, f"{_ends(turn, within_s)}; {left}")
     reason = f"{ask.by} stopped the job: {ask.reason}"
-    done = _acted(turn, ask.by, "stop_job", "", ask.reason, "")
-    _end(turn, reason, save=ask.save_first, then_stop=True, exit_code=_DO_NOT_RESTART)
+    if doc.phase in {"forming", "running"}:
+        _end(turn, reason, within_s, exit_code=_DO_NOT_RESTART)
+    else:
+        end_job(turn, "stopped", _DO_NOT_RESTART, reason)
     return done
 
 
 def _restart(turn: Turn, ask: RestartJob) -> Done:
     doc = turn.state.doc
     if ask.round != doc.round or doc.phase not in {"forming", "running"}:
-        refused = f"round {ask.round} does not run: the job is at round {doc.round}, {doc.phase}"
-        return _acted(turn, ask.by, "restart_job", "", ask.reason, refused)
+        why = f"round {ask.round} does not run: the job is at round {doc.round}, {doc.phase}"
+        return _refused(turn, ask, why)
+    within_s = _save_time(turn, ask.save_first)
+    free = "another one follows, and costs nothing of the restart budget"
+    left = f", without {', '.join(ask.without_nodes)}" if ask.without_nodes else ""
+    done = _accepted(turn, ask, f"{_ends(turn, within_s)}; {free}{left}")
     for node in ask.without_nodes:
         seat = turn.state.seat(node)
         if seat is not None:
             turn.state.put(replace(seat, is_leaving=True))
-    done = _acted(turn, ask.by, "restart_job", " ".join(ask.without_nodes), ask.reason, "")
-    reason = f"{ask.by} asked for another round: {ask.reason}"
-    _end(turn, reason, save=ask.save_first, then_stop=False, exit_code=None)
+    _end(turn, f"{ask.by} asked for another round: {ask.reason}", within_s)
     return done
 
 
 def _drain(turn: Turn, ask: DrainNode) -> Done:
     seat = turn.state.seat(ask.node)
-    if seat is None or turn.state.doc.phase in OVER:
-        return _acted(turn, ask.by, "drain_node", ask.node, ask.reason, "it is not here")
-    done = _acted(turn, ask.by, "drain_node", ask.node, ask.reason, "")
+    if turn.state.doc.phase in OVER:
+        return _refused(turn, ask, f"the job is over already: {turn.state.doc.reason}")
+    if seat is None:
+        return _refused(turn, ask, f"{ask.node} takes no part in the job")
     turn.state.put(replace(seat, is_leaving=True))
-    if seat.stage in AT_WORK:
-        reason = f"{ask.by} drains {ask.node}: {ask.reason}"
-        within_s = ask.within_s or 0.0
-        if within_s:
-            _order_save(turn, reason, within_s=within_s, then_stop=False)
-        planned = PlannedEnd(cause="operator", reason=reason, within_s=within_s, node=ask.node)
-        turn.state.set(planned=planned)
-        settle(turn)
+    exit_code, _ = dismissal(turn, seat)
+    left = f"{ask.node} leaves, and its agent exits with {exit_code}"
+    rest = "the others go on without it" if exit_code == 0 else "the job then needs another node"
+    if seat.stage not in AT_WORK:
+        return _accepted(turn, ask, f"{left}; {rest}")
+    within_s = (ask.within_s or 0.0) if turn.state.doc.phase == "running" else 0.0
+    done = _accepted(turn, ask, f"{_ends(turn, within_s)}; {left}; {rest}")
+    _end(turn, f"{ask.by} drains {ask.node}: {ask.reason}", within_s, node=ask.node)
     return done
 
 
 def _save(turn: Turn, ask: RequestSave) -> Done:
-    if turn.state.doc.phase != "running":
-        return _acted(turn, ask.by, "save", "", ask.reason, "no round runs")
-    done = _acted(turn, ask.by, "save", "", ask.reason, "")
-    _order_save(turn, f"{ask.by}: {ask.reason}", within_s=None, then_stop=False)
+    doc = turn.state.doc
+    if doc.phase != "running":
+        return _refused(turn, ask, f"no round runs: the job is at round {doc.round}, {doc.phase}")
+    done = _accepted(turn, ask, f"round {doc.round} is asked to save at its next step, and goes on")
+    reason = f"{ask.by}: {ask.reason}"
+    saving.ask(turn, reason, "requested", within_s=None, then_stop=False)
     return done
 
 
-def _end(turn: Turn, reason: str, *, save: bool, then_stop: bool, exit_code: int | None) -> None:
+def _end(
+    turn: Turn,
+    reason: str,
+    within_s: float,
+    *,
+    node: str | None = None,
+    exit_code: int | None = None,
+) -> None:
+    if within_s:
+        saving.ask(turn, reason, "requested", within_s=within_s, then_stop=True)
+    planned = PlannedEnd(
+        cause="operator", reason=reason, within_s=within_s, node=node, exit_code=exit_code
+    )
+    saving.plan_end(turn, planned)
+    saving.settle(turn)
+
+
+def _save_time(turn: Turn, is_wanted: bool) -> float:
+    """How long the round may go on to save: only one that runs has something to save."""
+    can_save = is_wanted and turn.state.doc.phase == "running"
+    return turn.settings.save_within_s if can_save else 0.0
+
+
+def _ends(turn: Turn, within_s: float) -> str:
     doc = turn.state.doc
     if doc.phase not in {"forming", "running"}:
-        if exit_code is not None:
-            end_job(turn, "stopped", exit_code, reason)
-        return
-    can_save = save and doc.phase == "running"
-    within_s = turn.settings.save_within_s if can_save else 0.0
-    if can_save:
-        _order_save(turn, reason, within_s=within_s, then_stop=then_stop)
-    planned = PlannedEnd(cause="operator", reason=reason, within_s=within_s, exit_code=exit_code)
-    turn.state.set(planned=planned)
-    settle(turn)
-
-
-def _order_save(turn: Turn, reason: str, *, within_s: float | None, then_stop: bool) -> None:
-    doc = turn.state.doc
-    turn.send(
-        SaveCheckpoint(
-            id=turn.now.new_id(),
-            job=doc.job,
-            round=doc.round,
-            reason=reason,
-            occasion="requested",
-            then_stop=then_stop,
-            within_s=within_s,
-        )
-    )
+        return "no round runs"
+    return f"round {doc.round} {f'has {within_s:g} s to save, then ends' if within_s else 'ends'}"
 
 
 def _evidence(turn: Turn, ask: RequestEvidence) -> Done:
@@ -208,7 +221,12 @@ def _checks(turn: Turn, ask: RequestChecks) -> Done:
             checks=ask.checks,
         )
         turn.send(order, seat)
-    return Done(text=f"asked {len(here)} of {len(ask.nodes)} nodes")
+    text = f"asked {len(here)} of {len(ask.nodes)} nodes"
+    if not ask.origin:  # a service, which says in facts of its own why it asks
+        return Done(text=text)
+    if not here:
+        return _refused(turn, ask, f"{', '.join(ask.nodes)} takes no part in the job")
+    return _accepted(turn, ask, text)
 
 
 def _copy(turn: Turn, ask: RequestCopy) -> Done:
@@ -232,13 +250,35 @@ def _copy(turn: Turn, ask: RequestCopy) -> Done:
     return Done(text=f"asked {ask.holder}")
 
 
-def _acted(turn: Turn, by: str, action: str, target: str, reason: str, refused: str) -> Done:
+def _accepted(turn: Turn, ask: Deed, text: str) -> Done:
+    _say(turn, ask, "accepted", ask.reason)
+    return Done(text=text)
+
+
+def _refused(turn: Turn, ask: Deed, why: str) -> Done:
+    _say(turn, ask, "refused", f"{ask.reason}; {why}")
+    return Done(text=why, is_refused=True)
+
+
+def _say(turn: Turn, ask: Deed, outcome: str, reason: str) -> None:
     turn.fact(
         OperatorActed,
-        by=by,
-        action=action,
-        target=target,
-        outcome="refused" if refused else "accepted",
-        reason=f"{reason}; {refused}" if refused else reason,
+        by=ask.by,
+        action=_ACTIONS[type(ask)],
+        target=_target(ask),
+        outcome=outcome,
+        reason=reason,
+        origin=ask.origin,
     )
-    return Done(text=f"refused: {refused}" if refused else "ordered")
+
+
+def _target(ask: Deed) -> str:
+    match ask:
+        case DrainNode():
+            return ask.node
+        case RequestChecks():
+            return " ".join(ask.nodes)
+        case RestartJob():
+            return " ".join(ask.without_nodes)
+        case _:
+            return ""

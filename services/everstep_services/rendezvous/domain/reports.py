@@ -3,19 +3,16 @@
 from msgspec.structs import replace
 
 from everstep.messages import (
-    ActionDecided,
-    PreemptionPlanned,
     Report,
     Reported,
     RoundStarted,
     Seat,
 )
-from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain import incidents, preempting, saving, stalling
+from everstep_services.rendezvous.domain.decisions import came_of
 from everstep_services.rendezvous.domain.ending import end_round, finish
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.turn import Turn
-
-_BAD = frozenset({"rank_exited", "start_failed", "rank_stalled"})
 
 
 def hear(turn: Turn, report: Report) -> bool:
@@ -31,6 +28,21 @@ def hear(turn: Turn, report: Report) -> bool:
         return False
     _steps(turn, report)
     match report.event:
+        case "rank_exited" | "start_failed":
+            _bad(turn, report)
+        case "rank_stalled":
+            stalling.stalled(turn, report)
+        case "rank_recovered":
+            stalling.recovered(turn, report)
+        case "excused":
+            stalling.excused(turn, report)
+        case _:
+            _goes_on(turn, seat, report)
+    return True
+
+
+def _goes_on(turn: Turn, seat: Seat, report: Report) -> None:
+    match report.event:
         case "started":
             _started(turn, seat, report)
         case "first_step":
@@ -38,12 +50,13 @@ def hear(turn: Turn, report: Report) -> bool:
         case "finished":
             _finished(turn, seat)
         case "preempted":
-            _preempted(turn, seat, report)
-        case event if event in _BAD:
-            _bad(turn, report)
+            preempting.preempted(turn, seat, report)
+        case "reached":
+            saving.reached(turn, seat, report)
+        case "stopped":
+            saving.stopped(turn, seat)
         case _:
-            pass  # `stopped`, `rank_recovered`, and what a newer agent may say
-    return True
+            pass  # what a newer agent may say
 
 
 def _is_its_own(seat: Seat, report: Report) -> bool:
@@ -68,7 +81,8 @@ def settle(turn: Turn) -> None:
     if doc.phase not in {"forming", "running"}:
         return
     if doc.slots and state.count("finished") == doc.slots:
-        finish(turn)
+        if not saving.all_ended(turn):
+            finish(turn)
         return
     if doc.phase == "running" and doc.incident is not None:
         _steady(turn)
@@ -103,6 +117,7 @@ def _runs(turn: Turn) -> None:
         slowest_node=turn.memory.slowest,
     )
     incidents.started(turn)
+    came_of(turn, "done", f"all ranks of round {doc.round} run", "restart")
     turn.state.enter("running", f"round {doc.round} runs", turn.now.wall)
     turn.since("phase", doc.round, "running")
     if doc.has_stepped:
@@ -150,10 +165,6 @@ def _bad(turn: Turn, report: Report) -> None:
         if doc.incident is not None:
             incidents.add(turn, sign)
         return
-    is_alive = report.event == "rank_stalled"
-    if is_alive and not turn.control.enforces("restart", otherwise=True):
-        _observe(turn, report)
-        return
     end_round(turn, report.event, sign)
 
 
@@ -171,39 +182,4 @@ def _sign(report: Report) -> Sign:
         exit_code=report.exit_code,
         step=report.step,
         detect_s=detect_s,
-    )
-
-
-def _observe(turn: Turn, report: Report) -> None:
-    """A stalled rank is not dead: what is not allowed to act leaves it alone."""
-    doc = turn.state.doc
-    if turn.memory.known("observed", doc.round, report.node) is not None:
-        return
-    turn.since("observed", doc.round, report.node)
-    turn.fact(
-        ActionDecided,
-        action="restart",
-        reason=f"{report.reason}; restarts for stalls only observe",
-        rule="restart.observe",
-        mode="observe",
-        evidence=(report.fact,) if report.fact else (),
-    )
-
-
-def _preempted(turn: Turn, seat: Seat, report: Report) -> None:
-    """The node will go: it may use its grace to save, and leaves the round by itself."""
-    if seat.is_leaving:
-        return
-    state, doc = turn.state, turn.state.doc
-    state.put(replace(seat, is_leaving=True))
-    leaving = [one.node for one in state.members if one.is_leaving]
-    spares = [one for one in state.in_stage("idle") if one.slot is None and not one.is_leaving]
-    whole = len(leaving) == doc.slots
-    plan = "save_and_exit" if whole or len(spares) < len(leaving) else "replace"
-    turn.fact(
-        PreemptionPlanned,
-        plan=plan,
-        reason=f"{report.reason}; {len(spares)} spares for {len(leaving)} nodes that go",
-        nodes=tuple(leaving[:100]),
-        incident=doc.incident.id if doc.incident else None,
     )

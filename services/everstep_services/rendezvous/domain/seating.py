@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from everstep.messages import AllocationStarted, Join, NodeJoined, Seat
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.losses import member_lost
+from everstep_services.rendezvous.domain.recalling import is_adoptable, look_for_failure, resume
 from everstep_services.rendezvous.domain.state import AT_WORK
 from everstep_services.rendezvous.domain.turn import Turn
 
@@ -17,44 +18,53 @@ def take(turn: Turn, ask: Join) -> None:
     if before is not None and not is_new:
         _back(turn, ask, before)
         before = state.seat(ask.node)
-    slot = stage = None
-    if before is not None:
-        slot = before.slot
-        stage = "idle" if is_new else before.stage
-        if before.stage == "gone":  # it was taken for lost, and is not
-            stage = "idle" if ask.running_round is None else "stopping"
-    adopted = _adopted(turn, ask) if is_new else None
-    # Ranks of which we know nothing are left alone; their agent has no slot until they are gone.
-    fallback = "idle" if ask.running_round is None else "absent"
-    state.put(
-        Seat(
-            node=ask.node,
-            slot=slot if adopted is None else adopted,
-            ranks=ask.ranks,
-            address=ask.address,
-            infra_rank=ask.infra_rank,
-            place="/".join(ask.topology),
-            last_slot=ask.last_slot,
-            replica_port=ask.replica_port,
-            warm=ask.warm,
-            stage="running" if adopted is not None else stage or fallback,
-            instance=ask.instance,
-            allocation=ask.allocation,
-            failure_domain=ask.failure_domain,
-            master_port=ask.master_port,
-            is_leaving=before is not None and not is_new and before.is_leaving,
-        )
+    if is_new:
+        resume(turn, ask)
+    is_adopted = is_new and is_adoptable(turn, ask)
+    slot, stage = _adopted(ask) if is_adopted else _place(ask, before)
+    seat = Seat(
+        node=ask.node,
+        slot=slot,
+        ranks=ask.ranks,
+        address=ask.address,
+        infra_rank=ask.infra_rank,
+        place="/".join(ask.topology),
+        last_slot=ask.last_slot,
+        replica_port=ask.replica_port,
+        warm=ask.warm,
+        stage=stage,
+        instance=ask.instance,
+        allocation=ask.allocation,
+        failure_domain=ask.failure_domain,
+        master_port=ask.master_port,
+        is_leaving=before is not None and not is_new and before.is_leaving,
     )
+    state.put(seat)
     if state.doc.phase in {"joining", "ending"}:
         turn.since("form", state.doc.round, state.doc.allocation)
     if is_new:
         _say_joined(turn, ask)
+    if is_adopted:
+        look_for_failure(turn, ask, seat)
+
+
+def _adopted(ask: Join) -> tuple[int | None, str]:
+    assert ask.running is not None
+    return ask.running.slot, "finished" if ask.running_state == "finished" else "running"
+
+
+def _place(ask: Join, before: Seat | None) -> tuple[int | None, str]:
+    """Its slot and its stage. Ranks without a place in the newest round are to be stopped."""
+    if before is not None and before.stage != "gone":
+        return before.slot, before.stage
+    slot = None if before is None else before.slot
+    return slot, "idle" if ask.running is None else "stopping"
 
 
 def _back(turn: Turn, ask: Join, seat: Seat) -> None:
     """The same agent asks again."""
     doc = turn.state.doc
-    if ask.running_round is not None:
+    if ask.running is not None:
         return
     if seat.stage in {"stopping", "absent"}:
         incident = doc.incident
@@ -74,28 +84,6 @@ def _back(turn: Turn, ask: Join, seat: Seat) -> None:
         turn.state.put(replace(seat, stage="stopping"))
         member_lost(turn, seat, Sign("rank_exited", reason, node=ask.node))
         turn.state.put(replace(seat, stage="idle"))
-
-
-def _adopted(turn: Turn, ask: Join) -> int | None:
-    """Our document was lost while a round ran: the round goes on, agents tell us who is in it."""
-    state, doc = turn.state, turn.state.doc
-    known = max(ask.last_round or 0, ask.running_round or 0)
-    if known > doc.round and not state.count(*AT_WORK):
-        state.set(round=known)
-        if ask.running_round == known:
-            size = ask.spec.nodes_max
-            state.set(slots=size, world_size=size * ask.spec.ranks_per_node, has_stepped=True)
-            state.enter("running", "its agents say so: the document was lost", turn.now.wall)
-    is_its_own = ask.running_round == state.doc.round and is_adoptable(turn, ask)
-    return ask.last_slot if is_its_own else None
-
-
-def is_adoptable(turn: Turn, ask: Join) -> bool:
-    """The round that it runs has a slot of which we know no holder, and it says that it has it."""
-    state, doc = turn.state, turn.state.doc
-    if ask.last_slot is None or doc.phase != "running" or ask.last_slot >= doc.slots:
-        return False
-    return all(seat.slot != ask.last_slot for seat in state.seats)
 
 
 def _allocation(turn: Turn, ask: Join) -> None:

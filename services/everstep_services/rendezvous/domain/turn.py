@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from everstep.messages import Fact, LeaveJob, Order, Seat, StandBy, StopRanks
+from everstep.messages import AwaitRound, Fact, LeaveJob, Order, Seat, StandBy, StopRanks
 from everstep.messages.codec import encode
 from everstep_services.rendezvous.domain.events import Control, Now, Probe, Send
 from everstep_services.rendezvous.domain.state import State
@@ -96,12 +96,6 @@ class Turn:
         return self.since("phase", doc.round, doc.phase)
 
     @property
-    def grace_s(self) -> float:
-        """From SIGTERM to SIGKILL in a broken round."""
-        asked = self.state.doc.spec.stop_grace_s
-        return self.settings.stop_grace_s if asked is None else asked
-
-    @property
     def join_within_s(self) -> float:
         """How long a round may take to form."""
         asked = self.state.doc.spec.join_within_s
@@ -130,6 +124,21 @@ class Turn:
             reason=doc.reason,
         )
 
+    def say_waiting(self, what: str, reason: str) -> None:
+        """Tell all agents why no round forms now; `what` stays the same until there is news."""
+        self.state.set(waiting=what, reason=reason)
+        order = self.await_order()
+        assert order is not None
+        self.send(order)
+
+    def await_order(self) -> AwaitRound | None:
+        """Why no round forms, once that was said to all."""
+        doc = self.state.doc
+        if not doc.waiting:
+            return None
+        said = doc.stop_order or "0" * 32
+        return AwaitRound(id=said, job=doc.job, round=doc.round, reason=doc.reason)
+
     def stop_order(self) -> StopRanks:
         """The end of this round, as it was told to all."""
         doc = self.state.doc
@@ -138,11 +147,11 @@ class Turn:
             id=doc.stop_order or "0" * 32,
             job=doc.job,
             round=doc.round,
-            reason=doc.reason,
+            reason=doc.incident.reason if doc.incident else doc.reason,
             cause=cause,
             incident=doc.incident.id if doc.incident else None,
             evidence_s=self.evidence_s(cause),
-            grace_s=self.grace_s,
+            grace_s=self.state.doc.spec.stop_grace_s,
         )
 
     def leave_order(self) -> LeaveJob:
@@ -155,5 +164,5 @@ class Turn:
             reason=doc.reason,
             exit_code=1 if doc.exit_code is None else doc.exit_code,
             state=doc.phase if doc.phase == "done" else "stopped",
-            grace_s=self.grace_s,
+            grace_s=self.state.doc.spec.stop_grace_s,
         )

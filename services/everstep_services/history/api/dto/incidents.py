@@ -143,6 +143,21 @@ class VerdictOut(Answer):
     alternatives: list[AlternativeOut] | None
 
 
+class Located(Answer):
+    """Who stopped first, and how many merely waited for them."""
+
+    id: str = Field(description="Its fact.")
+    n: int | None
+    at: datetime | None
+    first_ranks: list[int] | None = Field(description="At most 100.")
+    first_nodes: list[str] | None
+    waiting_ranks: int | None = Field(description="How many others wait.")
+    section: str | None = Field(description="The section that the first ranks are in.")
+    lead_s: float | None = Field(description="How long before all others they stopped.")
+    is_certain: bool | None = Field(description="No beat that could contradict it is missing.")
+    reason: str | None = Field(description="The order of events, as far as beats can show it.")
+
+
 class Primary(Exit):
     """The exit that the incident is about, with the whole of its traceback."""
 
@@ -157,6 +172,12 @@ class IncidentDetail(Incident):
         "else the one that was reported first; null when no rank exited."
     )
     stall: Stall | None = Field(description="How that rank stalled; null when it did not.")
+    stalls: list[Stall] = Field(
+        description="All ranks that had stalled and did not move again; at most 50."
+    )
+    located: Located | None = Field(
+        description="Who stopped first; null when no rank stalled, or nobody can tell."
+    )
     verdict: VerdictOut | None = Field(description="Null until attribution has one.")
     exits: list[Exit] = Field(description="The first failures of the round; at most 50.")
     evidence: list[EvidenceOut] = Field(description="In the order of the log; at most 200.")

@@ -1,6 +1,7 @@
 """Jobs, their rounds, and what became of the ranks, as REST shows them."""
 
 from datetime import datetime
+from typing import Any
 
 from pydantic import Field
 
@@ -84,9 +85,26 @@ class Allocation(Answer):
     lasted_s: float | None
 
 
+class Watch(Answer):
+    """Whether stalls are looked for, on the nodes of the newest round."""
+
+    state: str = Field(
+        description="Of the least watched node: `off`, `paused` (by the script), `learning` "
+        "(limits are the defaults) or `armed`.",
+        examples=["armed"],
+    )
+    reason: str = Field(description="Why, as that node says.")
+    at: datetime | None = Field(description="Since when; null when only beats say so.")
+    node: str | None = Field(description="That node.")
+    nodes: dict[str, int] = Field(
+        description="How many nodes there are in each state.", examples=[{"armed": 63, "paused": 1}]
+    )
+
+
 class JobDetail(Job):
     """A job with its allocations, the newest first."""
 
+    watch: Watch | None = Field(description="Null when no agent has said.")
     allocations: list[Allocation] = Field(description="At most 100.")
 
 
@@ -189,6 +207,19 @@ class Exit(Answer):
     incident: str | None
 
 
+_OF_THE_END = (
+    "ended_fact", "ended_us", "end_state", "end_reason", "end_incident", "exit_code",
+)  # fmt: skip
+
+
+def shown_job(row: Record) -> dict[str, Any]:
+    """As a client sees it: of a job that was taken up again, without how it had ended."""
+    end, begun = row["ended_fact"], row["begun_fact"]
+    if end is None or begun is None or end > begun:
+        return present(row)
+    return present({**row, **dict.fromkeys(_OF_THE_END)})
+
+
 def shown_exit(row: Record) -> Exit:
     """As a client sees it: where the end of its output is, is ours to know."""
     return Exit(**present(row), has_log=row["log"] is not None)
@@ -205,10 +236,18 @@ class Stall(Answer):
     phase: str | None
     section: str | None
     step: int | None
-    blocked_in: str | None
-    waited_s: float | None
+    shown_by: str | None = Field(description="What shows progress: `page` or `collectives`.")
+    blocked_in: str | None = Field(
+        description="Where it waits, or what the kernel says of its process.",
+        examples=["it waits for a lock (futex_wait_queue)"],
+    )
+    process_state: str | None = Field(description="The kernel's letter: `S`, `D`, `T`, `R`.")
+    waited_s: float | None = Field(description="Since its last progress, when it was reported.")
     limit_s: float | None
-    is_fatal: bool | None
+    limit_source: str | None = Field(
+        description="`learned`, `configured`, `default`, `floor` or `cap`."
+    )
+    is_fatal: bool | None = Field(description="It ends the round; false in observe mode.")
     recovered_at: datetime | None
     stalled_s: float | None
 

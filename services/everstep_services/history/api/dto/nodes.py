@@ -26,14 +26,29 @@ class Node(Answer):
     is_healthy: bool | None = Field(description="By its last check; null when never checked.")
     health_at: datetime | None
     health_reason: str | None
+    strikes: int | None = Field(
+        description="What speaks against it, over all jobs, within health's window: as health "
+        "counts now, or, while health is away, as it counted when it suspected the node."
+    )
+    strikes_limit: int | None = Field(description="How many made it suspect.")
     is_suspect: bool | None
     suspect_at: datetime | None
+    suspect_cause: str | None = Field(
+        description="`check`, `incidents`, `straggler` or `operator`.", examples=["incidents"]
+    )
     suspect_reason: str | None
+    suspect_class: str | None = Field(
+        description="What would help: `reset`, `reboot`, `replace`, `drain`, `watch` or `report`."
+    )
     is_excluded: bool | None = Field(description="As last decided: see `excluded_until_at`.")
     excluded_at: datetime | None
     excluded_until_at: datetime | None
     excluded_by: str | None
     excluded_reason: str | None
+    spared_at: datetime | None = Field(
+        description="When it would have been excluded, and was not, because health only observes."
+    )
+    spared_reason: str | None
     refused_at: datetime | None
     refused_cause: str | None
     refused_reason: str | None
@@ -46,3 +61,65 @@ class Node(Answer):
     updated_at: datetime | None
     first_n: int | None
     last_n: int | None
+
+
+class CheckOut(Answer):
+    """What one check said about one part of a node."""
+
+    check: str = Field(examples=["gpu"])
+    state: str = Field(description="`ok`, `warning`, `failed`, `unknown` or `unsupported`.")
+    reason: str
+    subject: str = Field(description="The part of the node that it is about.")
+    failure_class: str
+    code: str = Field(description="The part's own word for it.", examples=["XID 79"])
+    took_s: float
+
+
+class Examination(Answer):
+    """What came of all checks that ran together on a node."""
+
+    n: int = Field(description="Its fact's place in the log.")
+    id: str = Field(description="Its fact.")
+    node: str
+    job: str
+    at: datetime
+    occasion: str = Field(description="`join`, `periodic`, `prolog`, `incident` or `operator`.")
+    is_healthy: bool
+    took_s: float
+    checks: list[str] | None = Field(description="All that ran.")
+    results: list[CheckOut] | None = Field(
+        description="What each said; when all is well, only those that are not `ok`."
+    )
+
+
+class Standing(Answer):
+    """What health thinks of a node now."""
+
+    state: str = Field(description="`healthy`, `suspect`, `lost`, `excluded` or `unknown`.")
+    reason: str
+    strikes: int
+    silence_s: float | None
+    failing: list[CheckOut]
+
+
+class NodeNow(Answer):
+    """A node, as its agent said last."""
+
+    job: str
+    state: str = Field(description="What the agent does.", examples=["running"])
+    round: int | None
+    slot: int | None
+    ranks: int
+    watch: str | None = Field(description="`armed`, `learning`, `paused` or `off`.")
+    facts_waiting: int = Field(description="Facts that the stream has not acknowledged.")
+    heard_age_s: float = Field(description="Since it was heard, by our clock.")
+    is_stale: bool
+
+
+class NodeDetail(Node):
+    """A node, with what is known of it at this moment."""
+
+    standing: Standing | None = Field(description="Null while health cannot be asked.")
+    standing_missing: str | None = Field(description="Why there is none.")
+    now: NodeNow | None = Field(description="Null when it is not heard.")
+    last_check: Examination | None

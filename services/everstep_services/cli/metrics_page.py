@@ -1,6 +1,5 @@
 """What `/metrics` shows, as a page for people; the names come from the code."""
 
-import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +15,17 @@ from everstep.bus.jetstream import JetStream
 from everstep.bus.outbox import Outbox
 from everstep.bus.spool import Spool
 from everstep.clock import SystemClock
-from everstep.observe.metrics import Metrics, Statistics
+from everstep.observe.metrics import Metrics
 from everstep.store.database import Database
 from everstep.store.log import FactLog
+from everstep_services.health.opening import Health
+from everstep_services.health.settings import HealthSettings
+from everstep_services.history.beats import Beats
 from everstep_services.history.news import News
 from everstep_services.history.service import Projector
 from everstep_services.history.settings import HistorySettings
+from everstep_services.rendezvous.service import Rendezvous
+from everstep_services.rendezvous.settings import RendezvousSettings
 
 MEANINGS: Mapping[str, str] = {
     "everstep_history_facts_total": "Facts written into the log by this replica.",
@@ -34,6 +38,7 @@ MEANINGS: Mapping[str, str] = {
     "everstep_history_retries_total": "Times that the bus or the database failed it.",
     "everstep_history_projecting": "1 while this replica is the one that writes.",
     "everstep_history_last_n": "How far the log reaches, as this replica knows.",
+    "everstep_history_beats_nodes": "Nodes whose last beat this replica shows as they are now.",
     "everstep_rendezvous_jobs": "Jobs of which this replica knows, those that are over included.",
     "everstep_rendezvous_questions_total": "Questions of agents, people and services.",
     "everstep_rendezvous_batches_total": "Times that a job's gathered questions were decided.",
@@ -49,6 +54,19 @@ MEANINGS: Mapping[str, str] = {
     "everstep_health_beats_total": "Beats that were heard.",
     "everstep_health_lost_total": "Nodes that were found to be lost.",
     "everstep_health_returned_total": "Lost nodes that were heard again.",
+    "everstep_health_stalls_total": "Stalls of which it was told who stopped first.",
+    "everstep_health_limits_total": "Times that this replica wrote the limits of a job.",
+    "everstep_health_conflicts_total": "Times that another replica had written them first.",
+    "everstep_health_judging": "1 while this replica is the one that judges nodes.",
+    "everstep_health_nodes_known": "Nodes that were examined, or that something speaks against.",
+    "everstep_health_nodes_suspect": "Nodes that may be bad.",
+    "everstep_health_nodes_excluded": "Nodes that health keeps out by itself.",
+    "everstep_health_checks_distrusted": "Checks that fail on too many nodes to be believed.",
+    "everstep_health_breaker_open": "1 while health excludes no more nodes by itself.",
+    "everstep_health_facts_read_total": "Facts that were read for what they say about nodes.",
+    "everstep_health_facts_missed_total": "Facts that the stream had dropped before that.",
+    "everstep_health_node_conflicts_total": "Times that what is known of nodes was changed first "
+    "by another replica.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
     "everstep_bus_beats_waiting": "Losable messages not yet handed to the connection.",
     "everstep_bus_sent_total": "Losable messages sent.",
@@ -90,8 +108,6 @@ _PARTS = (
     ("History", ("everstep_history_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
 )
-# Looked up by name: nothing that runs here may import another service, and only this page does.
-_COUNTING = {"rendezvous": "Rendezvous", "health": "Observer"}
 _SPOOL = "\nThose with `facts_` are there in processes that record facts.\n"
 
 
@@ -108,9 +124,10 @@ def page() -> str:
 def families() -> Iterator[Metric]:
     """Every metric that a process of ours shows, with what it says of itself."""
     metrics = Metrics("page")
-    for service, counting in _COUNTING.items():
-        metrics.watch(service, _statistics(service, counting))
+    metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("health", Health(HealthSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("history", _projector().statistics)
+    metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)
     yield from metrics.registry.collect()
     yield from ProcessCollector(registry=None).collect()
@@ -128,18 +145,6 @@ def _row(family: Metric) -> str:
 
 def _lines(rows: Iterable[str]) -> str:
     return "".join(f"{row}\n" for row in rows)
-
-
-def _statistics(service: str, counting: str) -> Statistics:
-    """What a service counts that never heard anybody."""
-    place = f"everstep_services.{service}"
-    settings = getattr(
-        importlib.import_module(f"{place}.settings"), f"{service.capitalize()}Settings"
-    )
-    made = getattr(importlib.import_module(f"{place}.service"), counting)(
-        settings(), _bus(), SystemClock()
-    )
-    return cast("Statistics", made.statistics)
 
 
 def _projector() -> Projector:

@@ -1,0 +1,79 @@
+"""The fleet before health's pure domain, in virtual time: ten minutes take less than two."""
+
+import bisect
+import itertools
+import random
+from dataclasses import dataclass, field
+
+from benchmarks.fleets.jobs import Crowd, Death, Job, beats_of
+from everstep_services.health.domain import Fleet
+from everstep_services.health.findings import Lost
+from everstep_services.health.service import _limits
+from everstep_services.health.settings import HealthSettings
+
+PAUSE_S = 0.3
+PAUSED_EVERY_S = 5.0
+
+
+@dataclass
+class Found:
+    """What an observer found, and what there was to find."""
+
+    deaths: int = 0
+    detected_s: list[float] = field(default_factory=list)
+    false: list[str] = field(default_factory=list)
+    beats: int = 0
+
+
+class Watching:
+    """One observer with its pauses: whatever comes meanwhile is heard after them and after a tick."""
+
+    def __init__(self, settings: HealthSettings, seconds: float, seed: int) -> None:
+        self.fleet = Fleet(_limits(settings))
+        self.found: list[tuple[float, Lost]] = []
+        rng = random.Random(seed)
+        gaps = (rng.uniform(PAUSE_S, 2 * PAUSED_EVERY_S) for _ in itertools.count())
+        starts = itertools.takewhile(lambda at: at < seconds, itertools.accumulate(gaps))
+        self._pauses = list(starts)
+        self._tick_s = settings.tick_s
+        self._ticks_at = settings.tick_s
+
+    def awake(self, at: float) -> float:
+        """The moment itself, or the end of the pause that it is in."""
+        place = bisect.bisect(self._pauses, at)
+        return max(at, self._pauses[place - 1] + PAUSE_S) if place else at
+
+    def judge(self, now: float) -> None:
+        """Every tick until then."""
+        while (at := self.awake(self._ticks_at)) <= now:
+            self.found += [(at, lost) for lost in self.fleet.judge(at, is_blind=False)]
+            self._ticks_at = at + self._tick_s
+
+
+def watched(crowd: Crowd, settings: HealthSettings) -> Found:
+    """All that happens to the crowd, seen by one observer."""
+    jobs = [Job(number, crowd) for number in range(crowd.jobs)]
+    rng, watching = random.Random(crowd.seed + 2), Watching(settings, crowd.seconds, crowd.seed + 3)
+    deaths, dead, found = list(crowd.deaths()), dict[str, Death](), Found()
+    found.deaths = len(deaths)
+    for at, job, slot in beats_of(jobs, crowd):
+        if at > crowd.seconds:
+            break
+        while deaths and deaths[0].at_s <= at:
+            death = deaths.pop(0)
+            dead[jobs[death.job].die(death)] = death
+        job.go_on(at)
+        beat = job.beat(slot, at)
+        if beat is None or rng.random() < crowd.lost_beats:
+            continue
+        now = watching.awake(at)
+        watching.judge(now)
+        watching.fleet.hear(beat, now)
+        found.beats += 1
+    for at, lost in watching.found:
+        known = dead.pop(lost.beat.node, None)
+        if known is None:
+            found.false.append(lost.reason)
+        else:
+            found.detected_s.append(at - known.at_s)
+    return found

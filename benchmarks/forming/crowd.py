@@ -1,0 +1,238 @@
+"""Thousands of agents without ranks, a real bus, and rendezvous as a process of its own."""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.rig import _free_port
+from everstep.bus import connect, topology
+from everstep.bus.client import NatsBus
+from everstep.bus.devserver import DevServer, dev_server
+from everstep.bus.errors import BusError, NobodyAnswersError
+from everstep.messages import (
+    JobSpec,
+    Join,
+    Joined,
+    Report,
+    Reported,
+    RoundDocument,
+    ShowRound,
+    StartRanks,
+)
+from everstep.messages.codec import decode
+
+CONNECTIONS = 8
+IN_FLIGHT = 128
+"""Questions that one connection waits for at once; thousands would only queue elsewhere."""
+RANKS = 8
+
+
+@dataclass(frozen=True)
+class Formed:
+    """One round."""
+
+    nodes: int
+    joined_s: float
+    formed_s: float
+    """Until the last agent had its order."""
+    running_s: float
+    messages: int
+    size: int
+    """Of the messages, in bytes."""
+    peak_mib: float
+    """Of the service."""
+
+
+async def form(nodes: int) -> Formed:
+    """The first round of a job of so many nodes, with everything new."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with dev_server(folder) as nats:
+            async with connect(nats.settings("admin"), "setup") as bus:
+                await topology.init(bus.jetstream)
+            return await _form(nats, folder, nodes)
+
+
+async def _form(nats: DevServer, folder: Path, count: int) -> Formed:
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(_rendezvous(nats, folder))
+        buses = [
+            await stack.enter_async_context(connect(nats.settings("admin"), f"agents-{number}"))
+            for number in range(CONNECTIONS)
+        ]
+        crowd, ready = Crowd(buses, f"bench-{count}", count), asyncio.Event()
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        hearing = tasks.create_task(crowd.hear(ready))
+        await ready.wait()
+        await _until_answering(buses[0])
+        before = _traffic(buses)
+        began = time.perf_counter()
+        await crowd.join_all()
+        joined_s = time.perf_counter() - began
+        await asyncio.wait_for(crowd.formed.wait(), 60)
+        formed_s = time.perf_counter() - began
+        after = _traffic(buses)
+        await crowd.start_all()
+        await asyncio.wait_for(crowd.running.wait(), 60)
+        running_s = time.perf_counter() - began
+        peak = service.memory_info().rss / 2**20
+        hearing.cancel()
+    return Formed(
+        nodes=count,
+        joined_s=joined_s,
+        formed_s=formed_s,
+        running_s=running_s,
+        messages=after[0] - before[0],
+        size=after[1] - before[1],
+        peak_mib=peak,
+    )
+
+
+class Crowd:
+    """All agents of one job."""
+
+    def __init__(self, buses: list[NatsBus], job: str, count: int) -> None:
+        self.buses = buses
+        self.job = job
+        self.count = count
+        self.asked = 0
+        self.ordered: dict[str, StartRanks] = {}
+        self.formed = asyncio.Event()
+        self.running = asyncio.Event()
+        self._limits = [asyncio.Semaphore(IN_FLIGHT) for _ in buses]
+        self._spec = JobSpec(
+            name="bench",
+            labels={},
+            command=("train.py",),
+            config_fingerprint="f",
+            nodes_min=count,
+            nodes_max=count,
+            ranks_per_node=RANKS,
+        )
+
+    async def join_all(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self.count):
+                tasks.create_task(self._join(number))
+
+    async def start_all(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self.count):
+                tasks.create_task(self._start(number))
+
+    async def hear(self, ready: asyncio.Event) -> None:
+        """Orders, wherever they are sent to: the last token names the agent or its node."""
+        subject = f"es.order.{self.job}.*"
+        bus = self.buses[0]
+        async with bus._connection.subscribed(subject, self._ordered):
+            ready.set()
+            await asyncio.Event().wait()
+
+    async def _ordered(self, message: object) -> None:
+        order = decode(message.data)  # type: ignore[attr-defined]
+        if isinstance(order, StartRanks):
+            self.ordered[f"n{order.slot}"] = order
+            if len(self.ordered) == self.count:
+                self.formed.set()
+
+    async def _join(self, number: int) -> None:
+        node = f"n{number}"
+        question = Join(
+            job=self.job,
+            node=node,
+            instance=f"{number:032x}",
+            spec=self._spec,
+            allocation="a",
+            address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
+            ranks=RANKS,
+            infra_rank=number,
+            failure_domain=f"rack-{number // 32}",
+            topology=(f"block-{number // 512}", f"rack-{number // 32}"),
+            warm=True,
+        )
+        await self._ask(number, "join", question, Joined)
+
+    async def _start(self, number: int) -> None:
+        node = f"n{number}"
+        order = self.ordered[node]
+        question = Report(
+            job=self.job,
+            node=node,
+            instance=f"{number:032x}",
+            slot=order.slot,
+            round=order.round,
+            event="started",
+            reason="all ranks run",
+            warm_ranks=RANKS,
+        )
+        reply = await self._ask(number, "report", question, Reported)
+        if isinstance(reply, Reported) and reply.phase == "running":
+            self.running.set()
+
+    async def _ask(
+        self, number: int, verb: str, question: Join | Report, of: type[Joined | Reported]
+    ) -> Joined | Reported:
+        bus, limit = self.buses[number % CONNECTIONS], self._limits[number % CONNECTIONS]
+        async with limit:
+            while True:
+                self.asked += 1
+                try:
+                    return await bus.ask(
+                        "rendezvous", verb, question, of, job=self.job, within_s=30
+                    )
+                except BusError:
+                    await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def _rendezvous(nats: DevServer, folder: Path) -> AsyncIterator[psutil.Process]:
+    """The service, as a process of its own."""
+    settings = nats.settings("service")
+    environment = {
+        "EVERSTEP_BUS__URL": settings.url,
+        "EVERSTEP_BUS__USER": str(settings.user),
+        "EVERSTEP_BUS__PASSWORD_FILE": str(settings.password_file),
+        "EVERSTEP_BUS__SPOOL_DIR": str(folder / "spool"),
+        "EVERSTEP_OBSERVE__PORT": str(_free_port()),
+        "EVERSTEP_LOG__LEVEL": "warning",
+    }
+    service = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "everstep_services.rendezvous"],
+        env={**os.environ, **environment},
+    )
+    try:
+        yield psutil.Process(service.pid)
+    finally:
+        service.terminate()
+        await service.wait()
+
+
+async def _until_answering(bus: NatsBus) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await bus.ask(
+                    "rendezvous", "show", ShowRound(job="none"), RoundDocument, job="none",
+                    within_s=2,
+                )  # fmt: skip
+            except NobodyAnswersError:
+                await asyncio.sleep(0.05)
+            except BusError:
+                return
+
+
+def _traffic(buses: list[NatsBus]) -> tuple[int, int]:
+    """Messages and bytes that the agents' connections have sent and received so far."""
+    found = [bus._connection.client.stats for bus in buses]
+    return (
+        sum(one["in_msgs"] + one["out_msgs"] for one in found),
+        sum(one["in_bytes"] + one["out_bytes"] for one in found),
+    )

@@ -1,0 +1,81 @@
+"""nats-py's client where it has to be mended, settled and disposed of."""
+
+import asyncio
+import logging
+from math import ceil
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+
+log = logging.getLogger(__name__)
+
+_CLOSE_WITHIN_S = 2.0
+
+
+class MendedClient(Client):
+    """nats-py's client, mended in two places.
+
+    It tells no password to a server without TLS when TLS was asked for; and a PONG that a
+    cancelled caller no longer waits for does not break the connection for everybody.
+    """
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            # In its place one that nobody waits for: each PONG answers one PING, in order.
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    def _connect_command(self) -> bytes:
+        if self.options.get("tls") and not self._server_info.get("tls_required"):
+            raise nats_errors.SecureConnWantedError
+        return bytes(super()._connect_command())
+
+
+async def settle(client: Client, within_s: float) -> None:
+    """Wait until the server has seen all that was sent before this call."""
+    async with asyncio.timeout(within_s):
+        # nats-py's own flush writes its PING past what still waits to be written
+        await client._flush_pending(force_flush=True)  # noqa: SLF001  nothing public does this
+        await client.flush(timeout=ceil(within_s))
+
+
+async def dispose(client: Client) -> None:
+    """Close it, within a bound, so that nothing of it is left."""
+    client.options["allow_reconnect"] = False
+    try:
+        async with asyncio.timeout(_CLOSE_WITHIN_S):
+            if client.is_connected:
+                await settle(client, 1)
+            await client.close()
+    except (TimeoutError, nats_errors.Error, OSError, AssertionError) as error:
+        # nats-py asserts when it never got as far as a connection
+        log.debug("bus_close_failed error=%s", error)
+    finally:
+        await _clear_away(client)
+
+
+async def _clear_away(client: Client) -> None:
+    """What nats-py's `close` leaves behind when the server is not there.
+
+    A reconnect that was just succeeding swallows the cancellation, goes on, and starts new
+    tasks on the closed client; so look again until there is nothing left.
+    """
+    for _ in range(20):
+        client._status = Client.CLOSED  # noqa: SLF001
+        left = [
+            task
+            for task in (
+                client._reconnection_task,  # noqa: SLF001
+                client._reading_task,  # noqa: SLF001
+                client._ping_interval_task,  # noqa: SLF001
+                client._flusher_task,  # noqa: SLF001
+            )
+            if task is not None and not task.done()
+        ]
+        if not left:
+            break
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
+    if client._transport is not None:  # noqa: SLF001
+        client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001

@@ -1,0 +1,77 @@
+"""What services may be asked: a module for each service that answers."""
+
+from dataclasses import dataclass
+
+from everstep.messages.base import Message, Question
+from everstep.messages.documents import LimitsDocument, RoundDocument
+from everstep.messages.incidents import VerdictReached
+from everstep.messages.questions.answers import Done
+from everstep.messages.questions.attribution import Explain
+from everstep.messages.questions.catalog import (
+    ChangeCheckpoint,
+    CheckpointsLocated,
+    ListCheckpoints,
+    LocateCheckpoint,
+)
+from everstep.messages.questions.health import (
+    ExcludeNode,
+    IncludeNode,
+    NodeStandings,
+    SetControl,
+    SetLimit,
+    ShowLimits,
+    ShowNodes,
+)
+from everstep.messages.questions.rendezvous import (
+    DrainNode,
+    Join,
+    Joined,
+    Leave,
+    Report,
+    Reported,
+    RequestChecks,
+    RequestCopy,
+    RequestEvidence,
+    RequestSave,
+    RestartJob,
+    ShowRound,
+    StopJob,
+)
+from everstep.messages.questions.straggler import RankScoreTable, ShowScores
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a service can be asked: the verb, with what, and what comes back."""
+
+    service: str
+    verb: str
+    question: type[Question]
+    reply: type[Message]
+
+
+ASKS = (
+    Ask("rendezvous", "join", Join, Joined),
+    Ask("rendezvous", "leave", Leave, Done),
+    Ask("rendezvous", "report", Report, Reported),
+    Ask("rendezvous", "show", ShowRound, RoundDocument),
+    Ask("rendezvous", "stop", StopJob, Done),
+    Ask("rendezvous", "restart", RestartJob, Done),
+    Ask("rendezvous", "save", RequestSave, Done),
+    Ask("rendezvous", "drain", DrainNode, Done),
+    Ask("rendezvous", "evidence", RequestEvidence, Done),
+    Ask("rendezvous", "check", RequestChecks, Done),
+    Ask("rendezvous", "copy", RequestCopy, Done),
+    Ask("health", "limits", ShowLimits, LimitsDocument),
+    Ask("health", "set_limit", SetLimit, Done),
+    Ask("health", "nodes", ShowNodes, NodeStandings),
+    Ask("health", "exclude", ExcludeNode, Done),
+    Ask("health", "include", IncludeNode, Done),
+    Ask("health", "control", SetControl, Done),
+    Ask("straggler", "scores", ShowScores, RankScoreTable),
+    Ask("attribution", "explain", Explain, VerdictReached),
+    Ask("catalog", "locate", LocateCheckpoint, CheckpointsLocated),
+    Ask("catalog", "list", ListCheckpoints, CheckpointsLocated),
+    Ask("catalog", "change", ChangeCheckpoint, Done),
+)
+"""Every question on the bus."""

@@ -1,0 +1,91 @@
+"""What the catalog may be asked about checkpoints, and what it answers."""
+
+from everstep.messages.base import Int, Part, Question, Reply, Time
+from everstep.messages.checkpoints import RejectedStep
+from everstep.messages.orders import Peer
+
+
+class LocateCheckpoint(Question, frozen=True, kw_only=True, tag="locate_checkpoint.v1"):
+    """What can be restored, and from where? Agents ask before a round's ranks load.
+
+    Without an answer they look at the files and their own memory.
+    """
+
+    round: Int
+    """The round that will load it."""
+    world_size: Int
+    """Its ranks."""
+    step: Int | None = None
+    """This step only; None for the newest."""
+
+
+class ReplicaPlace(Part, frozen=True, kw_only=True):
+    """Where the state of one slot can be had from."""
+
+    slot: Int
+    """Whose state."""
+    holders: tuple[Peer, ...]
+    """Who has it in memory, the nearest first."""
+
+
+class CheckpointPlace(Part, frozen=True, kw_only=True):
+    """A checkpoint that can be restored, as far as the catalog knows."""
+
+    step: Int
+    """The step."""
+    tier: str
+    """The nearest tier in which it is complete."""
+    path: str = ""
+    """Where its manifest is, for the global tier."""
+    saved_at: Time | None = None
+    """When it was committed."""
+    size_bytes: Int = 0
+    """Of all shards."""
+    world_size: Int | None = None
+    """Ranks in the round that saved it."""
+    replicas: tuple[ReplicaPlace, ...] = ()
+    """For a tier in memory: where each slot's part is."""
+    survivable_losses: Int | None = None
+    """How many nodes may be lost before it is."""
+    is_verified: bool = False
+    """It was read back and compared."""
+    is_pinned: bool = False
+    """Retention may not have it."""
+    is_quarantined: bool = False
+    """It is not to be restored."""
+
+
+class CheckpointsLocated(Reply, frozen=True, kw_only=True, tag="checkpoints_located.v1"):
+    """What can be restored; the files are the truth, this is the index."""
+
+    places: tuple[CheckpointPlace, ...]
+    """The newest first; empty when the catalog knows of none."""
+    rejected: tuple[RejectedStep, ...] = ()
+    """Newer ones that cannot be used."""
+
+
+class ListCheckpoints(Question, frozen=True, kw_only=True, tag="list_checkpoints.v1"):
+    """Which checkpoints are there? Anyone asks the catalog; quarantined ones are included.
+
+    The answer is a `CheckpointsLocated`.
+    """
+
+    most: Int = 100
+    """The newest so many."""
+    tier: str = ""
+    """Only those in this tier; empty for all."""
+
+
+class ChangeCheckpoint(Question, frozen=True, kw_only=True, tag="change_checkpoint.v1"):
+    """Do something with a checkpoint. An operator asks the catalog."""
+
+    step: Int
+    """The step."""
+    action: str
+    """`pin`, `unpin`, `verify`, `quarantine`, `release` or `delete`."""
+    by: str
+    """The person, as authenticated."""
+    reason: str
+    """Why."""
+    tier: str = "global"
+    """Where."""

@@ -1,0 +1,284 @@
+"""What rendezvous may be asked, by agents, people and services, and what it answers."""
+
+from everstep.messages.base import Int, Question, Reply
+from everstep.messages.health import CheckResult
+from everstep.messages.jobs import JobSpec
+from everstep.messages.orders import AwaitRound, StandBy, StartRanks, StopRanks
+
+
+class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
+    """May I take part? An agent asks at its start, after each round, and until it may."""
+
+    node: str
+    """The node."""
+    instance: str
+    """The agent's own id, another after each start: tells a second node with the same name."""
+    spec: JobSpec
+    """What it believes the job to be."""
+    allocation: str
+    """Its allocation."""
+    address: str
+    """Where other nodes reach it."""
+    ranks: Int
+    """How many processes it can run."""
+    scheduler: str = "none"
+    """As in `allocation_started`."""
+    scheduler_job: str = ""
+    """As in `allocation_started`."""
+    attempt: Int = 0
+    """As in `allocation_started`."""
+    infra_rank: Int | None = None
+    """Its place by the scheduler or by explicit wish."""
+    failure_domain: str = ""
+    """What fails together with it."""
+    topology: tuple[str, ...] = ()
+    """Where it sits in the network, outermost first."""
+    last_round: Int | None = None
+    """The last round that it took part in."""
+    last_slot: Int | None = None
+    """The slot that it held there."""
+    last_step: Int | None = None
+    """The last step that its ranks finished."""
+    memory_steps: tuple[Int, ...] = ()
+    """The steps of its slot that it still holds in memory."""
+    checks: tuple[CheckResult, ...] = ()
+    """What its checks found that is not `ok`."""
+    warm: bool = False
+    """It holds a process that has imported the script's modules already."""
+    replica_port: Int | None = None
+    """Where its replica server listens."""
+    known_round: Int = 0
+    """The newest round that it has heard of: it refuses orders of any before."""
+    running: StartRanks | None = None
+    """What it was ordered to run, and still runs, when it was cut off and is back: from this a lost
+    document is made again. None says that it runs none: those of `last_round` are gone."""
+    running_state: str = ""
+    """Of those ranks: `finished`, when all have exited with 0, `stopped`, when they did so since
+    they were told to, `failed`, when one has not; empty while they run or start."""
+    master_port: Int | None = None
+    """A port that it keeps free, for ranks to meet at should it get slot 0."""
+    evidence_s: float = 0.0
+    """How long it collected evidence at the end of `last_round`."""
+    stop_s: float = 0.0
+    """How long it then took until the last process of that round was gone."""
+    device: str = ""
+    """What its ranks run on."""
+    version: str = ""
+    """Its release."""
+
+    @property
+    def running_round(self) -> int | None:
+        """The round whose ranks it still runs."""
+        return None if self.running is None else self.running.round
+
+
+class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
+    """Whether an agent may take part. Its order follows when a round forms."""
+
+    round: Int
+    """The newest round of the job: older orders are to be refused from now on."""
+    is_accepted: bool
+    """It may."""
+    reason: str
+    """Why not, or what is being waited for."""
+    cause: str = ""
+    """As in `node_refused`."""
+    standing: str = "waiting"
+    """`waiting` (for a round to form), `member`, `spare` or `refused`."""
+    slot: Int | None = None
+    """Its slot, for a member of the round that runs."""
+    retry_after_s: float | None = None
+    """Ask again after so long; None for not unless something changes."""
+    exit_code: Int | None = None
+    """Exit with this: the job is over, or the node will never be welcome."""
+    order: StartRanks | StopRanks | StandBy | AwaitRound | None = None
+    """What it was ordered and may not have heard: a lost order is late, never missed."""
+
+
+class Leave(Question, frozen=True, kw_only=True, tag="leave.v1"):
+    """I go. An agent asks before it exits. The answer is `Done`."""
+
+    node: str
+    """The node."""
+    instance: str
+    """The agent's own id."""
+    round: Int
+    """The newest round that it knows."""
+    cause: str
+    """As in `node_left`."""
+    reason: str
+    """Why."""
+    exit_code: Int | None = None
+    """What it will exit with."""
+
+
+class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
+    """Something happened in my part of the round. An agent asks what it means for the round."""
+
+    node: str
+    """The node."""
+    slot: Int
+    """Its slot."""
+    round: Int
+    """The round that it happened in."""
+    event: str
+    """`started` (all ranks run), `rank_exited`, `rank_stalled`, `rank_recovered`,
+    `start_failed`, `finished` (all ranks exited with 0), `stopped` (all ranks exited with 0 since
+    they were told to), `preempted`, `first_step`,
+    `excused` (the answer to `name_excuse`) or `reached` (the answer to `save_checkpoint`
+    without a step)."""
+    reason: str
+    """What happened, past which limit."""
+    fact: str | None = None
+    """The id of the fact that says more."""
+    rank: Int | None = None
+    """The rank that it is about; for `excused` the one that has stalled."""
+    step: Int | None = None
+    """The last step that the node's ranks finished; for `reached` None if the SDK counts none."""
+    fingerprint: str = ""
+    """Of the failure, where the agent can tell."""
+    exit_code: Int | None = None
+    """The rank's, where there is one."""
+    age_s: float = 0.0
+    """How long ago it happened, when the agent could not say so before."""
+    last_progress_age_s: float | None = None
+    """How long ago the node's ranks last moved."""
+    grace_s: float | None = None
+    """For `preempted`: how much time there is."""
+    waited_s: float | None = None
+    """For `rank_stalled`: since its last progress."""
+    excuse_s: float | None = None
+    """For `excused`: how long the rank that it may wait for may go on before it has stalled."""
+    step_s: float | None = None
+    """For `reached`: how long its steps take."""
+    instance: str = ""
+    """The agent's own id, as in `join`: another agent's report about its slot is refused."""
+    warm_ranks: Int = 0
+    """For `started`: how many of its ranks were forked from a warm process."""
+
+
+class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):
+    """What a report meant."""
+
+    round: Int
+    """The newest round."""
+    is_current: bool
+    """It was about that round; otherwise it changed nothing."""
+    incident: str | None = None
+    """The incident that it opened or joined."""
+    phase: str = ""
+    """The round's phase from now on."""
+
+
+class ShowRound(Question, frozen=True, kw_only=True, tag="show_round.v1"):
+    """How does the job stand? Anyone asks. The answer is a `RoundDocument`."""
+
+
+class StopJob(Question, frozen=True, kw_only=True, tag="stop_job.v1"):
+    """End the job. An operator asks.
+
+    The answer is `Done` when it is decided, not when all has stopped.
+    """
+
+    by: str
+    """The person, as authenticated."""
+    reason: str
+    """Why."""
+    save_first: bool = True
+    """Save at the next step boundary before stopping."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
+    """End the round and form another. An operator asks, or a service in enforce mode."""
+
+    by: str
+    """The person or service."""
+    reason: str
+    """Why."""
+    round: Int
+    """The round that they mean: another one is not touched."""
+    without_nodes: tuple[str, ...] = ()
+    """Nodes that are not to have a slot."""
+    save_first: bool = False
+    """Save at the next step boundary before stopping."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):
+    """Save at the next step boundary. An operator asks; the answer is `Done` when ordered."""
+
+    by: str
+    """The person, as authenticated."""
+    reason: str
+    """Why."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
+    """Let a node go without harm: replace it after a save. An operator or health asks."""
+
+    node: str
+    """The node."""
+    by: str
+    """The person or service."""
+    reason: str
+    """Why."""
+    within_s: float | None = None
+    """After this long it goes without a save."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence.v1"):
+    """Have agents collect evidence. Attribution or an operator asks; it comes as facts."""
+
+    incident: str
+    """The incident that it belongs to."""
+    round: Int
+    """The round that it is about."""
+    evidence: tuple[str, ...]
+    """Which, as in `evidence_collected`."""
+    within_s: float
+    """What is not there by then is reported as missing."""
+    nodes: tuple[str, ...] = ()
+    """From these; empty for all."""
+    ranks: tuple[Int, ...] = ()
+    """From these global ranks; empty for all of the nodes'."""
+    reason: str = ""
+    """Why."""
+
+
+class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"):
+    """Have nodes examined. Health or an operator asks rendezvous; results come as facts."""
+
+    nodes: tuple[str, ...]
+    """Which."""
+    by: str
+    """The person or service."""
+    reason: str
+    """Why."""
+    checks: tuple[str, ...] = ()
+    """Which; empty for all that may run beside a training."""
+    origin: str = ""
+    """By which way: `rest` or `cli`; empty for a service."""
+
+
+class RequestCopy(Question, frozen=True, kw_only=True, tag="request_copy.v1"):
+    """Have one node send a slot's state to another. The catalog asks rendezvous, to repair."""
+
+    round: Int
+    """The round that it is about."""
+    owner_slot: Int
+    """Whose state."""
+    step: Int
+    """Of which step."""
+    holder: str
+    """The node that has it."""
+    to: str
+    """The node that shall have it."""
+    reason: str
+    """Why."""

@@ -1,0 +1,191 @@
+"""Hears what faults are wanted, waits until they are due, says so first, and makes them."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everstep import subjects
+from everstep.bus.errors import BusError
+from everstep.bus.ports import Bus
+from everstep.errors import EverstepError
+from everstep.messages import FaultInjected, InjectFault, OperatorActed, StartRanks
+from everstep_services.agent.injection.door import Door
+from everstep_services.agent.injection.harm import Harm
+from everstep_services.agent.plan import RunPlan
+from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.01
+_TOLD_WITHIN_S = 1.0
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "terminate": signal.SIGTERM,
+    "interrupt": signal.SIGINT,
+    "stop": signal.SIGSTOP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What must be known of the ranks of this node, at any moment."""
+
+    order: Callable[[], StartRanks | None]
+    """The round that they belong to."""
+    folder: Callable[[int], Path | None]
+    """Where a rank has its sockets; None where there is no such rank."""
+    pid: Callable[[int], int]
+    """A rank's process; 0 while there is none."""
+    step: Callable[[int], int | None]
+    """The last step of a rank."""
+
+
+class Injection:
+    """One agent's faults. It exists only where `--allow-injection` was given."""
+
+    def __init__(
+        self, plan: RunPlan, bus: Bus, harm: Harm, ranks: Ranks, say: Callable[[str], None]
+    ) -> None:
+        self._plan = plan
+        self._bus = bus
+        self._harm = harm
+        self._ranks = ranks
+        self._say = say
+        self._heard: set[str] = set()
+        self._lasting: set[tuple[str, int | None]] = set()
+
+    async def hear_for_ever(self, instance: str) -> None:
+        """Every order to make a fault; what still lasts at the end is undone."""
+        subject = subjects.injection(self._plan.job, instance)
+        async with (
+            self._bus.subscribe(subject, InjectFault) as inbox,
+            asyncio.TaskGroup() as tasks,
+        ):
+            async for order in inbox:
+                if order.id not in self._heard:
+                    self._heard.add(order.id)
+                    tasks.create_task(self._obey(order))
+
+    async def _obey(self, order: InjectFault) -> None:
+        """Whatever becomes of it: a fault that cannot be made must not end the agent."""
+        try:
+            refused = await self._tried(order)
+            if refused:
+                log.info("fault_refused fault=%s error=%s", order.fault, refused)
+                await self._bus.record(self._refusal(order, refused))
+        except EverstepError as error:  # the disk is full, perhaps because somebody wished it
+            log.warning("fault_not_recorded fault=%s error=%s", order.fault, error)
+
+    async def _tried(self, order: InjectFault) -> str:
+        """Why it was not made; empty when it was."""
+        try:
+            wished = wish(order.fault, for_s=order.for_s, amount=order.amount, target=order.target)
+            await self._until_due(order)
+            await self._make(order, wished)
+        except (BadFaultError, OSError, TimeoutError) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    async def _until_due(self, order: InjectFault) -> None:
+        while True:
+            now = self._ranks.order()
+            if now is None or now.round != order.round:
+                raise BadFaultError(f"round {order.round} is over, and {order.fault} was for it")
+            if order.after_step is None or self._step(order, now) >= order.after_step:
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _step(self, order: InjectFault, now: StartRanks) -> int:
+        rank = now.first_rank if order.rank is None else order.rank
+        return self._ranks.step(rank) or 0
+
+    async def _make(self, order: InjectFault, wished: Wish) -> None:
+        place = wished.fault.place
+        if (place == "agent") != (order.rank is None):
+            wanted = "a node, not a rank" if place == "agent" else "a rank"
+            raise BadFaultError(f"{wished.fault.name} needs {wanted} to happen in")
+        key = (wished.fault.name, order.rank)
+        if key in self._lasting:
+            raise BadFaultError(f"{wished.fault.name} lasts still: wait until it is over")
+        self._lasting.add(key)
+        try:
+            match order.rank:
+                case None:
+                    await self._in_agent(order, wished)
+                case rank if place == "process":
+                    await self._on_process(order, wished, rank)
+                case rank:
+                    await self._in_rank(order, wished, rank)
+        finally:
+            self._lasting.discard(key)
+
+    async def _in_agent(self, order: InjectFault, wished: Wish) -> None:
+        await asyncio.to_thread(self._harm.check, wished)
+        await self._announce(order, wished)
+        await self._harm.make(wished)
+
+    async def _on_process(self, order: InjectFault, wished: Wish, rank: int) -> None:
+        pid = self._ranks.pid(rank)
+        if not pid:
+            raise BadFaultError(f"rank {rank} has no process on {self._plan.node}")
+        await self._announce(order, wished)
+        os.kill(pid, _SIGNALS[wished.fault.name])
+        if wished.fault.lasts and wished.for_s is not None:
+            try:
+                await asyncio.sleep(wished.for_s)
+            finally:
+                if self._ranks.pid(rank) == pid:
+                    os.kill(pid, signal.SIGCONT)
+
+    async def _in_rank(self, order: InjectFault, wished: Wish, rank: int) -> None:
+        folder = self._ranks.folder(rank)
+        if folder is None:
+            raise BadFaultError(f"rank {rank} does not run on {self._plan.node}")
+        async with Door.opened(folder, rank) as door:
+            await door.knock(wished)
+            await self._announce(order, wished)
+            await door.go()
+
+    async def _announce(self, order: InjectFault, wished: Wish) -> None:
+        """Before anything happens, and as far as the bus if it is there."""
+        fact = FaultInjected(
+            **self._about(order),
+            fault=wished.fault.name,
+            by=order.by,
+            node=self._plan.node,
+            rank=order.rank,
+            target=wished.target,
+            lasts_s=wished.for_s,
+            expected=wished.fault.what,
+        )
+        await self._bus.record(fact)
+        where = self._plan.node if order.rank is None else f"rank {order.rank}"
+        self._say(f"{order.by} injects {wished.fault.name} into {where}: {wished.fault.what}")
+        with contextlib.suppress(BusError, TimeoutError):
+            await self._bus.flush(_TOLD_WITHIN_S)
+
+    def _refusal(self, order: InjectFault, reason: str) -> OperatorActed:
+        return OperatorActed(
+            **self._about(order),
+            by=order.by,
+            action="inject",
+            target=order.fault,
+            outcome="refused",
+            reason=reason,
+            origin="cli",
+        )
+
+    def _about(self, order: InjectFault) -> dict[str, Any]:
+        return {
+            "id": order.id,
+            "job": order.job,
+            "at": self._harm.clock.wall(),
+            "source": f"agent/{self._plan.node}",
+            "round": order.round,
+        }

@@ -1,0 +1,87 @@
+"""Reads what the kernel has logged since it was last read, without ever waiting for more."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_RECORD_BYTES = 8192  # no record of /dev/kmsg is longer
+_MOST_RECORDS = 200_000
+"""A kernel that logs faster than this can be read is read on at the next look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message."""
+
+    sequence: int
+    at: float
+    """Seconds since the boot."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read."""
+
+    records: tuple[Record, ...]
+    """The kernel's own; what programs write into its log is left out."""
+    position: int
+    """Of the last one, these included."""
+    lost: int = 0
+    """Messages that the kernel had overwritten before they were read."""
+    has_more: bool = False
+
+
+def read(path: Path, after: int, most: int = _MOST_RECORDS) -> Reading:
+    """The records that follow a position; -1 for all that the kernel still has.
+
+    Raises OSError when the log may not be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return _read(descriptor, after, most)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, after: int, most: int) -> Reading:
+    records: list[Record] = []
+    position, lost, rest, reads = after, 0, b"", 0
+    for data in _chunks(descriptor, most):
+        reads += 1
+        # The device gives one record a read, a plain file as much as fits.
+        *lines, rest = (rest + data).split(b"\n")
+        for record, is_own in filter(None, map(_parsed, lines)):
+            if record.sequence <= position:
+                continue
+            if position >= 0:
+                lost += record.sequence - 1 - position
+            position = record.sequence
+            if is_own:
+                records.append(record)
+    return Reading(tuple(records), position, lost, has_more=reads == most)
+
+
+def _chunks(descriptor: int, most: int) -> Iterator[bytes]:
+    while most:
+        try:
+            data = os.read(descriptor, _RECORD_BYTES)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # overwritten while it was read; the next read goes on behind
+            continue
+        if not data:
+            return
+        yield data
+        most -= 1
+
+
+def _parsed(line: bytes) -> tuple[Record, bool] | None:
+    """A record, and whether the kernel itself wrote it; None for what continues one."""
+    head, separator, text = line.decode(errors="replace").partition(";")
+    fields = head.split(",")
+    if not separator or len(fields) < 3 or not all(field.isdecimal() for field in fields[:3]):
+        return None
+    priority, sequence, micros = map(int, fields[:3])
+    return Record(sequence, micros / 1e6, text), priority >> 3 == 0

@@ -1,0 +1,61 @@
+"""The notes of checks: one file a node, replaced as a whole."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Notes = dict[str, dict[str, Any]]
+"""By check, what it wants to find at the next look."""
+
+_MOST_BYTES = 4 << 20
+
+
+class NotesLostError(Exception):
+    """The notes cannot be read or kept: checks begin anew. The text says why."""
+
+
+def place(state_dir: Path, node: str) -> Path:
+    """Where the notes of a node are: other nodes may have the same state directory."""
+    return state_dir / "checks" / f"{node}.json"
+
+
+def read(path: Path) -> Notes:
+    """The notes of all checks, none if there are none yet. Raises `NotesLostError`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise NotesLostError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(data, type=Notes)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise NotesLostError(f"{path} holds no notes ({error}): they begin anew") from error
+
+
+def keep(path: Path, changed: Notes) -> None:
+    """Replace the notes of these checks, in one atomic step. Raises `NotesLostError`.
+
+    Of two looks at the same moment the later one wins, check by check: nothing worse than a
+    second of counting is lost, which is not worth a lock that could hang.
+    """
+    try:
+        others = read(path)
+    except NotesLostError:
+        others = {}
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = msgspec.json.encode(others | changed)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise NotesLostError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,87 @@
+"""Who measures the network with whom, and what the figures say about nodes and links. Pure."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+BELOW = 0.5
+"""A pair that reaches less than this part of what is usual is slow."""
+_PARTNERS_LEAST = 2
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How fast two nodes were with each other; 0 when they did not reach each other."""
+
+    pair: Pair
+    mib_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A node that is slow with everybody, or two nodes that are slow with each other only."""
+
+    nodes: tuple[str, ...]
+    """One, or the two ends of a link."""
+    mib_s: float
+    """The median with all partners, or what the pair reached."""
+    usual_mib_s: float
+
+    @property
+    def reason(self) -> str:
+        """With the numbers."""
+        who = "every partner" if len(self.nodes) == 1 else f"{self.nodes[1]} alone"
+        return (
+            f"{self.nodes[0]} reaches {self.mib_s:.0f} MiB/s with {who}, and "
+            f"{self.usual_mib_s:.0f} MiB/s is usual here"
+        )
+
+
+def schedule(nodes: Sequence[str]) -> list[list[Pair]]:
+    """Every pair once, in as few turns as can be: within a turn no node is in two pairs.
+
+    A round-robin tournament: the first stays, the others move on by one place a turn. With an
+    odd number one node rests in each turn.
+    """
+    places: list[str | None] = list(dict.fromkeys(nodes))
+    if len(places) % 2:
+        places.append(None)
+    turns = []
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        faces = zip(places[:half], reversed(places[half:]), strict=True)
+        turns.append(
+            [(one, other) for one, other in faces if one is not None and other is not None]
+        )
+        places = [places[0], places[-1], *places[1:-1]]
+    return turns
+
+
+def slow_ones(measured: Iterable[Measured], below: float = BELOW) -> list[Slow]:
+    """Who is slow. With fewer than two partners a node cannot be told from a link.
+
+    What is usual is the median of what each node reaches with its best partner: a slow node
+    spoils one figure of that, but a large part of all pairs.
+    """
+    figures = list(measured)
+    speeds: dict[str, list[float]] = {}
+    for one in figures:
+        for node in one.pair:
+            speeds.setdefault(node, []).append(one.mib_s)
+    if not speeds:
+        return []
+    usual = statistics.median(max(reached) for reached in speeds.values())
+    limit = below * usual
+    nodes = {
+        node: statistics.median(reached)
+        for node, reached in speeds.items()
+        if len(reached) >= _PARTNERS_LEAST and max(reached) < limit
+    }
+    links = [
+        Slow(one.pair, one.mib_s, usual)
+        for one in figures
+        if one.mib_s < limit and not nodes.keys() & set(one.pair)
+    ]
+    return [*(Slow((node,), speed, usual) for node, speed in sorted(nodes.items())), *links]

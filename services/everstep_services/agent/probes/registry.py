@@ -1,0 +1,86 @@
+"""Which checks there are, and where: no module of a check is imported before it is needed."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+
+from everstep.errors import EverstepError
+from everstep_services.agent.probes.base import Probe
+from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.probes.site import SiteProbe, site_commands
+
+SITE = "site"
+"""Stands for all checks of the site."""
+
+_PACKAGE = "everstep_services.agent.probes"
+_PLACES = {
+    "gpu": "gpu:GpuProbe",
+    "gpu-selftest": "gpu_selftest:GpuSelfTestProbe",
+    "host": "host:HostProbe",
+    "kernel": "kernel_log:KernelLogProbe",
+    "nic": "nic:NicProbe",
+    "nvlink": "nvlink:NvlinkProbe",
+    "ptrace": "ptrace:PtraceProbe",
+    "recorder": "recorder:RecorderProbe",
+    "storage": "storage:StorageProbe",
+}
+_STORAGE_SAYS_WITHIN_S = 2.0
+_TAKE_FROM_RANKS = frozenset({"gpu-selftest"})
+
+
+class UnknownCheckError(EverstepError):
+    """There is no check of this name."""
+
+
+def all_names(settings: ChecksSettings) -> tuple[str, ...]:
+    """Every check of this node; those of the site as one, without looking for them."""
+    own = (SITE,) if settings.site or settings.site_dir is not None else ()
+    return (*_PLACES, *own)
+
+
+def beside_training(settings: ChecksSettings) -> tuple[str, ...]:
+    """The checks that may run while ranks train."""
+    return tuple(name for name in all_names(settings) if name not in _TAKE_FROM_RANKS)
+
+
+def chosen(names: Iterable[str], settings: ChecksSettings) -> tuple[str, ...]:
+    """These checks, each once. Raises `UnknownCheckError`; `site:<name>` is looked for later."""
+    known = all_names(settings)
+    wanted = tuple(dict.fromkeys(names))
+    for name in wanted:
+        if name not in known and not name.startswith(f"{SITE}:"):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see everstep check --list"
+            raise UnknownCheckError(f"{name!r} is no check; {hint}")
+    return wanted
+
+
+def site_probes(settings: ChecksSettings) -> list[SiteProbe]:
+    """The checks of the site. Looks into its folder: raises OSError."""
+    return [
+        SiteProbe(f"{SITE}:{name}", command)
+        for name, command in sorted(site_commands(settings).items())
+    ]
+
+
+def find(name: str, settings: ChecksSettings) -> Probe:
+    """The check of this name. Imports its module, and raises what that raises."""
+    if name in _PLACES:
+        module, _, attribute = _PLACES[name].partition(":")
+        probe: Probe = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), attribute)()
+        return probe
+    for site_probe in site_probes(settings):
+        if site_probe.name == name:
+            return site_probe
+    raise UnknownCheckError(f"{name!r} is no check; see everstep check --list")
+
+
+def deadline_s(name: str, settings: ChecksSettings) -> float:
+    """How long a check may take."""
+    match name:
+        case "gpu-selftest":
+            return settings.selftest_within_s
+        case "storage":  # it says itself what hangs, and then wants to be heard
+            return settings.storage_within_s + _STORAGE_SAYS_WITHIN_S
+        case _:
+            return settings.within_s

@@ -1,0 +1,109 @@
+"""An examination in words: for people, for programs, for Nagios and for Prometheus. Pure."""
+
+from typing import Any
+
+import msgspec
+
+from everstep.messages.health import CheckResult
+from everstep_services.agent.probes.verdicts import (
+    STATES,
+    Examination,
+    code_of,
+    counted,
+    is_amiss,
+)
+
+_NAGIOS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+_SCHEMA = "everstep.check/v1"
+
+
+def human(node: str, done: Examination, *, quiet: bool = False) -> list[str]:
+    """An aligned line a part, the worst first, then one for all. Quiet: only what is amiss."""
+    shown = [one for one in done.results if is_amiss(one) or not quiet]
+    rows = [(_state(one), one.check, one.subject) for one in shown]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([*map(str.ljust, row, widths), _why(one)]).rstrip()
+        for row, one in zip(rows, shown, strict=True)
+    ]
+    return lines if quiet else [*lines, f"{node}: {_summary(done)}"]
+
+
+def document(node: str, done: Examination) -> dict[str, Any]:
+    """For programs: all of it, with every field."""
+    return {
+        "schema": _SCHEMA,
+        "node": node,
+        "state": done.state,
+        "code": code_of(done.state),
+        "took_s": done.took_s,
+        "checks": list(done.checks),
+        "items": [msgspec.structs.asdict(one) for one in done.results],
+    }
+
+
+def nagios(node: str, done: Examination) -> list[str]:
+    """The status line with performance data; below it, what is amiss."""
+    amiss = [one for one in done.results if is_amiss(one)]
+    worst = _told(amiss[0]) if amiss else _summary(done)
+    numbers = [
+        f"{state}={sum(one.state == state for one in done.results)}" for state in reversed(STATES)
+    ]
+    figures = " ".join([*numbers, f"took={done.took_s:g}s"])
+    status = f"EVERSTEP {_NAGIOS[code_of(done.state)]} - {node}: {worst}"
+    return [f"{_without_bars(status)} | {figures}", *(_without_bars(_told(one)) for one in amiss)]
+
+
+def prometheus(node: str, done: Examination) -> list[str]:
+    """For a textfile collector."""
+    lines = [
+        "# HELP everstep_check_code What a check says of a part of this node: 0 ok or "
+        "unsupported, 1 warning, 2 failed, 3 unknown.",
+        "# TYPE everstep_check_code gauge",
+    ]
+    seen: dict[tuple[str, str], CheckResult] = {}
+    for one in done.results:  # of two about the same part the worse one, which comes first
+        seen.setdefault((one.check, one.subject), one)
+    for one in seen.values():
+        labels = {"node": node, "check": one.check, "subject": one.subject, "state": one.state}
+        lines.append(f"everstep_check_code{{{_labels(labels)}}} {code_of(one.state)}")
+    of_node = _labels({"node": node})
+    return [
+        *lines,
+        "# HELP everstep_node_check_code The worst that any check says of this node.",
+        "# TYPE everstep_node_check_code gauge",
+        f"everstep_node_check_code{{{of_node}}} {code_of(done.state)}",
+        "# HELP everstep_node_check_seconds How long all checks took.",
+        "# TYPE everstep_node_check_seconds gauge",
+        f"everstep_node_check_seconds{{{of_node}}} {done.took_s:g}",
+    ]
+
+
+def _state(one: CheckResult) -> str:
+    return one.state.upper() if one.state == "failed" else one.state
+
+
+def _summary(done: Examination) -> str:
+    return counted(done.results) or "nothing was checked"
+
+
+def _why(one: CheckResult) -> str:
+    code = f" [{one.code}]" if one.code and one.code not in one.reason else ""
+    return f"{one.reason}{code}"
+
+
+def _told(one: CheckResult) -> str:
+    return f"{one.state}: {' '.join(filter(None, [one.check, one.subject]))}: {_why(one)}"
+
+
+def _without_bars(line: str) -> str:
+    """Nagios takes what follows a bar for figures."""
+    return line.replace("|", "/")
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

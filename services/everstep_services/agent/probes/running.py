@@ -1,0 +1,93 @@
+"""Runs a program for a check: bounded in time and output, and never waited for when stuck."""
+
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+_CHUNK = 4096
+_KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How it went."""
+
+    code: int | None
+    """Its exit code, negative for a signal; None when it had not ended in time."""
+    output: bytes
+    """The beginning of what it wrote to stdout."""
+
+    @property
+    def first_line(self) -> str:
+        """What it said first, whatever the encoding."""
+        return self.output.partition(b"\n")[0].decode(errors="replace").strip()
+
+
+class Program:
+    """A running program. It stays in the process group of the check, and dies with it."""
+
+    @classmethod
+    def start(cls, command: Sequence[str]) -> Self:
+        """Raises OSError when it cannot be started."""
+        return cls(
+            subprocess.Popen(  # noqa: S603  ourselves, or what the site's settings name
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
+        )
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self._output = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self, until: float) -> Ran:
+        """Until it has ended, or the monotonic clock says `until`: then it is killed.
+
+        If it is stuck in the kernel it is left there. What it has started may hold its output
+        open for longer: nobody waits for that.
+        """
+        assert self._process.stdout is not None
+        with self._process.stdout as pipe:
+            handle = os.pidfd_open(self._process.pid)
+            try:
+                return self._wait(pipe.fileno(), handle, until)
+            finally:
+                os.close(handle)
+
+    def _wait(self, pipe: int, handle: int, until: float) -> Ran:
+        os.set_blocking(pipe, False)
+        watched = [pipe, handle]
+        is_over = False
+        while not is_over:
+            is_over = time.monotonic() >= until
+            ready, _, _ = select.select(watched, [], [], max(until - time.monotonic(), 0))
+            if handle in ready:
+                while len(self._output) < _KEPT and self._take(pipe):
+                    pass
+                return Ran(self._process.wait(), self._output)
+            if pipe in ready and not self._take(pipe):
+                watched = [handle]
+        self._process.kill()
+        threading.Thread(target=self._process.wait, daemon=True).start()  # it may take for ever
+        return Ran(None, self._output)
+
+    def _take(self, pipe: int) -> bool:
+        """Read once and keep the beginning; False at the end, or when nothing is there."""
+        try:
+            data = os.read(pipe, _CHUNK)
+        except BlockingIOError:
+            return False
+        self._output = (self._output + data)[:_KEPT]
+        return bool(data)

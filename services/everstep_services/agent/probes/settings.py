@@ -1,0 +1,117 @@
+"""The [checks] section: what is examined on this node, and past which limits it is not fit."""
+
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from everstep.settings import Settings
+
+SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+"""How a check of the site may be called."""
+
+
+class ChecksSettings(Settings, frozen=True, kw_only=True):
+    """How a node is examined. A limit that is passed says so in the check's reason."""
+
+    every_s: float = 300.0
+    """How often an agent examines its node."""
+    join_waits_s: float = 3.0
+    """How long an agent's first question to join waits for what the checks find; 0 for not."""
+    within_s: float = 10.0
+    """How long one check may take before it counts as `unknown`."""
+    all_within_s: float = 60.0
+    """How long all checks together may take."""
+
+    memory_least_percent: float = 2.0
+    """Less memory available than this is a warning."""
+    memory_pressure_percent: float = 10.0
+    """A warning when all processes wait for memory for more than this part of a minute."""
+    clock_off_s: float = 1.0
+    """A clock that may be wrong by more than this, or that jumps by more, is a warning."""
+    shm_least_mib: int = 1024
+    """A smaller `/dev/shm` is a warning: ranks and their data workers share memory there."""
+    room_least_mib: int = 1024
+    """Less space free in a watched folder, or `/dev/shm`, is a warning."""
+    room_failed_mib: int = 64
+    """Less than this is a failure."""
+    inodes_least_percent: float = 1.0
+    """Fewer files that may still be made in a watched folder are a warning."""
+    room_paths: tuple[Path, ...] = ()
+    """Folders whose space is watched, besides `/tmp` and the state directory."""
+    open_files_least: int = 4096
+    """A lower limit of open files is a warning."""
+    processes_least: int = 4096
+    """A lower limit of processes is a warning."""
+    load_per_cpu: float = 4.0
+    """More processes a processor, over five minutes, are a warning."""
+    zombies_limit: int = 200
+    """More processes that nobody has waited for are a warning."""
+
+    storage_paths: tuple[Path, ...] = ()
+    """Folders to write to and read from; by default all mounts of network file systems."""
+    storage_within_s: float = 15.0
+    """How long that may take for one of them before it has failed."""
+
+    network_least_mib_s: float = 0.0
+    """Less bandwidth between two nodes is a failure; 0 to measure only."""
+    network_most_ms: float = 0.0
+    """A longer round trip between two nodes is a failure; 0 to measure only."""
+
+    gpus_expected: int | None = None
+    """How many GPUs this node must have; by default as many as at the last look."""
+    gpu_temperature_warning_c: float | None = None
+    """A hotter GPU is a warning; by default 5 °C below the limit at which it slows down."""
+    gpu_stranger_mib: int = 1024
+    """More GPU memory held by processes that are not ours is a warning."""
+    persistent_looks: int = 3
+    """In how many looks a GPU that slows down, or a link with errors, has failed."""
+    nvlink_errors_limit: int = 100
+    """More errors of a link from one look to the next are a warning."""
+    nvlink_window_s: float = 3600.0
+    """How far back looks at links count."""
+    nic_flaps_limit: int = 3
+    """How often a port may lose its link within the window before it has failed."""
+    nic_window_s: float = 3600.0
+    """How far back lost links count."""
+    nic_ignored: tuple[str, ...] = ()
+    """Adapters that training does not use: `mlx5_bond_0`."""
+    kernel_window_s: float = 6 * 3600.0
+    """How long a line of the kernel's log speaks against this node, unless only a reboot helps."""
+    selftest_s: float = 5.0
+    """How long the self-test computes on all GPUs, once it has started."""
+    selftest_within_s: float = 90.0
+    """How long the self-test may take in all; most of that is the start of torch."""
+
+    site: dict[str, str] = msgspec.field(default_factory=dict)
+    """Checks of your own by name: a command line each, with the exit codes of Nagios."""
+    site_dir: Path | None = None
+    """A folder of executables that are such checks, too, each by its file's name."""
+
+    def __post_init__(self) -> None:
+        for name in ("every_s", "within_s", "all_within_s", "storage_within_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        if self.room_failed_mib > self.room_least_mib:
+            raise ValueError(
+                f"room_failed_mib must not be above room_least_mib, got "
+                f"{self.room_failed_mib} > {self.room_least_mib}"
+            )
+        for name, line in self.site.items():
+            _refuse_wrong_site_check(name, line)
+
+
+def _refuse_wrong_site_check(name: str, line: str) -> None:
+    if not SITE_NAME.fullmatch(name):
+        raise ValueError(
+            f"site: {name!r} is no name for a check: use letters, digits, '_', '-' and '.'"
+        )
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise ValueError(
+            f"site: the command of {name}, {line!r}, cannot be read: {error}"
+        ) from error
+    if not words:
+        raise ValueError(f"site: {name} has no command: name an executable")

@@ -1,0 +1,198 @@
+"""What an agent does about stalls: records them, reports them, tells people, learns limits."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import (
+    BadMessageError,
+    Fact,
+    LimitsDocument,
+    NameExcuse,
+    RankStalled,
+    StartRanks,
+    decode_as,
+)
+from everstep_services.agent import acts
+from everstep_services.agent.domain import Agent
+from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.ranks.keeping import RankSaid
+from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.records import Records
+from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.kernel import ProcessState
+from everstep_services.agent.stalls.table import Others, table, time_text, warnings
+from everstep_services.agent.stalls.watch import StallWatch, Watched
+from everstep_services.agent.workplace import Workplace
+from trainer_sdk.wire import Paused, Resumed
+
+log = logging.getLogger(__name__)
+
+_SAID_ONCE = "how long a rank may go without progress; what is learned takes the place of defaults"
+
+
+class Stalls:
+    """Stands between the watch and the rest of the agent."""
+
+    def __init__(  # noqa: PLR0913  each is a port or what was asked for
+        self,
+        plan: RunPlan,
+        bus: Bus,
+        agent: Agent,
+        rank: Callable[[int], WatchedRank | None],
+        records: Records,
+        workplace: Workplace,
+        clock: Clock,
+        others: Others,
+        record: Callable[[Fact], None],
+        do: Callable[[Sequence[acts.Act]], None],
+    ) -> None:
+        self._plan = plan
+        self._bus = bus
+        self._agent = agent
+        self._rank = rank
+        self._records = records
+        self._workplace = workplace
+        self._others = others
+        self._record = record
+        self._do = do
+        self._facts: dict[int, RankStalled] = {}
+        self._has_shown = False
+        self._warned: set[str] = set()
+        self._state = ""
+        watched = Watched(self._live, rank, self._stalled, self._moving, self._warn)
+        self.watch = StallWatch(plan.limits, clock, watched)
+
+    async def follow_limits_for_ever(self) -> None:
+        """Use what health learns about this job."""
+        async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
+            async for document in documents:
+                self.watch.learned(self._read(document.data))
+                self._note_state("health has published limits")
+
+    def begins(self, order: StartRanks) -> None:
+        """The ranks of a round are being started."""
+        self._facts.clear()
+        self.watch.begins(order)
+        if order.slot == 0 and not self._has_shown:
+            self._has_shown = True
+            self._workplace.say(_SAID_ONCE)
+            for line in table(self.watch.limits, self._others):
+                self._workplace.say(line)
+            self._warn_of_order()
+        self._note_state("ranks are being started")
+
+    def ends(self) -> None:
+        """The ranks of the round are gone."""
+        self.watch.ends()
+        self._state = ""
+
+    def stepped(self, rank: int) -> None:
+        """A rank has made its first step: what it shows of its process group may be compared."""
+        known = self._rank(rank)
+        page = None if known is None else known.page.read()
+        if page is not None and page.group_timeout_s:
+            shown = self._others
+            self._others = Others(
+                page.group_timeout_s,
+                shown.heartbeat_s,
+                shown.preempt_grace_s,
+                shown.scheduler_grace_s,
+            )
+            self._warn_of_order()
+
+    def said(self, event: RankSaid) -> None:
+        """A rank asks not to be judged, or to be judged again."""
+        match event.said:
+            case Paused(reason=reason, for_s=for_s):
+                why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
+                self._record(self._records.watch_changed(event.round, "paused", why, until_s=for_s))
+            case Resumed():
+                why = f"rank {event.rank} goes on after step {event.said.step}"
+                state = self.watch.state
+                self._record(self._records.watch_changed(event.round, state, why))
+            case _:
+                pass
+
+    def excuse(self, order: NameExcuse) -> acts.Tell | None:
+        """The answer to whether a stalled rank may wait for one of ours; none if it does not."""
+        excuse = None if self._is_ours(order) else self.watch.excuse(order)
+        if excuse is None:
+            return None
+        rank, for_s = excuse
+        reason = f"rank {rank} is within its limit for {time_text(for_s)} more"
+        return acts.Tell(order.round, "excused", reason, order.rank, excuse_s=for_s)
+
+    def _live(self) -> Collection[int]:
+        return self._agent.live_ranks
+
+    def _is_ours(self, order: NameExcuse) -> bool:
+        return order.node == self._plan.node  # we have looked at our own before we reported it
+
+    def _read(self, data: bytes | None) -> LimitsDocument | None:
+        """What was learned for this configuration, if anything."""
+        if data is None:
+            return None
+        try:
+            learned = decode_as(data, LimitsDocument)
+        except BadMessageError as error:
+            log.warning("limits_unreadable error=%s", error)
+            return None
+        fits = learned.config_fingerprint in {"", self._plan.spec.config_fingerprint}
+        return learned if fits else None
+
+    def _stalled(self, stalled: Stalled, process: ProcessState) -> None:
+        order = self._agent.order
+        if order is None:
+            return
+        place = stalled.place
+        is_fatal = self._plan.restart_on_stall
+        fact = self._records.rank_stalled(order, stalled, process, is_fatal=is_fatal)
+        self._facts[place.rank] = fact
+        self._record(fact)
+        where = f"in {place.section}" if place.section else _OUTSIDE.get(place.phase, "")
+        reason = (
+            f"rank {place.rank} has made no progress for {time_text(stalled.waited_s)} {where} "
+            f"(limit {time_text(place.limit.s)}, {place.limit.source})"
+        )
+        if process.text:
+            reason += f"; {process.text}"
+        self._workplace.say(reason, is_warning=True)
+        if is_fatal:
+            self._do(self._agent.rank_stalled(place.rank, reason, stalled.waited_s, fact.id))
+
+    def _moving(self, moving: Moving) -> None:
+        order, rank = self._agent.order, moving.stalled.place.rank
+        fact = self._facts.pop(rank, None)
+        if order is None or fact is None:
+            return
+        recovered = self._records.rank_recovered(order, moving, fact.id)
+        self._record(recovered)
+        reason = f"rank {rank} moves again after {time_text(moving.stalled_s)}"
+        self._workplace.say(reason)
+        self._do(self._agent.rank_moves(rank, reason, recovered.id))
+
+    def _warn(self, text: str) -> None:
+        self._workplace.say(text, is_warning=True)
+
+    def _warn_of_order(self) -> None:
+        for warning in warnings(self.watch.limits, self._others):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                self._warn(warning)
+
+    def _note_state(self, why: str) -> None:
+        """Whether stalls are looked for is itself on record."""
+        state = self.watch.state
+        if state and state != self._state:
+            self._state = state
+            named = tuple(sorted(self.watch.limits.named()))
+            self._record(self._records.watch_changed(self._agent.round, state, why, sections=named))
+
+
+_OUTSIDE = {
+    "start": "since it was started",
+    "first_step": "on the way to its first step",
+    "step": "outside of all sections",
+}

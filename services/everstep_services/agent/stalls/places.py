@@ -1,0 +1,213 @@
+"""Where a rank is, for how long it has been there, and how long it may be."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from everstep_services.agent.stalls.limits import Limit, Limits
+from trainer_sdk.page import CountedBy, Kind, LaneReading, PageReading, Phase, SectionReading
+
+_PAUSE_S = 60.0
+"""Somebody else may ask again after this, when a pause has no end."""
+_IDLE_S = 1.0
+"""Who has done nothing for so long is idle."""
+_LONG = frozenset({"checkpoint", "evaluation"})
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What else shows whether a rank works, where its page cannot."""
+
+    idle_s: float | None = None
+    """How long its process has used no processor and moved no bytes; None if nobody looked."""
+    collective_s: float | None = None
+    """When it was last seen to enter another collective."""
+    waits_in: str = ""
+    """The collective that it is in, if it is in one."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that is known of one rank at one moment."""
+
+    rank: int
+    born_s: float
+    """When its process was started."""
+    page: PageReading | None = None
+    lanes: tuple[LaneReading, ...] = ()
+    section: Callable[[int], SectionReading] | None = None
+    """What its page says of a section."""
+    threads: Collection[int] | None = None
+    """Its threads, if somebody looked: sections of others will never end, and mean nothing."""
+    signs: Signs = Signs()
+    trouble: str = ""
+    """Why its page cannot be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is without having made progress since."""
+
+    rank: int
+    phase: str
+    """As in `rank_stalled`."""
+    since_s: float
+    limit: Limit
+    section: str | None = None
+    step: int | None = None
+    signal: str = "page"
+    pid: int | None = None
+
+    def waited_s(self, now: float, blind_s: float = 0.0) -> float:
+        """How long it has made no progress, as far as that was witnessed."""
+        return max(0.0, now - self.since_s - blind_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A rank that is not to be judged, because it said so."""
+
+    rank: int
+    until_s: float | None
+    step: int | None = None
+
+
+def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
+    """Where the rank is; None for one whose script is over."""
+    page = view.page
+    if page is None:
+        return Place(view.rank, "start", view.born_s, _patience(limits.first_step(), view, limits))
+    if page.phase is Phase.ENDED:
+        return None
+    step = page.step or None
+    if page.pauses > 0 and not 0 < page.paused_until_s <= now:
+        return Aside(view.rank, page.paused_until_s or None, step)
+    resumed_s = page.paused_until_s if page.pauses > 0 else 0.0
+    if not page.steps:
+        return _before_first_step(view, page, limits, resumed_s)
+    places = [_in_lane(view, page, lane, limits, resumed_s) for lane in _live(view)]
+    if page.counted_by is CountedBy.SDK and not _is_in_long_phase(view):
+        places.append(_between_steps(view, page, limits, resumed_s))
+    elif not places:
+        places.append(_unmodified(view, page, limits, resumed_s))
+    return min(places, key=lambda place: place.since_s + place.limit.s)
+
+
+def excuse_s(
+    stalled: Place, other: Place | Aside, now: float, slack_s: float = 0.0
+) -> float | None:
+    """How long `other` may be what the stalled rank waits for; None if it is not.
+
+    Who stopped before, and may be where it is. Who is in a long phase, for which others wait. Or
+    who works on in the same step or an earlier one, as a rank does that evaluates without saying
+    so. `slack_s`: how well instants of two nodes can be compared.
+    """
+    if isinstance(other, Aside):
+        return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
+    left_s = other.limit.s - other.waited_s(now)
+    if left_s <= 0 or other.rank == stalled.rank:
+        return None
+    stopped_before = other.since_s <= stalled.since_s + slack_s
+    is_behind = (other.step or 0) <= (stalled.step or 0)
+    works_on = other.waited_s(now) < stalled.waited_s(now) / 2
+    if stopped_before or (is_behind and (works_on or other.phase in _LONG)):
+        return left_s
+    return None
+
+
+def _live(view: View) -> list[LaneReading]:
+    """The main thread's lane, and those of other threads that are in a section."""
+    return [
+        lane
+        for number, lane in enumerate(view.lanes)
+        if not number or (lane.frames and (view.threads is None or lane.thread in view.threads))
+    ]
+
+
+def _before_first_step(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+    moved = [page.progress_s, page.script_s, resumed_s, view.signs.collective_s or 0.0]
+    since_s = max([*moved, *(lane.moved_s for lane in view.lanes)])
+    phase = "first_step" if page.phase is Phase.SCRIPT else "start"
+    section = _innermost(view)
+    return Place(
+        view.rank,
+        phase,
+        since_s,
+        _patience(limits.first_step(), view, limits),
+        section=section.name if section else None,
+        pid=page.pid,
+    )
+
+
+def _in_lane(
+    view: View, page: PageReading, lane: LaneReading, limits: Limits, resumed_s: float
+) -> Place:
+    assert view.section is not None
+    section = view.section(lane.frames[-1].section if lane.frames else 0)
+    moved = [lane.moved_s, resumed_s]
+    if lane is view.lanes[0]:
+        moved.append(page.progress_s)
+    phase = "step" if not section.name else section.kind.value
+    return Place(
+        view.rank,
+        "section" if phase == "plain" else phase,
+        max(moved),
+        limits.section(section.name, section.kind),
+        section=section.name or None,
+        step=page.step,
+        pid=page.pid,
+    )
+
+
+def _between_steps(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+    since_s = max(page.progress_s, resumed_s)
+    section = _innermost(view)
+    name = section.name if section else None
+    return Place(
+        view.rank, "step", since_s, limits.step(), section=name, step=page.step, pid=page.pid
+    )
+
+
+def _unmodified(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+    """A script that says nothing of itself: steps of its optimizer, and collectives."""
+    signs = view.signs
+    collective_s = signs.collective_s or 0.0
+    since_s = max(page.progress_s, resumed_s, collective_s)
+    outside = limits.section("", Kind.PLAIN)
+    works = not signs.waits_in and (signs.idle_s is None or signs.idle_s < _IDLE_S)
+    limit = limits.step() if works and outside.source != "configured" else outside
+    return Place(
+        view.rank,
+        "step",
+        since_s,
+        limit,
+        step=page.step,
+        signal="collectives" if collective_s > page.progress_s else "page",
+        pid=page.pid,
+    )
+
+
+def _patience(limit: Limit, view: View, limits: Limits) -> Limit:
+    """A rank that works, and does not wait for others, may be on its way to its first step."""
+    signs = view.signs
+    if signs.idle_s is None or signs.idle_s >= _IDLE_S or signs.waits_in:
+        return limit
+    if limit.source == "configured":
+        return limit
+    return Limit(limit.s * limits.rules.busy_factor, limit.source)
+
+
+def _is_in_long_phase(view: View) -> bool:
+    section = view.section
+    if section is None:
+        return False
+    return any(
+        section(frame.section).kind is not Kind.PLAIN
+        for lane in view.lanes
+        for frame in lane.frames
+    )
+
+
+def _innermost(view: View) -> SectionReading | None:
+    if not view.lanes or not view.lanes[0].frames or view.section is None:
+        return None
+    return view.section(view.lanes[0].frames[-1].section)

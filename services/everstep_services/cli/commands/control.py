@@ -1,0 +1,42 @@
+"""Show or change what is switched at run time: modes, the breaker, the brake."""
+
+import click
+
+from everstep.subjects import CLUSTER
+from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.operating import ControlWish, fulfil, with_reason
+
+
+@click.group()
+def command() -> None:
+    """Show or change what is switched at run time: modes, the breaker, the brake."""
+
+
+@command.command()
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation) -> None:
+    """Show every switch that is in force, who changed it last, and why."""
+    from everstep_services.cli.limits_page import print_control
+    from everstep_services.cli.location import open_api
+
+    with open_api(invocation) as api:
+        print_control(invocation, api)
+
+
+@command.command(name="set")
+@click.argument("changes", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.option("--job", help="For this job only; by default for all.")
+@with_reason
+@click.pass_obj
+def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, reason: str) -> None:
+    """Change switches, as modes.exclude=enforce or breaker=closed.
+
+    An empty value goes back to the default.
+    """
+    pairs = [one.partition("=") for one in changes]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise click.UsageError(f"{name or '='!r} is no change: write NAME=VALUE")
+    details = {"changes": {name: value for name, _, value in pairs}}
+    fulfil(invocation, ControlWish("control", reason, job or CLUSTER, details=details))

@@ -1,0 +1,1 @@
+"""`everstep inject`: what is wanted, where, when; and who is told."""

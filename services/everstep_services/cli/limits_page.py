@@ -1,0 +1,74 @@
+"""Limits and switches on the screen."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from everstep_services.cli.client import Api
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.layout import Record, aligned, moment, span
+from everstep_services.cli.operating import quoted
+from everstep_services.cli.output import cell, print_json, print_line, print_records, say, schema
+
+COLUMNS = ("section", "limit", "source", "why")
+
+
+def print_limits(invocation: Invocation, api: Api, job: str) -> None:
+    """The limits of a job, and the rule behind them."""
+    found = api.get(f"jobs/{quoted(job)}/limits")
+    match invocation.output:
+        case "json":
+            print_json({"schema": schema("limit"), **found})
+        case "jsonl":
+            for one in found["limits"]:
+                print_line(one)
+        case _:
+            rows = ({**one, "limit": span(one["limit_s"])} for one in found["limits"])
+            print_records(invocation, "limit", rows, COLUMNS)
+    for line in _said(found):
+        say(line)
+
+
+def print_control(invocation: Invocation, api: Api) -> None:
+    """Every switch that is in force."""
+    found = api.get("control")
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_json({"schema": schema("control"), **found})
+        return
+    for line in control_page(found):
+        click.echo(line)
+
+
+def control_page(found: Record) -> Iterator[str]:
+    """The lines about what is switched."""
+    for one in (found["cluster"], *found["jobs"]):
+        about = "all jobs" if one["job"] is None else cell(one["job"])
+        brake = "the brake is on: everything only observes" if one["is_braked"] else "no brake"
+        yield f"{about}: {brake}"
+        yield from aligned([(name, text) for name, text in _switches(one) if text])
+    if found["breaker_opened_at"]:
+        since = moment(found["breaker_opened_at"])
+        yield f"breaker: open since {since} UTC: health excludes no more nodes by itself"
+    if found["distrusted_checks"]:
+        names = ", ".join(map(cell, found["distrusted_checks"]))
+        yield f"checks that count against nobody: {names}"
+
+
+def _switches(one: Record) -> Iterator[tuple[str, str]]:
+    yield "modes", ", ".join(f"{cell(k)}={cell(v)}" for k, v in one["modes"].items())
+    yield "settings", ", ".join(f"{cell(k)}={cell(v)}" for k, v in one["settings"].items())
+    for exclusion in one["exclusions"]:
+        until = moment(exclusion["until_at"]) if exclusion["until_at"] else "somebody includes it"
+        said = f"{cell(exclusion['node'])} until {until}, by {cell(exclusion['by'])}"
+        yield "excluded", f"{said}: {cell(exclusion['reason'])}"
+    if one["changed_by"]:
+        yield "changed", f"by {cell(one['changed_by'])}: {cell(one['reason'])}"
+
+
+def _said(found: dict[str, Any]) -> Iterator[str]:
+    if found["rule"]:
+        yield f"rule: {cell(found['rule'])}"
+    if found["note"]:
+        at = f" (of {moment(found['at'])} UTC)" if found["at"] else ""
+        yield f"{cell(found['note'])}{at}"

@@ -1,0 +1,1 @@
+"""What speaks against nodes, over all jobs, and who may not join."""

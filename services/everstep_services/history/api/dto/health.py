@@ -1,0 +1,113 @@
+"""Live ranks, limits and switches, as REST shows them."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from everstep_services.history.api.dto.answer import Answer, PageOf
+
+
+class RankNow(Answer):
+    """A rank, as its agent said last. Ages are those of that moment."""
+
+    rank: int
+    node: str
+    slot: int | None
+    state: str = Field(description="`starting`, `running`, `paused`, `stalled` or `exited`.")
+    step: int | None = Field(description="The last step that it finished in this round.")
+    section: str | None = Field(description="The innermost section that is open.")
+    section_age_s: float = Field(description="Since it was entered.")
+    progress_age_s: float = Field(description="Since its last progress.")
+    limit_s: float | None = Field(
+        description="How long it may go without progress there; null while it is not judged."
+    )
+    limit_source: str | None = Field(
+        description="`learned`, `configured`, `default`, `floor` or `cap`."
+    )
+    collectives: int | None = Field(description="Entered in this round, where that can be read.")
+    resident_bytes: int | None
+    device_bytes: int | None
+    heard_age_s: float = Field(description="Since its node was heard, by our clock.")
+    is_stale: bool = Field(description="So long that it may be another by now.")
+
+
+class Ranks(PageOf[RankNow]):
+    """Ranks of the newest round, and whether this is how they are now."""
+
+    round: int | None = Field(description="Null while no ranks are heard of.")
+    states: dict[str, int] = Field(
+        description="How many ranks there are in each state, on all pages."
+    )
+    is_stale: bool = Field(description="Some or all of it is not how it is now.")
+    note: str | None = Field(description="Why it is stale, or why there are none.")
+    silent_nodes: list[str] = Field(
+        description="Nodes of the round that are not heard; 100 of them."
+    )
+
+
+class LimitOut(Answer):
+    """How long a rank may go without progress in a section."""
+
+    section: str = Field(
+        description="`outside` for the time outside all sections, `first-step` for everything up "
+        "to the end of a round's first step."
+    )
+    limit_s: float
+    source: str = Field(
+        description="`learned`, `configured`, `default`, `floor` or `cap`: the rule that set it."
+    )
+    why: str = Field(description="The numbers that went into it.")
+    longest_s: float | None = Field(description="The longest that was seen on any rank.")
+    observations: int
+    kind: str | None = Field(description="`plain`, `checkpoint` or `evaluation`.")
+
+
+class Limits(Answer):
+    """The limits of a job's sections. Of a section that is not here, agents use their defaults."""
+
+    job: str
+    limits: list[LimitOut]
+    rule: str | None = Field(description="How limits are learned, and as of which round.")
+    round: int | None = Field(description="The round that was observed last.")
+    config_fingerprint: str | None = Field(description="The configuration that they hold for.")
+    is_live: bool = Field(description="Health says so now; else it is the last that is on record.")
+    at: datetime | None = Field(description="When that was recorded; null for live ones.")
+    note: str | None = Field(description="Why they are not live, or why there are none.")
+
+
+class ExclusionOut(Answer):
+    """A node that may not join."""
+
+    node: str
+    by: str
+    reason: str
+    until_at: datetime | None = Field(description="Null for no end.")
+
+
+class Switches(Answer):
+    """What was switched at run time, for all jobs or for one."""
+
+    job: str | None = Field(description="Null for those of all jobs.")
+    is_braked: bool = Field(description="The brake is on: every actuator only observes.")
+    modes: dict[str, str] = Field(
+        description="`observe` or `enforce`, by actuator; what is not here has its default.",
+        examples=[{"exclude": "enforce"}],
+    )
+    settings: dict[str, str] = Field(description="By dotted name.")
+    exclusions: list[ExclusionOut]
+    changed_by: str | None
+    reason: str | None
+    revision: int = Field(description="Of the document that says so; 0 while there is none.")
+
+
+class Control(Answer):
+    """Every switch that is in force, as the bus holds it now."""
+
+    cluster: Switches
+    jobs: list[Switches] = Field(description="Jobs that have some of their own.")
+    breaker_opened_at: datetime | None = Field(
+        description="Since when health excludes no more nodes by itself; null while it may."
+    )
+    distrusted_checks: list[str] = Field(
+        description="Checks that fail on so many nodes that they count against nobody."
+    )

@@ -1,0 +1,147 @@
+"""What people may ask to be done, as REST takes it, and what became of it."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep_services.history.api.dto.answer import Answer
+from everstep_services.history.api.parameters import LARGEST, NAME, TEXT
+
+
+class Wanted(BaseModel):
+    """Why, and who: the same for everything that may be asked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(
+        "no reason given",
+        min_length=1,
+        max_length=1000,
+        pattern=TEXT,
+        description="Why, for the record.",
+        examples=["the learning rate is too high"],
+    )
+    user: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        pattern=TEXT,
+        description="Who asks, as they say; recorded together with the token's name.",
+        examples=["ann@login-1"],
+    )
+
+    def details(self) -> dict[str, Any]:
+        """What is particular to the question."""
+        return self.model_dump(exclude={"reason", "user", "job"})
+
+
+class SaveWanted(Wanted):
+    """A save at the next step."""
+
+
+class StopWanted(Wanted):
+    """The end of a job."""
+
+    save_first: bool = Field(
+        default=True, description="The ranks get `save_within_s` of rendezvous to save."
+    )
+
+
+class RestartWanted(Wanted):
+    """Another round."""
+
+    save_first: bool = Field(
+        default=False, description="The ranks get `save_within_s` of rendezvous to save."
+    )
+    round: int | None = Field(
+        None,
+        ge=0,
+        le=LARGEST,
+        description="The round that is meant: another one is not touched, so asking again is "
+        "harmless. Null for whichever runs.",
+    )
+    without_nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
+        (), max_length=1000, description="Nodes that leave the job with it."
+    )
+
+
+class DrainWanted(Wanted):
+    """A node that is to leave."""
+
+    job: str | None = Field(
+        None, pattern=NAME, description="Its job; null for the one that it takes part in."
+    )
+    within_s: float | None = Field(
+        None, ge=0, le=86400, description="How long the ranks have to save first; null for none."
+    )
+
+
+class ExclusionWanted(Wanted):
+    """A node that is to join nothing."""
+
+    ttl_s: float | None = Field(
+        None,
+        ge=0,
+        le=366 * 86400,
+        description="How long; null for the time that health is set to, 0 until somebody includes "
+        "it again.",
+    )
+
+
+class InclusionWanted(Wanted):
+    """A node that may join again."""
+
+
+class ChecksWanted(Wanted):
+    """Checks of a node, which come as facts."""
+
+    job: str | None = Field(
+        None, pattern=NAME, description="Its job; null for the one that it takes part in."
+    )
+    checks: tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=TEXT)], ...] = Field(
+        (),
+        max_length=100,
+        description="Which; none for all that may run beside a training.",
+        examples=[["gpu", "storage"]],
+    )
+
+
+class LimitWanted(Wanted):
+    """How long a section may take before its rank has stalled."""
+
+    limit_s: float = Field(gt=0, le=366 * 86400, description="The limit.", examples=[30.0])
+
+
+class ControlWanted(Wanted):
+    """Switches that are to be changed."""
+
+    job: str | None = Field(None, pattern=NAME, description="For this job; null for all of them.")
+    changes: dict[
+        Annotated[str, Field(min_length=1, max_length=128, pattern=TEXT)],
+        Annotated[str, Field(max_length=256, pattern=TEXT)],
+    ] = Field(
+        min_length=1,
+        max_length=100,
+        description="By dotted name; an empty value goes back to the default.",
+        examples=[{"modes.exclude": "enforce"}],
+    )
+
+
+class BrakeWanted(Wanted):
+    """The brake, which leaves every actuator only observing."""
+
+    is_on: bool = Field(description="True pulls it, false lets it go.")
+    job: str | None = Field(None, pattern=NAME, description="For this job; null for all of them.")
+
+
+class Decided(Answer):
+    """What was decided. What it leads to comes as facts."""
+
+    job: str | None = Field(description="Null when it is about no job.")
+    action: str = Field(examples=["stop"])
+    node: str | None = Field(description="The node that it is about, if any.")
+    by: str = Field(description="Who asked, as it is on record.", examples=["ann@login-1 (ops)"])
+    text: str = Field(
+        description="What happens now.",
+        examples=["round 4 ends; another one follows, and costs nothing of the restart budget"],
+    )

@@ -1,0 +1,82 @@
+"""What people ask to be done. Services do it, and put it on record; nothing here acts."""
+
+from fastapi import APIRouter
+
+from everstep_services.history.api.context import Ctx, Operator
+from everstep_services.history.api.doing import do, job_of
+from everstep_services.history.api.dto import (
+    ChecksWanted,
+    Decided,
+    DrainWanted,
+    ExclusionWanted,
+    InclusionWanted,
+    RestartWanted,
+    SaveWanted,
+    StopWanted,
+)
+from everstep_services.history.api.parameters import JobName, NodeName
+from everstep_services.history.api.problems import responses
+
+router = APIRouter(tags=["operators"])
+
+
+@router.post(
+    "/jobs/{job}:stop", summary="Stop a job", status_code=202, responses=responses(404, 409)
+)
+async def stop_job(context: Ctx, by: Operator, job: JobName, wanted: StopWanted) -> Decided:
+    """Its round ends, and its agents exit with 93. Answers when that is decided."""
+    return await do(context, by, "stop", job, wanted)
+
+
+@router.post(
+    "/jobs/{job}:restart", summary="Restart a job", status_code=202, responses=responses(404, 409)
+)
+async def restart_job(context: Ctx, by: Operator, job: JobName, wanted: RestartWanted) -> Decided:
+    """Its round ends, and another one follows. Costs nothing of the restart budget."""
+    return await do(context, by, "restart", job, wanted)
+
+
+@router.post(
+    "/jobs/{job}:save", summary="Save a job", status_code=202, responses=responses(404, 409)
+)
+async def save_job(context: Ctx, by: Operator, job: JobName, wanted: SaveWanted) -> Decided:
+    """Its ranks are asked to save at their next step, and go on."""
+    return await do(context, by, "save", job, wanted)
+
+
+@router.post(
+    "/nodes/{node}:drain", summary="Drain a node", status_code=202, responses=responses(404, 409)
+)
+async def drain_node(context: Ctx, by: Operator, node: NodeName, wanted: DrainWanted) -> Decided:
+    """It leaves the job that it takes part in; a spare takes its slot in the next round."""
+    job = await job_of(context, node) if wanted.job is None else wanted.job
+    return await do(context, by, "drain", job, wanted, node=node)
+
+
+@router.post(
+    "/nodes/{node}:exclude", summary="Exclude a node", status_code=202, responses=responses(409)
+)
+async def exclude_node(
+    context: Ctx, by: Operator, node: NodeName, wanted: ExclusionWanted
+) -> Decided:
+    """It may join nothing until its time is over; a round that runs on it goes on."""
+    return await do(context, by, "exclude", None, wanted, node=node)
+
+
+@router.post(
+    "/nodes/{node}:include", summary="Include a node", status_code=202, responses=responses(409)
+)
+async def include_node(
+    context: Ctx, by: Operator, node: NodeName, wanted: InclusionWanted
+) -> Decided:
+    """It may join again, whoever excluded it."""
+    return await do(context, by, "include", None, wanted, node=node)
+
+
+@router.post(
+    "/nodes/{node}:check", summary="Check a node", status_code=202, responses=responses(404, 409)
+)
+async def check_node(context: Ctx, by: Operator, node: NodeName, wanted: ChecksWanted) -> Decided:
+    """Its agent examines it now, beside the training: see `/nodes/{node}/checks`."""
+    job = await job_of(context, node) if wanted.job is None else wanted.job
+    return await do(context, by, "check", job, wanted, node=node)

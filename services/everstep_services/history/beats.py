@@ -1,0 +1,108 @@
+"""What agents said last: how their ranks are now. Nobody keeps it, and every replica hears it."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep import subjects
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import NodeBeat, RankBeat
+
+STALE_S = 3.0
+"""Agents speak once a second: whoever has not for so long is shown as it was."""
+_FORGET_S = 900.0
+_CAPACITY = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last beat of a node, and how long ago it came, by our own clock."""
+
+    beat: NodeBeat
+    age_s: float
+
+    @property
+    def is_stale(self) -> bool:
+        """It may be another by now."""
+        return self.age_s >= STALE_S
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The nodes of one job, as they were heard last."""
+
+    nodes: Sequence[Heard]
+    """Those that were heard within a quarter of an hour, by name."""
+    round: int | None
+    """The newest round that one of them takes part in."""
+    ranks: Mapping[int, tuple[RankBeat, Heard]]
+    """Of that round."""
+
+
+class Beats:
+    """The last beat of every node of every job."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._began = clock.now()
+        self._jobs: defaultdict[str, dict[str, tuple[NodeBeat, float]]] = defaultdict(dict)
+        self._order: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """When each node was heard, the longest silent first."""
+
+    @property
+    def listening_s(self) -> float:
+        """For how long we have listened: nothing from before is known."""
+        return self._clock.now() - self._began
+
+    def statistics(self) -> dict[str, float]:
+        """What it holds, for metrics."""
+        return {"nodes": float(len(self._order))}
+
+    async def hear_for_ever(self) -> None:
+        """Take in every beat of every job."""
+        async with self._bus.subscribe(subjects.beat(), NodeBeat, capacity=_CAPACITY) as beats:
+            async for beat in beats:
+                self.hear(beat)
+
+    def hear(self, beat: NodeBeat) -> None:
+        """A beat; those that nobody has followed for long make room."""
+        now, key = self._clock.now(), (beat.job, beat.node)
+        if beat.state == "leaving":
+            self._forget(key)
+            return
+        self._jobs[beat.job][beat.node] = (beat, now)
+        self._order[key] = now
+        self._order.move_to_end(key)
+        while (oldest := next(iter(self._order))) != key and now - self._order[oldest] > _FORGET_S:
+            self._forget(oldest)
+
+    def view(self, job: str) -> View:
+        """How the job is."""
+        known = self._jobs.get(job, {})
+        nodes = [self._heard(*known[name]) for name in sorted(known)]
+        nodes = [one for one in nodes if one.age_s <= _FORGET_S]
+        fresh = [one for one in nodes if not one.is_stale] or nodes
+        rounds = [one.beat.round for one in fresh if one.beat.round is not None and one.beat.ranks]
+        newest = max(rounds, default=None)
+        here = [one for one in nodes if one.beat.round == newest]
+        return View(
+            nodes, newest, {rank.rank: (rank, one) for one in here for rank in one.beat.ranks}
+        )
+
+    def node(self, name: str) -> Heard | None:
+        """The newest beat of a node, whichever its job."""
+        found = [self._heard(*known[name]) for known in self._jobs.values() if name in known]
+        return min(found, key=lambda one: one.age_s, default=None)
+
+    def _heard(self, beat: NodeBeat, at: float) -> Heard:
+        return Heard(beat, max(0.0, self._clock.now() - at))
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        job, node = key
+        self._order.pop(key, None)
+        nodes = self._jobs.get(job, {})
+        nodes.pop(node, None)
+        if not nodes:
+            self._jobs.pop(job, None)

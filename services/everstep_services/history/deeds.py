@@ -1,0 +1,157 @@
+"""What people want done, asked of the service whose it is. REST does it so, and commands, too."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusDeniedError, BusError
+from everstep.bus.ports import Bus
+from everstep.errors import EverstepError
+from everstep.messages import (
+    Done,
+    DrainNode,
+    ExcludeNode,
+    IncludeNode,
+    Message,
+    Question,
+    RequestChecks,
+    RequestSave,
+    RestartJob,
+    RoundDocument,
+    SectionLimit,
+    SetControl,
+    SetLimit,
+    ShowRound,
+    StopJob,
+)
+from everstep.subjects import CLUSTER
+
+WITHIN_S = 4.0
+"""For one answer: two of them are had before a client of the API gives up."""
+LOOK_WITHIN_S = 1.5
+"""For an answer without which one can do."""
+
+M = TypeVar("M", bound=Message)
+
+
+class DeedError(EverstepError):
+    """It was not done, or nobody can say whether it was."""
+
+
+class NoSuchJobError(DeedError):
+    """Whoever was asked knows of no such job."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"there is no job {job}")
+        self.job = job
+
+
+class DeedRefusedError(DeedError):
+    """The state of things does not allow it."""
+
+
+class NobodyThereError(DeedError):
+    """The bus or the service is away, or too slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One thing that somebody wants done."""
+
+    verb: str
+    job: str
+    """`everstep.subjects.CLUSTER` for what is about no job."""
+    by: str
+    reason: str
+    origin: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The other fields of its question; a `round` of None means the newest."""
+
+    @property
+    def service(self) -> str:
+        """Who does it."""
+        return _WAYS[self.verb].service
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Who is asked, with what, and what shows whether it was done."""
+
+    service: str
+    question: Callable[..., Question]
+    see: str
+
+
+def _set_limit(*, section: str, limit_s: float, **rest: Any) -> SetLimit:
+    limit = SectionLimit(section=section, limit_s=limit_s, source="configured")
+    return SetLimit(limit=limit, **rest)
+
+
+def _check(*, node: str, **rest: Any) -> RequestChecks:
+    return RequestChecks(nodes=(node,), **rest)
+
+
+_WAYS: Mapping[str, _Way] = {
+    "stop": _Way("rendezvous", StopJob, "job show {job}"),
+    "restart": _Way("rendezvous", RestartJob, "job show {job}"),
+    "save": _Way("rendezvous", RequestSave, "job show {job}"),
+    "drain": _Way("rendezvous", DrainNode, "job show {job}"),
+    "check": _Way("rendezvous", _check, "node show {node}"),
+    "exclude": _Way("health", ExcludeNode, "node show {node}"),
+    "include": _Way("health", IncludeNode, "node show {node}"),
+    "set_limit": _Way("health", _set_limit, "limits {job}"),
+    "control": _Way("health", SetControl, "control show"),
+}
+
+
+async def carry_out(bus: Bus, deed: Deed) -> str:
+    """What is done about it, in the service's words. A `DeedError` when nothing is."""
+    way, details = _WAYS[deed.verb], dict(deed.details)
+    see = way.see.format(job=deed.job, node=details.get("node"))
+    if deed.verb == "restart" and details.get("round") is None:
+        show = ShowRound(job=deed.job)
+        document = await ask(bus, "rendezvous", "show", show, RoundDocument, see=see)
+        details["round"] = document.round
+    question = way.question(
+        job=deed.job, by=deed.by, reason=deed.reason, origin=deed.origin, **details
+    )
+    done = await ask(bus, way.service, deed.verb, question, Done, see=see)
+    if done.is_refused:
+        raise DeedRefusedError(done.text)
+    return done.text
+
+
+async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
+    bus: Bus,
+    service: str,
+    verb: str,
+    question: Question,
+    of: type[M],
+    *,
+    see: str,
+    within_s: float = WITHIN_S,
+) -> M:
+    """The answer. A `DeedError` says why there is none; `see` shows what became of it."""
+    try:
+        return await bus.ask(service, verb, question, of, job=question.job, within_s=within_s)
+    except BusDeniedError:
+        raise
+    except AskRefusedError as error:
+        if error.code == "404" and question.job != CLUSTER:
+            raise NoSuchJobError(question.job) from error
+        if error.code in {"404", "422"}:
+            raise DeedRefusedError(error.text) from error
+        raise NobodyThereError(f"{service} cannot do it now: {error.text}") from error
+    except AskTimeoutError as error:
+        # It may have been done all the same, or be done yet.
+        text = f"{error}; see everstep {see} before you ask again"
+        raise NobodyThereError(text) from error
+    except BusError as error:
+        raise NobodyThereError(f"{service} cannot be asked: {error}") from error
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Which of these names may have been meant, as the end of a sentence."""
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else "; see everstep jobs"

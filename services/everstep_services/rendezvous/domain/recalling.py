@@ -1,0 +1,87 @@
+"""A job's document was lost while its agents ran on: it is made again from what they say."""
+
+from everstep.messages import Join, Seat
+from everstep_services.rendezvous.domain.ending import end_round
+from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.losses import member_lost
+from everstep_services.rendezvous.domain.state import AT_WORK
+from everstep_services.rendezvous.domain.turn import Turn
+
+
+def recall(turn: Turn, ask: Join) -> None:
+    """Take over the newest round that an agent knows of, whether it may take part or not."""
+    if newest_known(ask) > turn.state.doc.round and not turn.state.count(*AT_WORK):
+        turn.state.set(round=newest_known(ask))
+
+
+def resume(turn: Turn, ask: Join) -> None:
+    """Go on with the newest round, if this agent runs it; of two worlds neither goes on."""
+    state, doc, known = turn.state, turn.state.doc, newest_known(ask)
+    if known > doc.round:
+        reason = (
+            f"{ask.node} knows of round {known}, and the document of none after {doc.round}: an "
+            f"earlier one was lost, and a job has one world"
+        )
+        end_round(turn, "document_lost", Sign("document_lost", reason))
+        state.set(round=known)
+    elif ask.running_round == doc.round and may_be_recalled(turn):
+        _go_on(turn, ask)
+
+
+def newest_known(ask: Join) -> int:
+    """The newest round that this agent has heard of."""
+    return max(ask.known_round, ask.last_round or 0, ask.running_round or 0)
+
+
+def may_be_recalled(turn: Turn) -> bool:
+    """Whether agents may still say how the newest round had formed: no document knows."""
+    doc = turn.state.doc
+    return doc.phase == "joining" and doc.round > 0 and not doc.start_order
+
+
+def is_adoptable(turn: Turn, ask: Join) -> bool:
+    """The round that it runs has a slot of which we know no holder, and it says that it has it."""
+    doc, running = turn.state.doc, ask.running
+    if running is None or doc.phase != "running" or running.round != doc.round:
+        return False
+    return running.slot < doc.slots and all(seat.slot != running.slot for seat in turn.state.seats)
+
+
+def look_for_failure(turn: Turn, ask: Join, seat: Seat) -> None:
+    """What it had reported about its ranks may have been lost together with the document."""
+    if ask.running_state in {"failed", "stopped"}:
+        reason = f"the ranks of {ask.node} had {ask.running_state} when the document was lost"
+        member_lost(turn, seat, Sign("rank_exited", reason, node=ask.node))
+
+
+def settle(turn: Turn) -> None:
+    """A slot that nobody claims ends the round, once all others have finished and waited."""
+    state, doc = turn.state, turn.state.doc
+    unclaimed = doc.slots - state.count(*AT_WORK)
+    if doc.phase != "running" or not unclaimed or state.count("starting", "running"):
+        return
+    left_s = turn.join_within_s - turn.since("unclaimed", doc.round)
+    if left_s > 0:
+        turn.wake_in(left_s)
+        return
+    reason = (
+        f"nobody has come back with {unclaimed} of {doc.slots} slots within "
+        f"{turn.join_within_s:g} s since the document was lost"
+    )
+    end_round(turn, "node_lost", Sign("node_lost", reason))
+
+
+def _go_on(turn: Turn, ask: Join) -> None:
+    assert ask.running is not None
+    running = ask.running
+    turn.state.set(
+        slots=running.slots,
+        world_size=running.world_size,
+        master_address=running.master_address,
+        master_port=running.master_port,
+        start_order=running.id,
+        restarts=running.restarts,
+        recent=tuple(range(1, running.restarts + 1)),
+        has_stepped=True,
+    )
+    turn.state.enter("running", "its agents say so: the document was lost", turn.now.wall)

@@ -1,0 +1,112 @@
+"""The toy training of compose.yaml: it comes back from a lost node, and needs no bus to go on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.e2e.compose_cluster import (
+    AGENTS,
+    NEEDS_CLUSTER,
+    call,
+    compose,
+    in_container,
+    inspect,
+    opened_api,
+)
+from tests.waiting import until
+
+CHECKPOINT = "/var/lib/training/latest.pt"
+WITHIN_S = 120.0  # a container starts anew, and imports torch, on a machine that has much to do
+
+pytestmark = NEEDS_CLUSTER
+
+
+@pytest.fixture
+def api() -> Iterator[httpx2.Client]:
+    with opened_api() as client:
+        yield client
+
+
+def told(api: httpx2.Client, path: str) -> Any:
+    answer = api.get(path)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def last_round(api: httpx2.Client) -> dict[str, Any]:
+    last: dict[str, Any] = told(api, "/jobs/toy/rounds?limit=1")["items"][0]
+    return last
+
+
+def trained_round(api: httpx2.Client, after: int = 0) -> int:
+    """The number of the running round, later than `after`, once it has made its first step."""
+
+    def look() -> int | None:
+        last = last_round(api)
+        is_so = last["state"] == "running" and last["first_step_at"] and last["round"] > after
+        return int(last["round"]) if is_so else None
+
+    return until(look, f"the first step of a round after {after}", within_s=WITHIN_S)
+
+
+def saved_at() -> str:
+    """When the training has saved last; it does so every 20 steps."""
+    return in_container("agent-1", "stat", "--format=%.9Y", CHECKPOINT)
+
+
+def saved_after(moment: str) -> str:
+    return until(saved_at, "a checkpoint", holds=lambda seen: seen != moment, within_s=WITHIN_S)
+
+
+def began_at() -> int:
+    """The step from which the training went on at its last start, as its rank 0 says."""
+    logged = compose("logs", "--no-color", *AGENTS).splitlines()
+    return int([line for line in logged if "going on from step" in line][-1].split()[-1])
+
+
+def times_back(agent: str) -> int:
+    return compose("logs", "--no-color", agent).count("the bus is back")
+
+
+def test_two_nodes_train(api: httpx2.Client) -> None:
+    number = trained_round(api)
+    assert told(api, "/jobs/toy")["state"] == "running"
+    members = told(api, f"/jobs/toy/rounds/{number}/members")["items"]
+    assert {member["node"] for member in members} == AGENTS
+
+
+def test_a_lost_node_comes_back_and_the_training_goes_on(api: httpx2.Client) -> None:
+    before = trained_round(api)
+    saved_after("")
+    started = inspect("agent-2")["RestartCount"]
+    call("docker", "exec", inspect("agent-2")["Id"], "sh", "-c", "kill -9 -1")
+    after = trained_round(api, before)
+    assert inspect("agent-2")["RestartCount"] == started + 1
+    members = told(api, f"/jobs/toy/rounds/{after}/members")["items"]
+    assert {member["node"] for member in members} == AGENTS
+    (incident,) = (
+        one for one in told(api, "/jobs/toy/incidents")["items"] if one["round"] == before
+    )
+    assert (incident["outcome"], incident["next_round"]) == ("recovered", after)
+    assert began_at() > 0
+
+
+def test_the_training_goes_on_without_the_bus(api: httpx2.Client) -> None:
+    before = trained_round(api)
+    were_back = {agent: times_back(agent) for agent in AGENTS}
+    container = inspect("nats")["Id"]
+    call("docker", "kill", container)
+    try:
+        saved_after(saved_after(saved_at()))
+    finally:
+        call("docker", "start", container)
+    until(
+        lambda: all(times_back(agent) > were for agent, were in were_back.items()),
+        "both agents are on the bus again",
+        within_s=WITHIN_S,
+    )
+    saved_after(saved_after(saved_at()))
+    assert last_round(api)["round"] == before
+    assert last_round(api)["state"] == "running"

@@ -1,0 +1,130 @@
+"""People stop, restart and drain what really runs, with the commands that they have."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep_services.cli.errors import Exit
+from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import NewCluster
+from tests.e2e.control_planes import ControlPlane, Pieces
+from tests.e2e.processes import SCRIPTS, Process, environment, python
+from tests.waiting import WITHIN_S, until
+
+FREE = "another one follows, and costs nothing of the restart budget"
+STOPPED = "the job is stopped, and its agents exit with 93"
+
+
+def command(environ: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        python("-m", "everstep_services.cli", *arguments),
+        env=dict(environ),
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+
+
+def ask(cluster: Cluster, *arguments: str) -> dict[str, Any]:
+    """As somebody who knows the API and has a token."""
+    plane, folder = cluster.plane, cluster.folder
+    done = command(operator(plane, folder), *arguments, "--api", plane.api, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def operator(plane: ControlPlane, folder: Path) -> dict[str, str]:
+    token = folder / "operator.token"
+    token.touch(0o600)
+    token.write_text(plane.token)
+    return environment(
+        folder,
+        "operator",
+        EVERSTEP_STATE_DIR=str(folder / "nothing-here"),
+        EVERSTEP_CLIENT__TOKEN_FILE=str(token),
+    )
+
+
+def test_a_run_with_its_own_bus_is_stopped_and_ends_with_93(tmp_path: Path, job: str) -> None:
+    environ = environment(tmp_path, job, EVERSTEP_STATE_DIR=str(tmp_path / "state"))
+    words = ("run", "--job", job, "--cold", "--nproc-per-node", "2")
+    script = (str(SCRIPTS / "steady.py"), str(tmp_path))
+    run = Process(
+        python("-m", "everstep_services.cli", *words, *script), environ, tmp_path / "run.log"
+    )
+    try:
+        until((tmp_path / "step").exists, "it makes steps")
+        mistyped = command(environ, "stop", f"{job}x")
+        assert mistyped.returncode == Exit.NOT_FOUND
+        said = f"everstep: there is no job {job}x; did you mean {job}?\n"
+        assert mistyped.stderr == said
+        stopped = command(environ, "stop", job, "--no-save", "--reason", "diverged")
+        assert (stopped.returncode, stopped.stderr) == (0, "")
+        assert stopped.stdout == f"{job}: round 1 ends; {STOPPED}\n"
+        assert run.wait() == 93
+    finally:
+        run.kill()
+
+
+def test_a_restart_is_another_round_and_no_restart_of_the_budget(cluster: Cluster) -> None:
+    agent = cluster.steady("--nproc-per-node", "2", "--max-restarts", "0")
+    cluster.until_stepping(1)
+    done = ask(cluster, "restart", cluster.job, "--reason", "a new data mix")
+    assert done["text"] == f"round 1 ends; {FREE}"
+    cluster.until_stepping(2)
+    assert cluster.incidents() == []
+    assert cluster.facts("round_formed")[1].get("restarts", 0) == 0
+    act = cluster.until_fact("operator_acted")
+    assert (act["action"], act["reason"], act["origin"]) == (
+        "restart_job",
+        "a new data mix",
+        "rest",
+    )
+    assert act["by"] == done["by"]
+    ended = cluster.until_fact("round_ended")
+    assert (ended["cause"], "a new data mix" in ended["reason"]) == ("operator", True)
+
+    ask(cluster, "stop", cluster.job, "--no-save")
+    assert agent.wait() == 93
+    assert cluster.until_fact("job_ended")["state"] == "stopped"
+
+
+def test_a_drained_node_goes_with_0_and_its_slot_to_the_spare(cluster: Cluster) -> None:
+    options = ("--nnodes", "2", "--spares", "1", "--nproc-per-node", "1")
+    for node in ("node-1", "node-2"):
+        cluster.steady(*options, node=node)
+    cluster.until_stepping(1)
+    cluster.steady(*options, node="node-3")
+    cluster.until_fact("node_joined", lambda body: body["node"] == "node-3")
+    leaving = cluster.members(1)[1]
+    done = ask(cluster, "drain", leaving)
+    assert (done["job"], done["node"]) == (cluster.job, leaving)
+    left = f"{leaving} leaves, and its agent exits with 0; the others go on without it"
+    assert done["text"] == f"round 1 ends; {left}"
+    cluster.until_stepping(2)
+    assert cluster.members(2) == {**cluster.members(1), 1: "node-3"}
+    assert next(one for one in cluster.agents if one.node == leaving).wait() == 0
+    cluster.finish()
+    cluster.until_done()
+
+
+def test_while_history_is_away_a_job_is_stopped_over_the_bus(
+    pieces: Pieces, new_cluster: NewCluster, job: str
+) -> None:
+    cluster = new_cluster(pieces, job)
+    agent = cluster.steady("--nproc-per-node", "2")
+    cluster.until_stepping(1)
+    pieces.kill("history")
+    environ = {**operator(cluster.plane, cluster.folder), **pieces.login(job)}
+    words = ("stop", job, "--no-save", "--reason", "quota")
+    stopped = command(environ, *words, "--api", pieces.api)
+    assert (stopped.returncode, stopped.stdout) == (0, f"{job}: round 1 ends; {STOPPED}\n")
+    assert "; asking over the bus\n" in stopped.stderr
+    assert agent.wait() == 93
+    pieces.revive("history")
+    act = cluster.until_fact("operator_acted")
+    assert (act["origin"], act["reason"], "@" in act["by"]) == ("cli", "quota", True)

@@ -1,0 +1,148 @@
+"""What an observer says of its own blindness, and of stalls: its loops, on a bus in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from everstep import ids, subjects
+from everstep.messages import (
+    Fact,
+    NodeBeat,
+    ObserverBlinded,
+    RankBeat,
+    RankRecovered,
+    RankStalled,
+    StallLocated,
+)
+from everstep.messages.codec import decode
+from everstep_services.health.opening import Health
+from everstep_services.health.settings import HealthSettings
+from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.fakes.clock import FakeClock
+
+
+class World:
+    """Three nodes with a rank each, and one observer."""
+
+    def __init__(self) -> None:
+        self.server, self.clock = MemoryServer(), FakeClock()
+        self.bus = MemoryBus(self.server)
+        self.health = Health(HealthSettings(), self.bus, self.clock)
+        self.stopped: dict[int, float] = {}
+        self._sequence = 0
+
+    async def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self._sequence += 1
+            for rank in range(3):
+                self.bus.send(subjects.beat("j", f"n{rank}"), self.beat(rank))
+            for _ in range(4):
+                await self.clock.advance(0.25)
+
+    def beat(self, rank: int) -> NodeBeat:
+        now = self.clock.now()
+        age_s = max(0.01, now - self.stopped.get(rank, now))
+        return NodeBeat(
+            job="j",
+            node=f"n{rank}",
+            sequence=self._sequence,
+            at=self.clock.wall(),
+            state="running",
+            round=1,
+            slot=rank,
+            ranks=(RankBeat(rank=rank, step=7, progress_age_s=age_s, section="data"),),
+        )
+
+    def about(self, rank: int) -> dict[str, object]:
+        return {
+            "id": ids.new_id(),
+            "job": "j",
+            "at": self.clock.wall(),
+            "source": "agent",
+            "round": 1,
+            "node": f"n{rank}",
+            "slot": rank,
+            "rank": rank,
+            "local_rank": 0,
+        }
+
+    async def stall(self, rank: int) -> None:
+        """Its agent says that it has stalled."""
+        stalled = RankStalled(
+            **self.about(rank),  # type: ignore[arg-type]
+            waited_s=self.clock.now() - self.stopped[rank],
+            limit_s=5.0,
+            limit_source="learned",
+            phase="section",
+            section="data",
+            step=7,
+        )
+        await self.bus.record(stalled)
+
+    def said(self, of: type[Fact]) -> list[Fact]:
+        facts = [decode(one.data) for one in self.server.facts]
+        return [fact for fact in facts if isinstance(fact, of)]
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[World]:
+    world = World()
+    observer = world.health.observer
+    async with asyncio.TaskGroup() as tasks:
+        loops = [
+            tasks.create_task(loop())
+            for loop in (
+                observer.hear_for_ever,
+                observer.follow_stalls_for_ever,
+                observer.follow_recoveries_for_ever,
+                observer.judge_for_ever,
+                world.health.records.record_for_ever,
+            )
+        ]
+        yield world
+        for loop in loops:
+            loop.cancel()
+
+
+async def test_an_observer_that_was_blind_says_so_afterwards() -> None:
+    async with watched() as world:
+        await world.run(5)
+        await world.server.set_up(False)
+        await world.run(10)
+        assert world.said(ObserverBlinded) == []
+        await world.server.set_up(True)
+        await world.run(10)
+        (fact,) = world.said(ObserverBlinded)
+    assert isinstance(fact, ObserverBlinded)
+    assert 9.5 <= fact.blind_s <= 10.5
+    assert (fact.job, fact.reason) == (subjects.CLUSTER, "the bus was away")
+
+
+async def test_a_moment_of_blindness_is_not_worth_a_fact() -> None:
+    async with watched() as world:
+        await world.run(5)
+        await world.server.set_up(False)
+        await world.run(2)
+        await world.server.set_up(True)
+        await world.run(5)
+        assert world.said(ObserverBlinded) == []
+
+
+async def test_a_stall_is_located_and_a_second_one_again() -> None:
+    async with watched() as world:
+        for number in (1, 2):
+            await world.run(5)
+            now = world.clock.now()
+            world.stopped = {0: now + 1, 1: now, 2: now + 1}
+            await world.run(6)
+            await world.stall(1)
+            await world.run(3)
+            assert len(world.said(StallLocated)) == number
+            world.stopped.clear()
+            back = RankRecovered(**world.about(1), stalled_s=9.0, stall="")  # type: ignore[arg-type]
+            await world.bus.record(back)
+        found = world.said(StallLocated)
+    for fact in found:
+        assert isinstance(fact, StallLocated)
+        assert (fact.first_ranks, fact.nodes, fact.section) == ((1,), ("n1",), "data")
+        assert (fact.waiting_ranks, fact.is_certain, fact.round) == (2, True, 1)

@@ -1,0 +1,142 @@
+"""A register of nodes, facts about them, and a wall clock that the test moves."""
+
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from everstep.messages import (
+    CheckResult,
+    Fact,
+    IncidentClosed,
+    Ledger,
+    NodeCheckFinished,
+    NodeExcluded,
+    NodeLost,
+    NodeReturned,
+    NodesDocument,
+    VerdictReached,
+)
+from everstep_services.health.nodes.distrust import NodeRules
+from everstep_services.health.nodes.exclusions import Circumstances, decide
+from everstep_services.health.nodes.register import Moment, Register
+from everstep_services.health.nodes.stored import rules_of
+from everstep_services.health.settings import NodeSettings
+
+RULES = rules_of(NodeSettings())
+
+
+def failed(
+    check: str, failure_class: str = "replace", *, subject: str = "", reason: str = ""
+) -> CheckResult:
+    return CheckResult(
+        check=check, state="failed", failure_class=failure_class, subject=subject, reason=reason
+    )
+
+
+class Nodes:
+    """What the facts of a test come to."""
+
+    def __init__(
+        self, rules: NodeRules = RULES, *, nodes: int = 100, enforces: bool = True
+    ) -> None:
+        self.rules = rules
+        self.around = Circumstances(nodes, enforces)
+        self.wall = datetime(2026, 3, 1, tzinfo=UTC)
+        self.register = Register(NodesDocument(), rules)
+        self.said: list[Fact] = []
+        self._ids = itertools.count(1)
+
+    def new_id(self) -> str:
+        return f"{next(self._ids):032d}"
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.wall, self.new_id)
+
+    def wait(self, seconds: float) -> None:
+        self.wall += timedelta(seconds=seconds)
+
+    def take(self, fact: Fact) -> Fact:
+        self.register.take(fact, self.moment)
+        return fact
+
+    def judge(self) -> list[Fact]:
+        """What is said now; the register goes through its document, as after a restart."""
+        self.register.judge(self.moment)
+        decide(self.register, self.around, self.moment)
+        new = self.register.facts
+        self.said += new
+        self.register = Register(self.register.document("s", 1, ()), self.rules)
+        return new
+
+    def names(self, facts: Sequence[Fact]) -> list[str]:
+        return [type(fact).__name__ for fact in facts]
+
+    def about(self, **more: Any) -> dict[str, Any]:
+        return {"id": self.new_id(), "job": "j", "at": self.wall, "source": "test", **more}
+
+    def examined(
+        self, node: str, *results: CheckResult, checks: tuple[str, ...] = ("gpu", "nic")
+    ) -> Fact:
+        is_healthy = all(one.state != "failed" for one in results)
+        return self.take(
+            NodeCheckFinished(
+                **self.about(),
+                node=node,
+                occasion="periodic",
+                is_healthy=is_healthy,
+                took_s=1.0,
+                results=results,
+                checks=checks,
+            )
+        )
+
+    def lost(self, node: str) -> Fact:
+        return self.take(
+            NodeLost(**self.about(), node=node, silence_s=3.0, limit_s=3.0, reason="silent")
+        )
+
+    def returned(self, loss: Fact, node: str, how: str) -> Fact:
+        fact = NodeReturned(**self.about(), node=node, away_s=9.0, loss=loss.id, how=how)
+        return self.take(fact)
+
+    def verdict(
+        self, incident: str, *nodes: str, cause: str = "accelerator", revision: int = 0
+    ) -> Fact:
+        return self.take(
+            VerdictReached(
+                **self.about(incident=incident),
+                cause=cause,
+                confidence=0.9,
+                reason="XID 79",
+                culprit_nodes=nodes,
+                revision=revision,
+            )
+        )
+
+    def closed(self, incident: str, **more: Any) -> Fact:
+        return self.take(
+            IncidentClosed(
+                **self.about(incident=incident),
+                **{"outcome": "recovered", "reason": "back", "ledger": Ledger(), **more},
+            )
+        )
+
+    def strikes(self, node: str) -> int:
+        return len(self.register.strikes(self.register.record(node)))
+
+    def fail_for_long(
+        self, *nodes: str, check: str = "gpu", failure_class: str = "replace"
+    ) -> None:
+        """In two windows, with another node on which the check passes for each of them."""
+        for _ in range(2):
+            for node in nodes:
+                self.examined(node, failed(check, failure_class))
+                self.examined(f"{node}-well-1")
+                self.examined(f"{node}-well-2")
+            self.wait(self.rules.check_window_s)
+
+    @property
+    def excluded(self) -> list[str]:
+        return [fact.node for fact in self.said if isinstance(fact, NodeExcluded)]

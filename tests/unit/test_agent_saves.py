@@ -1,0 +1,168 @@
+"""What an agent does when nodes are about to be taken away, and when a save is ordered."""
+
+from typing import Any
+
+import pytest
+
+from everstep.messages import SaveCheckpoint, StartRanks, StopRanks
+from everstep_services.agent.acts import (
+    Acknowledged,
+    Act,
+    AskToStop,
+    Exiting,
+    Missed,
+    Noticed,
+    PassOn,
+    Reach,
+    Saved,
+    Stop,
+    Tell,
+)
+from everstep_services.agent.domain import Agent, Limits
+from everstep_services.agent.failures import Exit
+
+DONE = Exit(code=0)
+
+
+def start(slot: int = 0) -> StartRanks:
+    return StartRanks(
+        **_common(1), slot=slot, slots=2, first_rank=0, ranks=2, world_size=4,
+        master_address="node-0", master_port=23456,
+    )  # fmt: skip
+
+
+def save(after_step: int | None, round: int = 1, **fields: Any) -> SaveCheckpoint:
+    values: dict[str, Any] = {"occasion": "preemption", "then_stop": True, "within_s": 60.0}
+    return SaveCheckpoint(**_common(round), after_step=after_step, **(values | fields))
+
+
+def _common(round: int) -> dict[str, Any]:
+    return {"id": f"{round:032x}", "job": "j", "round": round, "reason": "node-9 goes"}
+
+
+def running(slot: int = 0, **limits: float) -> Agent:
+    agent = Agent(Limits(**limits))
+    agent.ordered(start(slot))
+    agent.rank_runs(0)
+    agent.rank_runs(1)
+    return agent
+
+
+def told(acts: list[Act]) -> list[str]:
+    return [act.event for act in acts if isinstance(act, Tell)]
+
+
+def exit_code(acts: list[Act]) -> int:
+    [exiting] = [act for act in acts if isinstance(act, Exiting)]
+    return exiting.code
+
+
+def test_a_notice_is_on_record_told_and_passed_on_once() -> None:
+    agent = running(preempt_grace_s=900)
+    acts = agent.preempted(10, "SIGUSR1", now=0)
+    assert acts[:2] == [PassOn(10), Noticed("SIGUSR1", 900)]
+    assert told(acts) == ["preempted"]
+    assert agent.preempted(15, "SIGTERM", now=1) == [PassOn(15)]
+
+
+def test_it_says_how_far_its_ranks_are_when_asked() -> None:
+    agent = running()
+    assert agent.asked_to_save(save(None), now=0) == [Reach(1)]
+    assert agent.asked_to_save(save(None, round=2), now=0) == [], "another round"
+
+
+def test_ranks_are_asked_to_stop_once_though_the_order_is_repeated() -> None:
+    agent = running()
+    agent.preempted(15, "SIGTERM", now=0)
+    assert agent.asked_to_save(save(7), now=1) == [AskToStop(7)]
+    assert agent.asked_to_save(save(7), now=2) == []
+    assert agent.tick(now=3) == [], "it does not stop them by itself as well"
+
+
+def test_ranks_do_not_wait_for_a_control_plane_that_says_nothing() -> None:
+    agent = running(agree_within_s=2)
+    agent.preempted(15, "SIGTERM", now=0)
+    assert agent.wake_at == 2
+    assert agent.tick(now=2) == [AskToStop(None)]
+    assert agent.asked_to_save(save(7), now=3) == [], "their step is settled"
+
+
+def test_a_node_that_saved_leaves_with_91_and_says_what_is_safe() -> None:
+    agent = running(preempt_grace_s=60)
+    agent.preempted(15, "SIGTERM", now=0)
+    agent.asked_to_save(save(7), now=1)
+    assert agent.rank_stops(0, 7, now=3) == []
+    assert agent.rank_stops(1, 7, now=4) == [Acknowledged(7, 4)]
+    assert agent.rank_stops(1, 7, now=4) == [], "it was said by a datagram and by the page"
+    agent.rank_gone(0, DONE)
+    assert agent.rank_gone(1, DONE) == [Saved(7, 60), Stop(1, 0.0, 0.0, None)]
+    assert exit_code(agent.stopped(1)) == 91
+
+
+def test_only_slot_0_says_what_is_safe() -> None:
+    agent = running(slot=1)
+    agent.preempted(15, "SIGTERM", now=0)
+    agent.rank_stops(0, 7, now=3)
+    agent.rank_stops(1, 7, now=3)
+    agent.rank_gone(0, DONE)
+    assert agent.rank_gone(1, DONE) == [Stop(1, 0.0, 0.0, None)]
+
+
+def test_ranks_that_do_not_end_in_time_have_missed_it() -> None:
+    agent = running(preempt_grace_s=60)
+    agent.preempted(15, "SIGTERM", now=0)
+    agent.asked_to_save(save(7), now=1)
+    assert agent.tick(now=60) == [Missed("ranks still ran"), Stop(1, 0.0, 0.0, None)]
+    assert exit_code(agent.stopped(1)) == 128 + 15
+
+
+def test_a_rank_that_fails_while_it_saves_has_missed_it() -> None:
+    agent = running()
+    agent.preempted(15, "SIGTERM", now=0)
+    agent.rank_gone(0, DONE)
+    acts = agent.rank_gone(1, Exit(code=1))
+    assert [type(act) for act in acts] == [Missed, Stop]
+    assert exit_code(agent.stopped(1)) == 128 + 15
+
+
+def test_when_all_nodes_go_it_goes_with_them() -> None:
+    agent = running()
+    acts = agent.asked_to_save(save(7, then_leave=True), now=10)
+    assert acts[0] == PassOn(15)
+    assert acts[-1] == AskToStop(7)
+    assert agent.wake_at == 70
+    agent.rank_gone(0, DONE)
+    agent.rank_gone(1, DONE)
+    assert exit_code(agent.stopped(1)) == 91
+
+
+def test_where_others_go_it_stops_its_ranks_and_stays() -> None:
+    agent = running()
+    assert agent.asked_to_save(save(7), now=0) == [AskToStop(7)]
+    agent.rank_stops(0, 7, now=1)
+    agent.rank_stops(1, 7, now=1)
+    agent.rank_gone(0, DONE)
+    assert told(agent.rank_gone(1, DONE)) == ["stopped"]
+    assert agent.running_state == "stopped"
+    assert agent.ordered(StopRanks(**_common(1), cause="preempted")) != []
+
+
+def test_a_training_that_ends_before_it_was_to_stop_is_finished() -> None:
+    agent = running()
+    agent.asked_to_save(save(700), now=0)
+    agent.rank_gone(0, DONE)
+    assert told(agent.rank_gone(1, DONE)) == ["finished"]
+
+
+def test_a_person_who_stops_a_job_is_no_preemption() -> None:
+    agent = running()
+    agent.asked_to_save(save(7, occasion="requested"), now=0)
+    agent.rank_stops(0, 7, now=1)
+    assert agent.rank_stops(1, 7, now=1) == []
+
+
+@pytest.mark.parametrize("then_leave", [False, True])
+def test_a_save_that_goes_on_stops_nothing(then_leave: bool) -> None:
+    agent = running()
+    order = save(7, occasion="requested", then_stop=False, then_leave=then_leave)
+    assert agent.asked_to_save(order, now=0) == []

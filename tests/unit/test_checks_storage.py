@@ -1,0 +1,125 @@
+"""Storage: which file systems are touched, what each outcome means, and a hang of one."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep_services.agent.probes.mounts import Mount, network_mounts
+from everstep_services.agent.probes.running import Ran
+from everstep_services.agent.probes.storage import StorageProbe, judge
+from tests.unit.check_looks import look_at, states
+
+TABLE = r"""
+22 27 0:21 / /proc rw,relatime - proc proc rw
+23 27 0:22 / /home rw,relatime shared:7 master:2 - nfs4 server:/home rw,vers=4.2
+24 27 0:23 / /my\040data rw - lustre 10.0.0.1@tcp:/data ro,flock
+25 27 0:24 / /models ro - fuse.glusterfs models ro
+26 27 0:25 / /tmp rw - tmpfs tmpfs rw
+27 27 0:26 / /hidden rw - nfs server:/x rw
+28 27 0:26 / /hidden rw - ext4 /dev/vda rw
+garbage
+"""
+
+
+def test_network_mounts_are_found_without_touching_them(tmp_path: Path) -> None:
+    found = network_mounts(look_at(tmp_path, {"proc/self/mountinfo": TABLE}))
+    assert found == (
+        Mount(Path("/home"), "nfs4", has_become_read_only=False),
+        Mount(Path("/my data"), "lustre", has_become_read_only=True),
+        Mount(Path("/models"), "fuse.glusterfs", has_become_read_only=False),
+    )
+
+
+def table(*paths: Path) -> dict[str, str]:
+    lines = [f"{n} 1 0:{n} / {path} rw - nfs s:/x rw\n" for n, path in enumerate(paths)]
+    return {"proc/self/mountinfo": "".join(lines)}
+
+
+def test_without_network_storage_it_is_unsupported(tmp_path: Path) -> None:
+    (one,) = StorageProbe().examine(look_at(tmp_path, table()))
+    assert one.state == "unsupported"
+
+
+def test_folders_are_written_to_only_when_they_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "theirs").write_text("x")
+    before = folder.stat().st_mtime_ns
+    found = StorageProbe().examine(look_at(tmp_path, table(folder)))
+    assert states(found) == {str(folder): "ok"}
+    assert folder.stat().st_mtime_ns == before
+    found = StorageProbe().examine(look_at(tmp_path, table(), storage_paths=(folder,)))
+    assert states(found) == {str(folder): "ok"}
+    assert folder.stat().st_mtime_ns > before
+    assert os.listdir(folder) == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent", "stat: No such file or directory; is it mounted?"),
+        ("file", "list: Not a directory; name a folder"),
+    ],
+)
+def test_a_folder_that_is_none_has_failed(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "file").write_text("x")
+    look = look_at(tmp_path, table(), storage_paths=(tmp_path / name,))
+    (one,) = StorageProbe().examine(look)
+    assert (one.state, one.failure_class) == ("failed", "drain")
+    assert one.reason.startswith(said)
+
+
+def test_a_hang_fails_that_folder_alone_and_says_where(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "print('stat', flush=True)\n"
+        "if 'dead' in sys.argv[1]:\n"
+        "    print('fsync', flush=True)\n"
+        "    os.open(sys.argv[1], os.O_RDONLY)\n"  # a pipe that nobody ever writes to
+    )
+    os.mkfifo(tmp_path / "dead")
+    paths = (tmp_path / "dead", tmp_path / "alive")
+    look = look_at(tmp_path, table(), storage_paths=paths, storage_within_s=2.0)
+    probe = StorageProbe(touch=(sys.executable, "-I", "-S", "-c", code))
+    dead, alive = probe.examine(look)
+    assert (dead.state, alive.state) == ("failed", "ok")
+    assert dead.reason == "fsync did not end within 2 s; is its server reachable?"
+
+
+@pytest.mark.parametrize(
+    ("ran", "state", "said"),
+    [
+        (Ran(None, b""), "unknown", "did not start within 5 s"),
+        (Ran(None, b"stat\nlis"), "failed", "stat did not end within 5 s"),
+        (Ran(-9, b""), "unknown", "ended: -9"),
+        (Ran(1, b"write\nENOSPC No space left on device\n"), "failed", "write: No space left"),
+        (Ran(1, b"write\nEDQUOT Disk quota exceeded\n"), "failed", "larger quota"),
+        (Ran(1, b"stat\nESTALE Stale file handle\n"), "failed", "mount it again"),
+        (Ran(1, b"make a file\nEROFS Read-only file system\n"), "failed", "it is read-only"),
+        (Ran(1, b"make a file\nEACCES Permission denied\n"), "warning", "user who trains"),
+        (Ran(1, b"read\nEIO what was read is not what was written\n"), "failed", "not what was"),
+        (Ran(1, b"read\nEWHAT\n"), "failed", "read: "),
+        (Ran(1, b"\xff\n\xfe\n"), "failed", "kernel's log"),
+        (Ran(0, b"stat\n"), "ok", ""),
+    ],
+)
+def test_what_an_outcome_means(ran: Ran, state: str, said: str) -> None:
+    one = judge("/data", ran, None, 5)
+    assert one.state == state
+    assert said in one.reason
+
+
+def test_a_mount_that_the_kernel_made_read_only_has_failed() -> None:
+    mount = Mount(Path("/data"), "lustre", has_become_read_only=True)
+    assert judge("/data", Ran(0, b"stat\n"), mount, 5).state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [("healthy\n", "ok"), ("NOT HEALTHY\n", "failed"), ("", "failed"), ("LBUG\n", "failed")],
+)
+def test_lustre_says_itself_how_it_is(tmp_path: Path, text: str, state: str) -> None:
+    files = {"sys/fs/lustre/health_check": text, **table()}
+    assert states(StorageProbe().examine(look_at(tmp_path, files))) == {"lustre": state}

@@ -1,0 +1,163 @@
+"""What people want done is asked of rendezvous; each way to fail has its own error and words."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from everstep.bus.asking import RefusalError
+from everstep.bus.ports import Handler
+from everstep.messages import (
+    Done,
+    DrainNode,
+    ExcludeNode,
+    IncludeNode,
+    Message,
+    RestartJob,
+    SectionLimit,
+    SetControl,
+    SetLimit,
+    ShowRound,
+    StopJob,
+)
+from everstep.subjects import CLUSTER
+from everstep_services.history.deeds import (
+    Deed,
+    DeedError,
+    DeedRefusedError,
+    NobodyThereError,
+    NoSuchJobError,
+    carry_out,
+    near,
+)
+from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.unit.round_documents import round_document
+
+
+class Rendezvous:
+    """Answers as it is told, and remembers what it was asked."""
+
+    def __init__(self, answer: Done | RefusalError) -> None:
+        self.answer = answer
+        self.asked: list[Message] = []
+
+    async def __call__(self, question: Message) -> Message:
+        self.asked.append(question)
+        if isinstance(question, ShowRound):
+            return round_document("j", seats=1, name_characters=8)
+        if isinstance(self.answer, RefusalError):
+            raise self.answer
+        return self.answer
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return dict.fromkeys(("show", "stop", "restart", "save", "drain"), self)
+
+
+async def done(deed: Deed, rendezvous: Rendezvous) -> str:
+    bus = MemoryBus(MemoryServer())
+    async with bus.answer("rendezvous", rendezvous.handlers):
+        return await carry_out(bus, deed)
+
+
+def deed(verb: str, **details: object) -> Deed:
+    return Deed(verb, "j", "ann", "enough", "cli", details)
+
+
+async def test_who_and_why_reach_rendezvous_with_the_question() -> None:
+    rendezvous = Rendezvous(Done(text="round 3 ends"))
+    assert await done(deed("stop", save_first=False), rendezvous) == "round 3 ends"
+    assert await done(deed("drain", node="n1", within_s=None), rendezvous) == "round 3 ends"
+    assert rendezvous.asked == [
+        StopJob(job="j", by="ann", reason="enough", save_first=False, origin="cli"),
+        DrainNode(job="j", by="ann", reason="enough", node="n1", origin="cli"),
+    ]
+
+
+@pytest.mark.parametrize(("meant", "round_"), [(None, 3), (2, 2)])
+async def test_a_restart_means_one_round(meant: int | None, round_: int) -> None:
+    rendezvous = Rendezvous(Done())
+    await done(deed("restart", round=meant), rendezvous)
+    question = RestartJob(job="j", by="ann", reason="enough", round=round_, origin="cli")
+    assert rendezvous.asked[-1] == question
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (Done(text="it is over", is_refused=True), DeedRefusedError, "it is over"),
+        (RefusalError("404", "there is no job j: join it first"), NoSuchJobError,
+         "there is no job j"),
+        (RefusalError("503", "nothing could be written down; ask again"), NobodyThereError,
+         "rendezvous cannot do it now: nothing could be written down; ask again"),
+    ],
+)  # fmt: skip
+async def test_each_no_has_its_error(
+    answer: Done | RefusalError, error: type[DeedError], said: str
+) -> None:
+    with pytest.raises(error) as caught:
+        await done(deed("stop"), Rendezvous(answer))
+    assert str(caught.value) == said
+
+
+async def test_nobody_answers_without_rendezvous_or_without_the_bus() -> None:
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    with pytest.raises(NobodyThereError, match=r"cannot be asked: nobody answers rendezvous\.stop"):
+        await carry_out(bus, deed("stop"))
+    await server.set_up(up=False)
+    with pytest.raises(NobodyThereError, match="cannot be asked: no connection"):
+        await carry_out(bus, deed("stop"))
+
+
+async def test_an_answer_that_does_not_come_may_mean_that_it_was_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("everstep_services.history.deeds.WITHIN_S", 0.01)
+    bus = MemoryBus(MemoryServer())
+
+    async def never(_: Message) -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with bus.answer("rendezvous", {"stop": never}):
+        with pytest.raises(NobodyThereError, match="see everstep job show j before you ask again"):
+            await carry_out(bus, deed("stop"))
+
+
+async def test_health_is_asked_what_is_healths() -> None:
+    health = Rendezvous(Done(text="it is done"))
+    bus = MemoryBus(MemoryServer())
+    about: dict[str, dict[str, Any]] = {
+        "exclude": {"node": "n1", "ttl_s": None},
+        "include": {"node": "n1"},
+        "set_limit": {"section": "data", "limit_s": 30.0},
+        "control": {"changes": {"brake": "on"}},
+    }
+    async with bus.answer("health", dict.fromkeys(about, health)):
+        for verb, details in about.items():
+            job = "j" if verb == "set_limit" else CLUSTER
+            asked = Deed(verb, job, "ann", "enough", "cli", details)
+            assert await carry_out(bus, asked) == "it is done"
+    who: dict[str, Any] = {"by": "ann", "reason": "enough", "origin": "cli"}
+    limit = SectionLimit(section="data", limit_s=30.0, source="configured")
+    assert health.asked == [
+        ExcludeNode(job=CLUSTER, node="n1", **who),
+        IncludeNode(job=CLUSTER, node="n1", **who),
+        SetLimit(job="j", limit=limit, **who),
+        SetControl(job=CLUSTER, changes={"brake": "on"}, **who),
+    ]
+
+
+async def test_what_health_cannot_take_is_refused_in_its_words() -> None:
+    health = Rendezvous(RefusalError("422", "n1 is no node"))
+    bus = MemoryBus(MemoryServer())
+    async with bus.answer("health", {"include": health}):
+        with pytest.raises(DeedRefusedError, match="^n1 is no node$"):
+            await carry_out(bus, Deed("include", CLUSTER, "ann", "", "cli", {"node": "n1"}))
+
+
+def test_a_name_that_was_mistyped_is_found() -> None:
+    known = ["llama-8b", "llama-70b", "vit"]
+    assert near("llama-8c", known) == "; did you mean llama-8b or llama-70b?"
+    assert near("zzz", known) == near("zzz", []) == "; see everstep jobs"

@@ -1,0 +1,128 @@
+"""The switches, and who may not join."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from everstep.messages import CheckResult, Exclusion, NodesDocument
+from everstep_services.health.nodes.control import (
+    BadSwitchError,
+    binds,
+    blank,
+    enforces_exclusions,
+    reconciled,
+    switched,
+    value_of,
+    with_exclusion,
+    without_exclusion,
+)
+from everstep_services.health.nodes.register import Register
+from everstep_services.health.nodes.standings import standings
+from tests.unit.health_nodes import RULES, Nodes, failed
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def exclusion(node: str, by: str, hours: float | None = 1) -> Exclusion:
+    until = None if hours is None else NOW + timedelta(hours=hours)
+    return Exclusion(node=node, by=by, reason="r", until=until)
+
+
+def test_switches_are_changed_by_name_and_go_back_to_their_default() -> None:
+    changes = {"brake": "on", "modes.exclude": "enforce", "straggler.enabled": "false"}
+    document = switched(blank(), changes, "ann", "storm")
+    assert (document.is_braked, document.modes) == (True, {"exclude": "enforce"})
+    assert document.settings == {"straggler.enabled": "false"}
+    assert (document.changed_by, document.reason) == ("ann", "storm")
+    assert [value_of(document, name) for name in changes] == ["on", "enforce", "false"]
+    document = switched(document, dict.fromkeys(changes, ""), "bob", "over")
+    assert (document.is_braked, document.modes, document.settings) == (False, {}, {})
+    assert switched(document, {"brake": "off"}, "eve", "again") == document, "it stood so already"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"brake": "yes"}, "brake cannot be 'yes': use one of 'on', 'off', ''"),
+        ({"modes.exclude": "maybe"}, "cannot be 'maybe': use one of 'observe', 'enforce', ''"),
+        ({"modes.frobnicate": "observe"}, "there is no switch 'modes.frobnicate': use brake"),
+        ({"frobnicator.enabled": "true"}, "there is no switch 'frobnicator.enabled'"),
+        ({"": "on"}, "there is no switch ''"),
+    ],
+)
+def test_what_is_no_switch_is_refused_with_what_there_is(
+    changes: dict[str, str], said: str
+) -> None:
+    with pytest.raises(BadSwitchError, match=said):
+        switched(blank(), changes, "ann", "r")
+
+
+def test_the_brake_stops_health_and_people_alike() -> None:
+    document = switched(blank(), {"modes.exclude": "enforce"}, "ann", "r")
+    assert (enforces_exclusions(blank()), binds(blank())) == (False, True)
+    assert (enforces_exclusions(document), binds(document)) == (True, True)
+    braked = switched(document, {"brake": "on"}, "ann", "r")
+    assert (enforces_exclusions(braked), binds(braked)) == (False, False)
+    observed = switched(blank(), {"modes.exclude": "observe"}, "ann", "r")
+    assert (enforces_exclusions(observed), binds(observed)) == (False, False)
+
+
+def test_a_node_is_excluded_once() -> None:
+    document = with_exclusion(blank(), exclusion("n1", "ann"))
+    document = with_exclusion(document, exclusion("n1", "bob", None))
+    assert document.exclusions == (exclusion("n1", "bob", None),)
+    assert without_exclusion(document, "n1").exclusions == ()
+
+
+def test_healths_exclusions_are_made_to_be_those_that_it_decided() -> None:
+    document = blank()
+    for one in (
+        exclusion("theirs", "ann"),
+        exclusion("for-ever", "ann", None),
+        exclusion("over", "ann", -1),
+        exclusion("stale", "health"),
+    ):
+        document = with_exclusion(document, one)
+    ours = [exclusion("new", "health"), exclusion("theirs", "health")]
+    after, over = reconciled(document, ours, NOW)
+    assert [(one.node, one.by) for one in after.exclusions] == [
+        ("theirs", "ann"),
+        ("for-ever", "ann"),
+        ("new", "health"),
+    ]
+    assert [one.node for one in over] == ["over"]
+    assert reconciled(after, ours, NOW) == (after, [])
+
+
+def test_standings_are_told_the_worst_first() -> None:
+    world = Nodes()
+    for _ in range(2):
+        world.lost("struck")
+    world.fail_for_long("bad")
+    world.examined("well", CheckResult(check="nic", state="warning"))
+    world.examined("shut", failed("gpu", "watch"))
+    world.judge()
+    heard = {"struck": (0.5, False), "gone": (9.0, True), "bad": (0.1, False)}
+    found = standings(
+        ["well", "nobody", "struck", "gone", "bad", "shut"],
+        world.register,
+        [exclusion("shut", "ann"), exclusion("well", "ann", -1)],
+        heard,
+        NOW,
+    )
+    assert [(one.node, one.state, one.strikes) for one in found] == [
+        ("shut", "excluded", 0),
+        ("gone", "lost", 0),
+        ("bad", "suspect", 1),
+        ("struck", "healthy", 2),
+        ("well", "healthy", 0),
+        ("nobody", "unknown", 0),
+    ]
+    assert found[0].reason == "by ann: r"
+    assert found[2].failing[0].check == "gpu"
+
+
+def test_health_that_knows_nothing_calls_every_node_unknown() -> None:
+    nothing = Register(NodesDocument(), RULES)
+    (found,) = standings(["n1"], nothing, [], {}, NOW)
+    assert found.state == "unknown"

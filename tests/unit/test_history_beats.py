@@ -1,0 +1,89 @@
+"""What agents said last: the newest round, how old it is, and that it never grows for ever."""
+
+from datetime import UTC, datetime
+
+from everstep.messages import NodeBeat, RankBeat
+from everstep_services.history.beats import STALE_S, Beats
+from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.fakes.clock import FakeClock
+
+
+def beat(node: str, *ranks: int, round_: int | None = 1, job: str = "j", **more: str) -> NodeBeat:
+    return NodeBeat(
+        job=job,
+        node=node,
+        sequence=1,
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+        state=more.get("state", "running"),
+        round=round_,
+        slot=0 if ranks else None,
+        ranks=tuple(RankBeat(rank=rank, section=more.get("section")) for rank in ranks),
+    )
+
+
+def made() -> tuple[Beats, FakeClock]:
+    clock = FakeClock()
+    return Beats(MemoryBus(MemoryServer()), clock), clock
+
+
+async def test_a_node_that_falls_silent_is_shown_as_it_was_and_how_long_ago() -> None:
+    beats, clock = made()
+    beats.hear(beat("n1", 0, 1, section="data"))
+    beats.hear(beat("n2", 2, 3))
+    await clock.advance(STALE_S)
+    beats.hear(beat("n2", 2, 3))
+    view = beats.view("j")
+    assert [(one.beat.node, one.age_s, one.is_stale) for one in view.nodes] == [
+        ("n1", STALE_S, True),
+        ("n2", 0.0, False),
+    ]
+    rank, heard = view.ranks[1]
+    assert (sorted(view.ranks), rank.section, heard.beat.node) == ([0, 1, 2, 3], "data", "n1")
+
+
+async def test_only_ranks_of_the_newest_round_are_shown() -> None:
+    beats, clock = made()
+    beats.hear(beat("lost", 0, 1, round_=4))
+    beats.hear(beat("n2", 2, 3, round_=4))
+    await clock.advance(STALE_S)
+    beats.hear(beat("n2", 2, 3, round_=5))
+    beats.hear(beat("n3", 0, 1, round_=5))
+    view = beats.view("j")
+    assert view.round == 5
+    assert {rank: heard.beat.node for rank, (_, heard) in view.ranks.items()} == {
+        0: "n3",
+        1: "n3",
+        2: "n2",
+        3: "n2",
+    }
+
+
+async def test_rounds_that_begin_anew_are_the_newest_once_the_others_are_silent() -> None:
+    beats, clock = made()
+    beats.hear(beat("n1", 0, round_=9))
+    await clock.advance(STALE_S)
+    beats.hear(beat("n2", 0, round_=1))
+    assert beats.view("j").round == 1
+
+
+async def test_who_leaves_or_is_long_silent_is_forgotten() -> None:
+    beats, clock = made()
+    beats.hear(beat("n1", 0))
+    beats.hear(beat("n2", 1))
+    beats.hear(beat("n1", state="leaving"))
+    assert [one.beat.node for one in beats.view("j").nodes] == ["n2"]
+    await clock.advance(901)
+    assert beats.view("j").nodes == []
+    beats.hear(beat("n3", 0, job="other"))
+    assert beats.statistics() == {"nodes": 1.0}
+
+
+async def test_a_node_is_as_the_job_that_heard_of_it_last() -> None:
+    beats, clock = made()
+    beats.hear(beat("n1", 0, job="before"))
+    await clock.advance(5)
+    beats.hear(beat("n1", 0, job="now"))
+    found = beats.node("n1")
+    assert found is not None
+    assert (found.beat.job, found.age_s) == ("now", 0.0)
+    assert beats.node("n2") is None

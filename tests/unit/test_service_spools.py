@@ -1,0 +1,28 @@
+"""Services that record facts start only where they can keep them."""
+
+from types import ModuleType
+
+import pytest
+
+from everstep.bus import BusSettings
+from everstep.bus.errors import BusConfigError
+from everstep.settings import Settings
+from everstep_services.health import opening as health
+from everstep_services.health.settings import HealthSettings
+from everstep_services.rendezvous import opening as rendezvous
+from everstep_services.rendezvous.settings import RendezvousSettings
+
+
+@pytest.mark.parametrize(
+    ("name", "service", "settings"),
+    [
+        ("health", health, HealthSettings()),
+        ("rendezvous", rendezvous, RendezvousSettings()),
+    ],
+)
+async def test_a_service_without_a_spool_says_what_to_set(
+    name: str, service: ModuleType, settings: Settings
+) -> None:
+    with pytest.raises(BusConfigError, match=f"^{name} has nowhere to keep its facts .* spool_dir"):
+        async with service.opened(settings, BusSettings()):
+            pass

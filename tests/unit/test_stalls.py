@@ -1,0 +1,329 @@
+"""Who has stalled: limits by phase, pauses, excuses, blindness."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.messages import LimitsDocument, SectionLimit
+from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
+from everstep_services.agent.stalls.limits import LimitRules, Limits
+from everstep_services.agent.stalls.places import Signs
+from everstep_services.agent.stalls.table import Others, table, warnings
+from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
+from trainer_sdk import layout
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    with clock_of_pages(clock):
+        yield clock
+
+
+class Node:
+    """Some ranks and their judge, looked at whenever it wants to be."""
+
+    def __init__(self, folder: Path, clock: Clock, limits: Limits, ranks: int = 2) -> None:
+        self.clock = clock
+        self.ranks = [StallRank(folder, rank, clock) for rank in range(ranks)]
+        self.judge = Judge(limits, clock.now)
+        self.news: list[Stalled | Moving | Excused] = []
+
+    def look(self) -> list[Stalled | Moving | Excused]:
+        found = self.judge.look([rank.view() for rank in self.ranks], self.clock.now)
+        self.news += found
+        return found
+
+    def wait(self, seconds: float) -> list[Stalled | Moving | Excused]:
+        """Let time pass, looking exactly when the judge asks for it."""
+        end, found = self.clock.now + seconds, self.look()
+        while self.judge.wake_at < end:
+            self.clock.now = self.judge.wake_at
+            found = found + self.look()
+        self.clock.now = end
+        return found + self.look()
+
+    @property
+    def stalled(self) -> list[int]:
+        return [one.place.rank for one in self.news if isinstance(one, Stalled)]
+
+
+@pytest.fixture
+def node(tmp_path: Path, clock: Clock) -> Node:
+    made = Node(tmp_path, clock, limits_of(data=30, forward=60, outside=20))
+    for rank in made.ranks:
+        rank.run.step()
+    return made
+
+
+def test_a_rank_stalls_at_its_limit_and_not_before(node: Node) -> None:
+    for rank in node.ranks:
+        rank.run.begin("data")
+    assert node.wait(29.9) == []
+    stalled = node.wait(0.1)
+    assert [one.place.rank for one in stalled if isinstance(one, Stalled)] == [0, 1]
+    first = stalled[0]
+    assert isinstance(first, Stalled)
+    assert (first.place.section, first.place.limit.s, first.place.limit.source) == (
+        "data",
+        30,
+        "configured",
+    )
+    assert first.waited_s == pytest.approx(30)
+
+
+def test_a_stall_is_said_once_and_another_one_again(node: Node) -> None:
+    run = node.ranks[0].run
+    node.ranks[1].run.pause()
+    node.ranks[1].run.resume()
+    run.begin("data")
+    node.ranks[1].run.begin("data")
+    assert len(node.wait(100)) == 2
+    run.end("data")
+    moving = node.wait(1)
+    assert [one.stalled_s for one in moving if isinstance(one, Moving)] == [pytest.approx(100)]
+    run.begin("data")
+    again = node.wait(31)
+    assert [type(one) for one in again] == [Stalled]
+
+
+def test_a_paused_rank_is_never_judged_and_excuses_who_waits_for_it(node: Node) -> None:
+    node.ranks[0].run.pause()
+    node.ranks[1].run.begin("data")
+    news = node.wait(20_000)
+    assert [type(one) for one in news] == [Excused]
+    node.ranks[0].run.resume()
+    node.wait(19)  # what it was waited for may come now
+    assert node.stalled == []
+    node.wait(2)
+    assert node.stalled == [1, 0]
+
+
+def test_a_pause_ends_by_itself(node: Node) -> None:
+    node.ranks[0].run.pause(for_s=500)
+    node.ranks[1].run.pause(for_s=500)
+    assert node.wait(500) == []
+    assert node.wait(19) == []
+    node.wait(2)
+    assert sorted(node.stalled) == [0, 1]
+
+
+def test_who_waits_for_a_rank_in_evaluation_has_not_stalled(node: Node) -> None:
+    with node.ranks[0].run.section("evaluation"):
+        node.ranks[1].run.begin("forward")
+        news = node.wait(2400)
+    assert [type(one) for one in news] == [Excused]
+    assert isinstance(news[0], Excused)
+    assert news[0].by == 0
+
+
+def test_who_stopped_first_is_not_excused_by_those_that_wait_for_it(node: Node) -> None:
+    node.ranks[0].run.begin("data")  # 30 s
+    node.wait(0.01)
+    node.ranks[1].run.begin("forward")  # 60 s, waits for the other
+    node.wait(30)
+    assert node.stalled == [0]
+
+
+def test_a_rank_in_a_long_phase_excuses_those_that_waited_before_it_began(node: Node) -> None:
+    node.ranks[1].run.begin("forward")
+    node.wait(1)
+    with node.ranks[0].run.section("checkpoint"):
+        node.wait(600)
+    assert node.stalled == []
+
+
+def test_who_waits_for_a_rank_that_works_on_without_saying_for_what(node: Node) -> None:
+    node.ranks[1].run.begin("forward")
+    for _ in range(500):
+        with node.ranks[0].run.section("data"):
+            node.wait(5)
+    assert node.stalled == []
+
+
+def test_the_rank_that_stopped_first_is_named_when_its_time_is_over(node: Node) -> None:
+    node.ranks[0].run.begin("forward")  # 60 s
+    node.wait(2)
+    node.ranks[1].run.begin("data")  # 30 s, waits for the other
+    assert [type(one) for one in node.wait(40)] == [Excused]
+    node.wait(20)
+    assert node.stalled == [0, 1]
+
+
+def test_a_rank_stalls_while_others_step_on_without_it(node: Node) -> None:
+    node.ranks[0].run.begin("data")
+    for _ in range(20):
+        node.ranks[1].run.step()
+        node.wait(5)
+    assert node.stalled == [0]
+
+
+def test_the_time_outside_of_sections_has_a_limit(node: Node) -> None:
+    node.wait(19.9)
+    assert node.news == []
+    node.wait(0.2)
+    assert sorted(node.stalled) == [0, 1]
+
+
+def test_heartbeats_are_progress(node: Node) -> None:
+    for _ in range(20):
+        for rank in node.ranks:
+            rank.run.heartbeat()
+        node.wait(15)
+    assert node.news == []
+
+
+def test_our_own_absence_is_nobodys_stall(node: Node) -> None:
+    for rank in node.ranks:
+        rank.run.begin("data")
+    node.wait(5)
+    node.clock.now += 3600  # this agent and its ranks were stopped
+    assert node.look() == []
+    assert node.wait(19) == []
+    node.wait(10)
+    assert sorted(node.stalled) == [0, 1]
+
+
+def test_a_rank_that_never_opens_its_page_is_judged(tmp_path: Path, clock: Clock) -> None:
+    node = Node(tmp_path, clock, limits_of(first_step=100), ranks=1)
+    node.ranks[0].link.words[layout.MAGIC_AT] = 0
+    assert node.wait(99) == []
+    assert [type(one) for one in node.wait(2)] == [Stalled]
+
+
+def test_before_the_first_step_only_its_own_limit_counts(tmp_path: Path, clock: Clock) -> None:
+    node = Node(tmp_path, clock, limits_of(data=30, first_step=1000))
+    for rank in node.ranks:
+        rank.run.begin("data")
+    assert node.wait(990) == []
+    node.wait(20)
+    assert sorted(node.stalled) == [0, 1]
+
+
+def test_a_busy_rank_may_be_on_its_way_to_its_first_step(tmp_path: Path, clock: Clock) -> None:
+    node = Node(tmp_path, clock, Limits(LimitRules()), ranks=1)
+    assert node.ranks[0].run.steps_made == 0
+    node.ranks[0].signs = Signs(idle_s=0.0)
+    assert node.wait(7300) == []
+    node.ranks[0].signs = Signs(idle_s=400.0)
+    assert [type(one) for one in node.wait(1)] == [Stalled]
+
+
+def test_a_script_without_sections_is_judged_by_its_steps_and_collectives(
+    tmp_path: Path, clock: Clock
+) -> None:
+    node = Node(tmp_path, clock, limits_of(outside=100), ranks=1)
+    words = node.ranks[0].link.words
+    words[layout.PHASE] = layout.PHASE_SCRIPT
+    words[layout.STEPS] = words[layout.STEP] = 5
+    words[layout.COUNTED_BY] = layout.BY_OPTIMIZER
+    words[layout.PROGRESS_NS] = clock.ns()
+    node.wait(90)
+    node.ranks[0].signs = Signs(collective_s=clock.now)
+    assert node.wait(99) == []
+    (stalled,) = node.wait(2)
+    assert isinstance(stalled, Stalled)
+    assert stalled.place.signal == "collectives"
+
+
+def test_learned_limits_apply_and_those_set_by_hand_win() -> None:
+    limits = limits_of(data=7)
+    limits.learn(
+        LimitsDocument(
+            job="j",
+            limits=(
+                SectionLimit(section="data", limit_s=120, source="learned"),
+                SectionLimit(section="forward", limit_s=130, source="floor"),
+            ),
+            first_step_limit_s=1200,
+            reason="",
+        )
+    )
+    from trainer_sdk.page import Kind
+
+    assert limits.section("data", Kind.PLAIN).s == 7
+    assert (limits.section("forward", Kind.PLAIN).s, limits.first_step().s) == (130, 1200)
+    assert limits.section("other", Kind.CHECKPOINT).s == 7200
+    assert limits.shortest_s() == 7
+    limits.learn(None)
+    assert limits.is_learning
+
+
+class Day:
+    """A training with everything that only looks like a stall."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.runs = [rank.run for rank in node.ranks]
+
+    def starts(self) -> None:
+        with self.runs[0].section("dataset"):
+            self.node.wait(7190)  # everybody waits for rank 0 to build the dataset
+        self.node.wait(1200)  # the first step
+        self.step()
+
+    def step(self) -> None:
+        for run in self.runs:
+            for name in ("data", "forward", "backward", "optimizer"):
+                with run.section(name):
+                    pass
+            run.step()
+        self.node.wait(5)
+
+    def waits_for_rank_0(self, section: str, seconds: float) -> None:
+        for run in self.runs[1:]:
+            run.begin("backward")
+        with self.runs[0].section(section):
+            self.node.wait(seconds)
+        for run in self.runs[1:]:
+            run.end("backward")
+
+    def saves(self) -> None:
+        for run in self.runs:
+            run.begin("checkpoint")
+        self.node.wait(1800)
+        for run in self.runs:
+            run.end("checkpoint")
+
+    def is_debugged(self) -> None:
+        with self.runs[2].pause(reason="debugger"):
+            self.node.wait(5 * 3600)
+
+
+def test_a_day_without_a_false_finding(tmp_path: Path, clock: Clock) -> None:
+    """Long first step, one slow compiler, long phases, a debugger, a stopped process."""
+    node = Node(tmp_path, clock, Limits(LimitRules()), ranks=4)
+    day = Day(node)
+    day.starts()
+    events = {
+        20: lambda: day.waits_for_rank_0("forward", 600),  # it compiles
+        100: lambda: day.waits_for_rank_0("evaluation", 2400),
+        200: day.saves,
+        250: day.is_debugged,
+    }
+    for number in range(400):
+        day.step()
+        events.get(number, day.step)()
+        if number == 300:
+            clock.now += 60  # SIGSTOP and SIGCONT of everything
+    node.wait(1700)
+    assert node.stalled == []
+
+
+def test_the_table_shows_every_limit_in_its_order() -> None:
+    limits = limits_of(data=90)
+    others = Others(600.0, None, 600.0, 30.0)
+    rows = table(limits, others)
+    assert [row.split()[0] for row in rows][:4] == ["first-step", "step", "outside", "data"]
+    assert any("process group" in row and "10 min" in row for row in rows)
+    (warning,) = warnings(limits, others)
+    assert "--preempt-grace 600 is longer than the scheduler waits (30 s)" in warning
+
+
+def test_a_process_group_that_gives_up_first_is_warned_of() -> None:
+    (warning,) = warnings(limits_of(data=90), Others(60.0))
+    assert "gives up after 1 min, before a stall in data is found (90 s)" in warning
+    (warning,) = warnings(limits_of(data=90), Others(heartbeat_s=60.0))
+    assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=60" in warning
+    assert warnings(limits_of(), Others(60.0)) == []

@@ -1,0 +1,177 @@
+"""Attach mode: another launcher has started this rank, and an agent of ours only watches it.
+
+The rank makes its page itself, where the agent looks for it. The first rank of a node starts the
+agent if none runs; it waits for nobody.
+"""
+
+import atexit
+import fcntl
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from trainer_sdk import layout
+from trainer_sdk.bootstrap import link as links
+from trainer_sdk.bootstrap import record
+from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.launchers import Place, is_worker, job_of
+from trainer_sdk.page import BadPageError, make_page, view_page
+from trainer_sdk.saying import say_once
+
+AGENT = "everstep_services.cli.running.attached"
+AGENT_LOCK = "agent.lock"
+SOCKET = "socket"
+LOG = "agent.log"
+PAGE = "page"
+SAY_AT = 3
+"""The descriptor by which an agent may say one line on the rank's stderr."""
+_SHELL = '"$@" &'
+
+
+class Door:
+    """The agent's socket, which may not be there yet, or be another one by now."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._wire: links.Wire | None = None
+
+    def send(self, octets: bytes, /) -> int:
+        """Send at once; OSError when nobody listens, or has no room."""
+        if self._wire is None:
+            self._wire = links.connected(self._path)
+        try:
+            return self._wire.send(octets)
+        except ConnectionError:
+            self._wire = None
+            raise
+
+
+def attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
+    """Have the rank watched. Where that cannot be, a line says why, and nothing changes."""
+    try:
+        _attach(environ, place, link)
+    except OSError as error:
+        if not place.local_rank:
+            say_once(f"this rank is not watched: {error}; EVERSTEP_ATTACH=off does not try")
+
+
+def folder_for(environ: Mapping[str, str], job: str) -> str:
+    """Where ranks of a job on this node and their agent meet; in memory where there is some."""
+    chosen = environ.get("XDG_RUNTIME_DIR", "")
+    if chosen and os.path.isdir(chosen):
+        base = os.path.join(chosen, "everstep")
+    else:
+        root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"  # noqa: S108  ours, 0700
+        base = os.path.join(root, f"everstep-{os.getuid()}")
+    return os.path.join(base, f"attached-{job}")
+
+
+def is_held(path: str) -> bool:
+    """Somebody holds this lock exclusively."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
+    folder = folder_for(environ, job_of(environ, place))
+    own = os.path.join(folder, str(place.round), f"{place.rank}-{place.local_rank}")
+    if is_worker(environ, place) or _is_taken(os.path.join(own, PAGE)):
+        return
+    for path in (os.path.dirname(folder), folder, os.path.dirname(own), own):
+        _private(path)
+    holds = os.open(os.path.join(folder, layout.LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    fcntl.flock(holds, fcntl.LOCK_SH)  # as long as we live, nobody takes the folder for left behind
+    _open_page(own, place, link, Door(os.path.join(folder, SOCKET)))
+    os.register_at_fork(after_in_child=link.detach)
+    atexit.register(_leave, link, folder, holds)
+    link.up()
+    if not place.local_rank and not is_held(os.path.join(folder, AGENT_LOCK)):
+        _start_agent(folder, environ)
+
+
+def _open_page(own: str, place: Place, link: Link, door: Door) -> None:
+    """Under another name first: what the agent finds is whole, and an old page is never read."""
+    path = os.path.join(own, PAGE)
+    beside = f"{path}.{os.getpid()}"
+    make_page(beside).close()
+    link.attach(links.mapped(beside), door, place.round, place.rank)
+    link.folder = own
+    os.replace(beside, path)
+
+
+def _is_taken(path: str) -> bool:
+    """Another process that lives is this rank; this one was started by it."""
+    try:
+        view = view_page(path)
+    except (OSError, ValueError):
+        return False
+    try:
+        reading = view.read()
+    except BadPageError:
+        return False
+    finally:
+        view.close()
+    if reading is None or reading.pid == os.getpid():
+        return False
+    return os.path.exists(f"/proc/{reading.pid}")
+
+
+def _private(path: str) -> None:
+    """A folder of ours alone."""
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    about = os.lstat(path)
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        raise PermissionError(f"{path} is not a folder of this user: remove it")
+    if about.st_mode & 0o077:
+        os.chmod(path, 0o700)
+
+
+def _start_agent(folder: str, environ: Mapping[str, str]) -> None:
+    """In a session of its own; the shell between leaves no child that the script could reap."""
+    log = os.path.join(folder, LOG)
+    agent = [sys.executable, "-P", "-m", AGENT, folder, *sys.argv]
+    shell = os.posix_spawn(
+        "/bin/sh",
+        ["sh", "-c", _SHELL, "sh", *agent],
+        environ,
+        file_actions=(
+            (os.POSIX_SPAWN_DUP2, 2, SAY_AT),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ),
+        setsid=True,
+        setsigmask=(),
+    )
+    with suppress(ChildProcessError):
+        os.waitpid(shell, 0)
+
+
+def _leave(link: Link, folder: str, holds: int) -> None:
+    """The interpreter ends: say what is known of it, and leave nothing that nobody needs."""
+    if not link.attached:
+        return  # a copy of the rank
+    error = getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        with suppress(OSError):
+            record.write(error, {}, link.folder)
+    link.ended(1 if error else 0, error=error is not None)
+    if is_held(os.path.join(folder, AGENT_LOCK)):
+        return
+    with suppress(OSError):
+        fcntl.flock(holds, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while other ranks are here
+        shutil.rmtree(folder, ignore_errors=True)

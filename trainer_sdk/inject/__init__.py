@@ -1,0 +1,127 @@
+"""Faults on purpose, to see what follows: `inject.now("hang", for_s=5)`.
+
+Only in a rank of a job that was started with `everstep run --allow-injection`, or where the
+script itself says `allow=True`. Nothing of it is imported anywhere else.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from trainer_sdk import layout
+from trainer_sdk.bootstrap import link as links
+from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
+from trainer_sdk.inject.inside import InjectedError, check, make
+from trainer_sdk.inject.main_thread import take_signal
+from trainer_sdk.saying import quoted
+
+__all__ = ["BadFaultError", "InjectedError", "NotAllowedError", "at_step", "now"]
+
+_LOOK_EVERY_S = 0.002
+_armed = False
+
+
+class NotAllowedError(RuntimeError):
+    """Nobody has allowed faults here."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no faults may be injected: this job was not started with --allow-injection; a script "
+            "of its own may say allow=True"
+        )
+
+
+def now(
+    fault: str,
+    *,
+    for_s: float | None = None,
+    amount: int | None = None,
+    target: str = "",
+    allow: bool = False,
+) -> None:
+    """Make this fault here and now. `BadFaultError` if there is no such, or it cannot be made."""
+    wished = wish(fault, for_s=for_s, amount=amount, target=target)
+    _inject(wished, _link(allow=allow))
+
+
+def at_step(
+    step: int,
+    fault: str,
+    *,
+    for_s: float | None = None,
+    amount: int | None = None,
+    target: str = "",
+    allow: bool = False,
+) -> None:
+    """Make this fault once, as soon as this step is finished."""
+    wished = wish(fault, for_s=for_s, amount=amount, target=target)
+    _at_step(step, wished, _link(allow=allow))
+
+
+def arm(environ: Mapping[str, str], link: Link) -> None:
+    """Before the script: be ready for faults, from outside and from the plan in `environ`."""
+    from trainer_sdk.inject.listening import listen
+    from trainer_sdk.inject.plan import planned
+
+    _take_signal()
+    listen(link)
+    for step, wished in planned(environ):
+        _at_step(step, wished, link)
+
+
+def _link(*, allow: bool) -> Link:
+    if not allow and os.environ.get(layout.INJECTION_VARIABLE) != "1":  # noqa: TID251 - a script has no settings file of ours
+        raise NotAllowedError
+    _take_signal()
+    if links.armed is not None:
+        return links.armed
+    from trainer_sdk.rank_session import session
+
+    return session()._link  # noqa: SLF001 - our own
+
+
+def _take_signal() -> None:
+    global _armed  # noqa: PLW0603 - a process has one main thread
+    if not _armed and threading.current_thread() is threading.main_thread():
+        take_signal()
+        _armed = True
+    if not _armed:
+        raise BadFaultError("the first call of trainer_sdk.inject must be in the main thread")
+
+
+def _inject(wished: Wish, link: Link) -> None:
+    check(wished)
+    _announce(wished, link)
+    make(wished, lambda: link.words)
+
+
+def _announce(wished: Wish, link: Link) -> None:
+    """First, so that nobody takes it for a real one."""
+    lasts = "null" if wished.for_s is None else f"{wished.for_s!r}"
+    fields = f'"fault":"{wished.fault.name}","lasts_s":{lasts},"target":{quoted(wished.target)}'
+    link.say("injected", fields)
+    os.write(2, f"everstep: injecting {wished.fault.name}: {wished.fault.what}\n".encode())
+
+
+def _at_step(step: int, wished: Wish, link: Link) -> None:
+    from trainer_sdk.inject.hooks import after_step
+
+    once = threading.Lock()
+
+    def act() -> None:
+        if once.acquire(blocking=False):
+            _inject(wished, link)
+
+    after_step(step, act)
+    # Of a script without a session, torch's optimizer counts the steps.
+    threading.Thread(target=_watch, args=(link, step, act, once), daemon=True).start()
+
+
+def _watch(link: Link, step: int, act: Callable[[], None], once: threading.Lock) -> None:
+    while not once.locked():
+        words = link.words
+        if words[layout.COUNTED_BY] == layout.BY_OPTIMIZER and words[layout.STEP] >= step:
+            act()
+        time.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,75 @@
+"""Runs something at a step or a section of the session, by taking the place of its calls.
+
+They are in place only while something waits for them: else a session is as fast as ever.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainer_sdk.rank_session import Session
+from trainer_sdk.sections import Section
+
+_Moment = Literal["before step", "after step", "before section", "in section"]
+_Act = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    is_due: Callable[[_Moment, Any], bool]
+    act: _Act
+
+
+_lock = threading.Lock()
+_waiting: list[_Waiting] = []
+_originals: list[tuple[type, str, Callable[..., Any]]] = []
+
+
+def before_next(act: _Act) -> None:
+    """Once, before the next step is noted or section entered, in the thread that does it."""
+    _wait(lambda moment, _: moment.startswith("before"), act)
+
+
+def inside_next(section: str, act: _Act) -> None:
+    """Once, inside the next section of this name, in the thread that has entered it."""
+    _wait(lambda moment, this: moment == "in section" and bool(this.name == section), act)
+
+
+def after_step(number: int, act: _Act) -> None:
+    """Once, when this step or a later one was made, in the thread that makes them."""
+    _wait(lambda moment, this: moment == "after step" and bool(this.steps_made >= number), act)
+
+
+def _wait(is_due: Callable[[_Moment, Any], bool], act: _Act) -> None:
+    with _lock:
+        _waiting.append(_Waiting(is_due, act))
+        if not _originals:
+            _replace(Session, ("step",), "before step", "after step")
+            _replace(Section, ("__enter__", "enter"), "before section", "in section")
+
+
+def _replace(owner: type, names: tuple[str, ...], before: _Moment, after: _Moment) -> None:
+    original = getattr(owner, names[0])
+
+    def called(this: Any, *args: Any, **kwargs: Any) -> Any:
+        _comes(before, this)
+        found = original(this, *args, **kwargs)
+        _comes(after, this)
+        return found
+
+    for name in names:
+        _originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, called)
+
+
+def _comes(moment: _Moment, this: Any) -> None:
+    with _lock:
+        due = [waiting for waiting in _waiting if waiting.is_due(moment, this)]
+        for waiting in due:
+            _waiting.remove(waiting)
+        if not _waiting:
+            while _originals:
+                setattr(*_originals.pop())
+    for waiting in due:
+        waiting.act()

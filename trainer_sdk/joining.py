@@ -1,0 +1,58 @@
+"""Finds the agent that watches this process, if one does."""
+
+import os
+
+from trainer_sdk import layout
+from trainer_sdk.bootstrap import link as links
+from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.saying import say_once
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HEAD_BYTES = 8 * (layout.PID + 1)
+_ALONE = (
+    "no agent watches this process, so that its session changes nothing; start it with "
+    "`everstep run`"
+)
+_OFF = frozenset({"off", "no", "0"})
+
+
+def own_link(environ: "Mapping[str, str]") -> Link:
+    """The rank's own; one that leads nowhere, after a warning line, where there is no agent.
+
+    The bootstrap has opened it for every Python script. A rank that is another program opens it
+    here, in the first of its processes that asks.
+    """
+    if links.armed is not None and links.armed.attached:
+        return links.armed
+    link = Link({} if _is_taken(environ) else environ)
+    if link.attached:
+        link.up()
+    elif layout.PAGE_VARIABLE not in environ:
+        _join_launched(link, environ)
+    return link
+
+
+def _join_launched(link: Link, environ: "Mapping[str, str]") -> None:
+    """Another launcher may have started this rank."""
+    if environ.get("EVERSTEP_ATTACH", "").lower() not in _OFF:
+        from trainer_sdk import attaching, launchers  # ranks of ours need nothing of it
+
+        place = launchers.place_of(environ)
+        if place is not None:
+            attaching.attach(environ, place, link)
+            return
+    if environ.get("LOCAL_RANK", "0") == "0":
+        say_once(_ALONE)
+
+
+def _is_taken(environ: "Mapping[str, str]") -> bool:
+    """Another process is the rank; this one was started by it."""
+    try:
+        with open(environ[layout.PAGE_VARIABLE], "rb") as page:
+            words = memoryview(page.read(_HEAD_BYTES)).cast("q")
+            return words[layout.MAGIC_AT] == layout.MAGIC and words[layout.PID] != os.getpid()
+    except (KeyError, OSError, ValueError, TypeError, IndexError):
+        return False

@@ -1,0 +1,137 @@
+"""Who else has started this process: its place in a world of ranks, as a launcher says it."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_LONGEST = 128
+
+
+class _Names(NamedTuple):
+    launcher: str
+    rank: str
+    local_rank: str
+    world_size: str
+    local_size: str = ""
+    slot: str = ""
+    needs: str = ""
+
+
+_LAUNCHERS = (
+    _Names("torchrun", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    _Names(
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    # A batch script has these, too; only what srun has started belongs to a step.
+    _Names(
+        "srun",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS",
+        slot="SLURM_NODEID",
+        needs="SLURM_STEP_ID",
+    ),
+)
+
+
+class Place(NamedTuple):
+    """Where a rank is in its world."""
+
+    launcher: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_size: int
+    """Ranks on this node; 0 where nobody says."""
+    slot: int
+    restarts: int
+    max_restarts: int
+
+    @property
+    def round(self) -> int:
+        """Each restart by the launcher is another one."""
+        return self.restarts + 1
+
+
+def place_of(environ: Mapping[str, str]) -> Place | None:
+    """The place that the environment names; None where no launcher has started this."""
+    for names in _LAUNCHERS:
+        try:
+            return _place(environ, names)
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def job_of(environ: Mapping[str, str], place: Place) -> str:
+    """A name for the job, the same for all of its ranks and through all restarts."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", _job(environ, place)).strip("-_")[:_LONGEST] or "job"
+
+
+def _place(environ: Mapping[str, str], names: _Names) -> Place:
+    if names.needs and not environ[names.needs]:
+        raise KeyError(names.needs)
+    rank, local_rank = int(environ[names.rank]), int(environ[names.local_rank])
+    slot = environ.get(names.slot) or environ.get("NODE_RANK")
+    slot_number = None if slot is None else int(slot)
+    local_size = _local_size(environ, names, slot_number or 0)
+    if slot_number is None:
+        slot_number = rank // local_size if local_size else 0
+    restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    numbers = (rank, local_rank, int(environ[names.world_size]), local_size, slot_number, restarts)
+    if min(numbers) < 0:
+        raise ValueError(numbers)
+    return Place(
+        names.launcher, *numbers, int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    )
+
+
+def _local_size(environ: Mapping[str, str], names: _Names, slot: int) -> int:
+    if names.launcher != "srun":
+        return int(environ.get(names.local_size, "0"))
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get(_SLURM_TASKS, "")):
+        counts += [int(count)] * min(int(times or 1), 1 << 16)
+    return counts[slot] if slot < len(counts) else 0
+
+
+_SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"  # 4(x2),3
+
+
+def _job(environ: Mapping[str, str], place: Place) -> str:
+    if environ.get("EVERSTEP_JOB"):
+        return environ["EVERSTEP_JOB"]
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    if run_id and run_id != "none":
+        return run_id
+    if environ.get("SLURM_JOB_ID"):
+        return "-".join(["slurm", environ["SLURM_JOB_ID"], environ.get("SLURM_STEP_ID", "")])
+    host, address = socket.gethostname(), environ.get("MASTER_ADDR", "")
+    if place.local_size == place.world_size or address in _LOCAL:
+        # torchrun makes a folder of a name of its own for each run, and names no run by default.
+        folders = Path(environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]
+        run = folders[-1].removeprefix("none_") if folders else environ.get("MASTER_PORT", "")
+        return f"{place.launcher}-{host}-{run}"
+    return f"{address}-{environ.get('MASTER_PORT', '')}"
+
+
+def is_worker(environ: Mapping[str, str], place: Place) -> bool:
+    """A rank has started this process by `multiprocessing`, as a data loader does."""
+    from multiprocessing import parent_process
+
+    if parent_process() is None:
+        return False
+    name = next(one.rank for one in _LAUNCHERS if one.launcher == place.launcher)
+    try:
+        inherited = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{name}={environ[name]}".encode() in inherited

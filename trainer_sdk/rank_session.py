@@ -1,0 +1,258 @@
+"""A rank's session: what the training says of itself, and what it is asked to do."""
+
+import os
+import sys
+from _thread import RLock
+from time import monotonic
+
+from trainer_sdk import layout
+from trainer_sdk.board import Board
+from trainer_sdk.book import SECOND_NS, Book
+from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.joining import own_link
+from trainer_sdk.pauses import Pause, Pauses
+from trainer_sdk.saying import quoted
+from trainer_sdk.sections import Section, seconds_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Literal
+
+_IN_RING = layout.STEPS_ENTRIES - 1
+_MOST_STEPS = 1 << 62
+
+_PROGRESS_S = layout.PROGRESS_S
+_STEP = layout.STEP
+_STEPS = layout.STEPS
+_STEPS_AT = layout.STEPS_AT
+_STOP = layout.STOP_AFTER
+
+
+class Session:
+    """What runs in the training process. No call of it waits, and none raises into the training.
+
+    Without an agent each call works all the same, and nobody looks.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._words = link.words
+        self._book = Book(link.words)
+        self._sections = self._book.sections
+        self._board = Board(link.words, self._book)
+        self._pauses = Pauses(link, self._book)
+        self._seconds = seconds_of(link.words)
+        self._step = self._steps = 0
+        self._longest = 0.0
+        self._beats = 0
+        self._listens = self._has_seen_stop = False
+        self._book.progress(monotonic())
+
+    @property
+    def is_watched(self) -> bool:
+        """An agent looks at this rank."""
+        return self._link.attached
+
+    @property
+    def steps_made(self) -> int:
+        """The number of the last step that is finished; 0 before the first."""
+        return self._step
+
+    @property
+    def should_stop(self) -> bool:
+        """The training is asked to save and end: true on every rank after the same step."""
+        if not self._listens:
+            self._listens = True
+            self._words[layout.LISTENS] = 1
+        after = self._words[_STOP]
+        if not after or self._step < after - 1:
+            return False
+        if not self._has_seen_stop:
+            self._has_seen_stop = True
+            self._words[layout.STOP_SEEN_NS] = int(monotonic() * SECOND_NS)
+            self._link.say("stopping", f'"step":{self._step}')
+        return True
+
+    def section(self, name: str, kind: str = "") -> Section:
+        """A named stretch of the step: `with run.section("forward"):`, or as a decorator.
+
+        `kind` is `plain`, `checkpoint` or `evaluation`; by default the name tells it. The last
+        two may take long while other ranks wait.
+        """
+        try:
+            return self._sections[name]
+        except (KeyError, TypeError):
+            return self._book.section(name, kind)
+
+    def begin(self, name: str, kind: str = "") -> None:
+        """Enter a section, where a callback does it and another one leaves it."""
+        self.section(name, kind).enter()
+
+    def end(self, name: str) -> None:
+        """Leave a section that was begun, and whatever is still open inside it."""
+        self._book.end(name)
+
+    def end_all(self) -> None:
+        """Leave every section that this thread is in."""
+        self._book.leave_all(self._book.lane())
+
+    def step(self, number: int | None = None) -> int:
+        """A step is finished; its number: the next one, or the one that is given."""
+        now = monotonic()
+        book = self._book
+        took = now - book.stepped - book.long_s
+        if took > self._longest:
+            if not book.stepped:
+                return self._first_step(number, now)
+            self._longest = took
+            self._words[layout.LONGEST_STEP_NS] = int(took * SECOND_NS)
+        book.stepped = now
+        book.long_s = 0.0
+        lane = book.main
+        if now - lane.moved > lane.longest_gap and not lane.depth:
+            book.note_gap(lane, now)
+        lane.moved = now
+        self._step = step = self._step + 1 if number is None else self._given(number)
+        self._steps = steps = self._steps + 1
+        words, seconds = self._words, self._seconds
+        seconds[_STEPS_AT + (steps & _IN_RING)] = took
+        seconds[_PROGRESS_S] = now
+        words[_STEPS] = steps
+        words[_STEP] = step
+        return step
+
+    def start_at(self, step: int, *, total: int | None = None) -> None:
+        """The training goes on after this step, as a checkpoint says, up to `total` if known."""
+        self._step = self._given(step, self._step)
+        if total is not None:
+            self._words[layout.TOTAL_STEPS] = self._given(total, 0)
+
+    def heartbeat(self) -> None:
+        """There is progress that neither a step nor a section shows."""
+        now = monotonic()
+        lane = self._book.lane()
+        if now - lane.moved > lane.longest_gap and not lane.depth:
+            self._book.note_gap(lane, now)
+        lane.move(now)
+        self._beats += 1
+        self._words[layout.BEATS] = self._beats
+        self._seconds[_PROGRESS_S] = now
+
+    def pause(self, for_s: float | None = None, reason: str = "") -> Pause:
+        """Judge nothing until `resume`, the end of `with`, or `for_s` seconds are over."""
+        return self._pauses.begin(for_s, reason)
+
+    def resume(self) -> None:
+        """Judge again, once every pause is over."""
+        self._pauses.end_latest()
+
+    def report(self, name: str, value: float) -> None:
+        """Show a number of the training: `loss`, `tokens` … the latest is kept."""
+        self._board.show(name, value)
+
+    def request(self, kind: 'Literal["exclude", "stop"]', reason: str) -> None:
+        """Ask that this node be excluded, or the job be stopped; others decide about it."""
+        self._link.say("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
+
+    def close(self) -> None:
+        """The training is over; what follows is leaving."""
+        self.end_all()
+        self._book.progress(monotonic())
+
+    def detach(self) -> None:
+        """Write to memory of its own from now on: this process does not speak for the rank."""
+        self._link.detach()
+        self._words = self._link.words
+        self._seconds = seconds_of(self._words)
+        self._board.detach(self._words)
+        self._pauses.detach()
+        self._book.detach(self._words)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None",
+        error: "BaseException | None",
+        trace: "TracebackType | None",
+    ) -> None:
+        self.close()
+
+    def _first_step(self, number: int | None, now: float) -> int:
+        """The optimizer may have counted some before it, and has perhaps counted this one."""
+        book, words = self._book, self._words
+        book.lead()
+        book.stepped = now
+        book.long_s = 0.0
+        self._step = step = self._step + 1 if number is None else self._given(number)
+        self._steps = max(1, words[_STEPS])
+        words[layout.COUNTED_BY] = layout.BY_SDK
+        words[layout.LONGEST_STEP_NS] = 0
+        book.progress(now)
+        words[_STEPS] = self._steps
+        words[_STEP] = step
+        book.main.move(now)
+        book.begin_learning(now)
+        timeout_ns = _group_timeout_ns()
+        if timeout_ns is not None:
+            words[layout.GROUP_TIMEOUT_NS] = timeout_ns
+        if not words[layout.FIRST_STEP_NS]:
+            self._link.first_step()
+        return step
+
+    def _given(self, number: object, otherwise: int | None = None) -> int:
+        try:
+            step = int(number)  # type: ignore[call-overload]
+        except Exception:  # noqa: BLE001 - whatever it is, it is no number
+            step = -1
+        if 0 <= step < _MOST_STEPS:
+            return int(step)
+        self._book.misused(f"{quoted(number)} is no number of a step; steps are counted from 0 up")
+        return self._step + 1 if otherwise is None else otherwise
+
+
+_own: Session | None = None
+_opening = RLock()
+
+
+def session() -> Session:
+    """The session of this process, always the same one."""
+    global _own  # noqa: PLW0603 - a process has one
+    if _own is None:
+        with _opening:
+            if _own is None:
+                _own = Session(own_link(os.environ))  # noqa: TID251 - a script has no settings file of ours
+    return _own
+
+
+def replace_session(other: Session | None) -> Session | None:
+    """Make another one the session of this process, for a test; the one that it was."""
+    global _own
+    before, _own = _own, other
+    return before
+
+
+def _detach_own() -> None:
+    """A process that the script has forked is not the rank, and must not speak for it."""
+    global _opening  # noqa: PLW0603 - another thread of the rank may have held it
+    _opening = RLock()
+    if _own is not None:
+        _own.detach()
+
+
+os.register_at_fork(after_in_child=_detach_own)
+
+
+def _group_timeout_ns() -> int | None:
+    """How long a collective of the default process group may take; it imports nothing."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None:
+        return None
+    try:
+        group = distributed._get_default_group()  # noqa: SLF001 - torch has no public way
+        backend = group._get_backend(next(iter(group._device_types)))  # noqa: SLF001
+        return int(backend.options._timeout.total_seconds() * SECOND_NS)  # noqa: SLF001
+    except Exception:  # noqa: BLE001 - no group, or another release: it is only shown to people
+        return None

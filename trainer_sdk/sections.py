@@ -1,0 +1,231 @@
+"""Sections: named, timed stretches of a rank's step, written to its page as they happen.
+
+All of it runs inside the training step: it never waits, never raises, and asks the system for
+nothing but the time. Whatever comes in between, another thread or a signal handler, finds lanes
+and page in order.
+"""
+
+from time import monotonic
+
+from trainer_sdk import layout
+
+TYPE_CHECKING = False  # `typing` would cost every rank more than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, ParamSpec, TypeVar
+
+    from trainer_sdk.book import Book
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+# Globals are looked up faster than attributes of a module.
+_DEEPEST = layout.DEEPEST
+_IN_RING = layout.RING_ENTRIES - 1
+_MOST_OPEN = 1024  # no program is so deep: these were begun again and again, and never ended
+_NOT_YET = float("inf")
+_COROUTINE = 0x80  # of a function's code
+
+
+class Lane:
+    """Where one thread is: its open sections, and since when."""
+
+    __slots__ = (
+        *("__weakref__", "_at", "_seconds", "_words", "deep", "depth", "frames", "longest_gap"),
+        *("moved", "number", "sections", "since", "thread"),
+    )
+
+    def __init__(self, words: "memoryview[int]", number: int | None, thread: int) -> None:
+        self.thread = thread
+        self.depth = 0
+        """How many of the next are open; one more if there are any in `deep`."""
+        self.sections: list[Section | None] = [None] * (_DEEPEST + 1)
+        self.since = [0.0] * _DEEPEST
+        self.deep: list[tuple[Section, float]] = []
+        """Those that are too deep to be shown."""
+        self.moved = monotonic()
+        self.longest_gap = _NOT_YET
+        """Outside all sections, since the first step."""
+        self.place(words, number)
+
+    @property
+    def opened(self) -> "list[tuple[Section, float]]":
+        """What is open, the outermost first."""
+        shown = zip(self.sections[: self.depth], self.since, strict=False)
+        return [(section, since) for section, since in shown if section is not None] + self.deep
+
+    def place(self, words: "memoryview[int]", number: int | None) -> None:
+        """Show it there from now on, or nowhere."""
+        if number is None:
+            words = memoryview(bytearray(8 * layout.LANE_WORDS)).cast("q")
+        else:
+            at = layout.LANES_AT + number * layout.LANE_WORDS
+            words = words[at : at + layout.LANE_WORDS]
+        self.number = number
+        words[layout.LANE_THREAD] = 0
+        self._seconds = seconds_of(words)
+        self.frames = self._seconds[layout.LANE_FRAMES : layout.LANE_FRAMES + _DEEPEST]
+        for depth in range(_DEEPEST):
+            self.frames[depth] = 0.0
+        for depth, (section, since) in enumerate(self.opened[:_DEEPEST]):
+            self.frames[depth] = section.tag + since
+        self._seconds[layout.LANE_MOVED_S] = self.moved
+        words[layout.LANE_THREAD] = self.thread
+
+    def move(self, now: float) -> None:
+        """It has got further, otherwise than by a section that is shown."""
+        self.moved = self._seconds[layout.LANE_MOVED_S] = now
+
+
+def seconds_of(words: "memoryview[int]") -> "memoryview[float]":
+    """The same words, where they hold seconds."""
+    return words.cast("B").cast("d")
+
+
+class Section:
+    """One named stretch: enter it with `with`, as a decorator, or by `enter` and `leave`.
+
+    There is one for each name. What is open is kept by thread, so it may be entered again inside
+    itself, and by several threads at once. It ends in the thread in which it began.
+    """
+
+    __slots__ = ("_book", "_ended", "_here", "_longest", "_own", "_ring", "name", "number", "tag")
+
+    def __init__(self, book: "Book", number: int, name: str, *, learns: bool) -> None:
+        self._book = book
+        self._here = book.here
+        self._ended = 0
+        self._longest = 0.0 if learns else _NOT_YET
+        self.name = name
+        self.number = number
+        self.tag = number * layout.FRAME_STEP
+        self.place(book.words)
+
+    def place(self, words: "memoryview[int]") -> None:
+        """Write there from now on."""
+        at = layout.SECTIONS_AT + self.number * layout.SECTION_WORDS
+        self._own = words[at : at + layout.SECTION_WORDS]
+        at = layout.RINGS_AT + self.number * layout.RING_ENTRIES
+        self._ring = seconds_of(words[at : at + layout.RING_ENTRIES])
+
+    def __enter__(self) -> None:
+        try:
+            lane = self._here.lane
+        except AttributeError:  # this thread's first
+            lane = self._book.lane()
+        depth = lane.depth
+        now = monotonic()
+        if not depth:
+            if now - lane.moved > lane.longest_gap:
+                self._book.note_gap(lane, now)
+        elif depth >= _DEEPEST:
+            self._enter_deep(lane, now)
+            return
+        lane.sections[depth] = self
+        lane.since[depth] = now
+        lane.frames[depth] = self.tag + now
+        lane.depth = depth + 1
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None" = None,
+        error: "BaseException | None" = None,
+        trace: "TracebackType | None" = None,
+    ) -> None:
+        lane = self._book.only or self._book.lane()
+        depth = lane.depth - 1
+        if lane.sections[depth] is not self:  # the last of them never is one
+            self._leave_otherwise(lane)
+            return
+        now = monotonic()
+        lane.depth = depth
+        lane.moved = lane.frames[depth] = now
+        took = now - lane.since[depth]
+        self._ended = ended = self._ended + 1
+        self._ring[ended & _IN_RING] = took
+        self._own[0] = ended
+        if took > self._longest:
+            self._note(now - took, now)
+
+    enter = __enter__
+    leave = __exit__
+
+    def __call__(self, function: "Callable[P, R]") -> "Callable[P, R]":
+        """As a decorator: each call of the function, or of the coroutine, is this section."""
+        from functools import wraps  # most scripts use `with`
+
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_flags & _COROUTINE:
+            later: Any = function
+
+            @wraps(later)
+            async def timed_later(*args: "P.args", **kwargs: "P.kwargs") -> "Any":
+                with self:
+                    return await later(*args, **kwargs)
+
+            return timed_later  # type: ignore[return-value]
+
+        @wraps(function)
+        def timed(*args: "P.args", **kwargs: "P.kwargs") -> "R":
+            with self:
+                return function(*args, **kwargs)
+
+        return timed
+
+    def begin_learning(self) -> None:
+        """The first step is made: from here on it is typical how long this takes."""
+        self._longest = 0.0
+        self._own[layout.SECTION_BEFORE] = self._ended
+
+    def _note(self, since: float, now: float) -> None:
+        """Never before has it taken so long; unless it was paused, or began before it learned."""
+        took = now - max(since, self._book.fresh)
+        if took > self._longest:
+            self._longest = took
+            seconds_of(self._own)[layout.SECTION_LONGEST_S] = took
+
+    def _enter_deep(self, lane: Lane, now: float) -> None:
+        lane.deep.append((self, now))
+        lane.depth = _DEEPEST + 1
+        if len(lane.deep) > _MOST_OPEN:
+            self._book.leave_all(lane)
+
+    def _leave_otherwise(self, lane: Lane) -> None:
+        """It is deep, or not the innermost; one that is not open at all ends nothing."""
+        if all(section is not self for section, _ in lane.opened):
+            self._book.never_begun(self.name)
+            return
+        while (innermost := lane.opened[-1][0]) is not self:
+            innermost.leave()
+        if not lane.deep:
+            self.leave()
+            return
+        _, since = lane.deep.pop()
+        lane.depth = _DEEPEST + bool(lane.deep)
+        now = monotonic()
+        lane.move(now)
+        self._ended = ended = self._ended + 1
+        self._ring[ended & _IN_RING] = now - since
+        self._own[0] = ended
+        self._note(since, now)
+
+
+class LongSection(Section):
+    """One of a long phase: what it takes is no part of the step that it interrupts."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None" = None,
+        error: "BaseException | None" = None,
+        trace: "TracebackType | None" = None,
+    ) -> None:
+        lane = self._book.lane()
+        since = next((since for section, since in reversed(lane.opened) if section is self), None)
+        super().__exit__()
+        if since is not None and not any(isinstance(one, LongSection) for one, _ in lane.opened):
+            self._book.leave_long_phase(lane, since)
+
+    leave = __exit__
