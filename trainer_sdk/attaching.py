@@ -21,13 +21,16 @@ from trainer_sdk.launchers import Place, is_worker, job_of
 from trainer_sdk.page import BadPageError, make_page, view_page
 from trainer_sdk.saying import say_once
 
-AGENT = "everstep_services.cli.running.attached"
+AGENT = "everstep_services.cli.attached"
 AGENT_LOCK = "agent.lock"
 SOCKET = "socket"
 LOG = "agent.log"
 PAGE = "page"
 SAY_AT = 3
 """The descriptor by which an agent may say one line on the rank's stderr."""
+LOCK_AT = 4
+"""The one by which it holds its lock, from before it has begun."""
+_ASIDE = 5
 _SHELL = '"$@" &'
 
 
@@ -53,7 +56,7 @@ def attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
     """Have the rank watched. Where that cannot be, a line says why, and nothing changes."""
     try:
         _attach(environ, place, link)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on without us
         if not place.local_rank:
             say_once(f"this rank is not watched: {error}; EVERSTEP_ATTACH=off does not try")
 
@@ -98,7 +101,7 @@ def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
     os.register_at_fork(after_in_child=link.detach)
     atexit.register(_leave, link, folder, holds)
     link.up()
-    if not place.local_rank and not is_held(os.path.join(folder, AGENT_LOCK)):
+    if not place.local_rank:
         _start_agent(folder, environ)
 
 
@@ -141,6 +144,18 @@ def _private(path: str) -> None:
 
 
 def _start_agent(folder: str, environ: Mapping[str, str]) -> None:
+    """Start one, unless there is one."""
+    lock = os.open(os.path.join(folder, AGENT_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _spawn_agent(folder, environ, lock)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(lock)
+
+
+def _spawn_agent(folder: str, environ: Mapping[str, str], lock: int) -> None:
     """In a session of its own; the shell between leaves no child that the script could reap."""
     log = os.path.join(folder, LOG)
     agent = [sys.executable, "-P", "-m", AGENT, folder, *sys.argv]
@@ -149,7 +164,10 @@ def _start_agent(folder: str, environ: Mapping[str, str]) -> None:
         ["sh", "-c", _SHELL, "sh", *agent],
         environ,
         file_actions=(
+            (os.POSIX_SPAWN_DUP2, lock, _ASIDE),
             (os.POSIX_SPAWN_DUP2, 2, SAY_AT),
+            (os.POSIX_SPAWN_DUP2, _ASIDE, LOCK_AT),
+            (os.POSIX_SPAWN_CLOSE, _ASIDE),
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
@@ -171,7 +189,8 @@ def _leave(link: Link, folder: str, holds: int) -> None:
             record.write(error, {}, link.folder)
     link.ended(1 if error else 0, error=error is not None)
     if is_held(os.path.join(folder, AGENT_LOCK)):
-        return
+        return  # it still reads what we have said
     with suppress(OSError):
-        fcntl.flock(holds, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while other ranks are here
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.path.samestat(os.fstat(holds), os.stat(os.path.join(folder, layout.LOCK_FILE))):
+            fcntl.flock(holds, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while other ranks are here
+            shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -89,9 +90,7 @@ def _place(environ: Mapping[str, str], names: _Names) -> Place:
     numbers = (rank, local_rank, int(environ[names.world_size]), local_size, slot_number, restarts)
     if min(numbers) < 0:
         raise ValueError(numbers)
-    return Place(
-        names.launcher, *numbers, int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-    )
+    return Place(names.launcher, *numbers, int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0")))
 
 
 def _local_size(environ: Mapping[str, str], names: _Names, slot: int) -> int:
@@ -125,13 +124,35 @@ def _job(environ: Mapping[str, str], place: Place) -> str:
 
 def is_worker(environ: Mapping[str, str], place: Place) -> bool:
     """A rank has started this process by `multiprocessing`, as a data loader does."""
-    from multiprocessing import parent_process
+    started = sys.modules.get("multiprocessing.process")
+    if started is None or started.parent_process() is None:
+        return False
+    name = _rank_variable(place)
+    return os.fsencode(f"{name}={environ[name]}") in _environ_of(os.getppid())
 
-    if parent_process() is None:
-        return False
-    name = next(one.rank for one in _LAUNCHERS if one.launcher == place.launcher)
+
+def launcher_of(pid: int, place: Place) -> int:
+    """The process that has started this rank, by whatever wrappers; 0 where it is gone."""
+    begins = os.fsencode(f"{_rank_variable(place)}=")
+    while True:
+        pid = _parent_of(pid)
+        if pid <= 1 or not any(one.startswith(begins) for one in _environ_of(pid)):
+            return pid if pid > 1 else 0
+
+
+def _rank_variable(place: Place) -> str:
+    return next(one.rank for one in _LAUNCHERS if one.launcher == place.launcher)
+
+
+def _environ_of(pid: int) -> list[bytes]:
     try:
-        inherited = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return f"{name}={environ[name]}".encode() in inherited
+        return []
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -83,7 +83,7 @@ class Job:
         """The next round begins, if the time for it has come."""
         died = self._died
         if died is not None and now >= died.at_s + BACK_S:
-            self.nodes[died.slot] += "'"
+            self.nodes[died.slot] += "b"
             self._sequences[died.slot] = 0
             self._round, self._began_s, self._died = self._round + 1, now, None
 

@@ -106,7 +106,7 @@ async def _hear(bus: NatsBus, seen: Seen) -> None:
 
 
 async def _sender(crowd: Crowd, bus: BusSettings, began: float, number: int, of: int) -> Sent:
-    words = [msgspec.json.encode(one).decode() for one in (crowd, bus)]
+    words = [msgspec.json.encode(one, enc_hook=str).decode() for one in (crowd, bus)]
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "benchmarks.fleets.sender", *words],
         *[str(began), str(number), str(of)],
@@ -177,9 +177,7 @@ async def _health(
         "EVERSTEP_OBSERVE__PORT": str(port),
         "EVERSTEP_LOG__LEVEL": "error",
     }
-    process = await asyncio.create_subprocess_exec(
-        *_program(), env={**os.environ, **environment}
-    )
+    process = await asyncio.create_subprocess_exec(*_program(), env={**os.environ, **environment})
     try:
         yield psutil.Process(process.pid)
     finally:

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from itertools import takewhile
+from pathlib import Path
 
 import msgspec
 
@@ -58,9 +59,13 @@ async def send(crowd: Crowd, bus_settings: BusSettings, began: float, number: in
     return sent
 
 
+def _made(kind: type[Path], value: str) -> Path:
+    return kind(value)
+
+
 def main(arguments: list[str]) -> None:
     crowd = msgspec.json.decode(arguments[0], type=Crowd)
-    settings = msgspec.json.decode(arguments[1], type=BusSettings)
+    settings = msgspec.json.decode(arguments[1], type=BusSettings, dec_hook=_made)
     began, number, of = float(arguments[2]), int(arguments[3]), int(arguments[4])
     sent = asyncio.run(send(crowd, settings, began, number, of))
     print(msgspec.json.encode(sent).decode())

@@ -26,7 +26,7 @@ class Found:
 
 
 class Watching:
-    """One observer with its pauses: whatever comes meanwhile is heard after them and after a tick."""
+    """One observer with its pauses: what comes meanwhile is heard after them, and after a tick."""
 
     def __init__(self, settings: HealthSettings, seconds: float, seed: int) -> None:
         self.fleet = Fleet(_limits(settings))

@@ -38,6 +38,7 @@ def test_a_rank_that_hangs_is_named_and_training_goes_on(cluster: Cluster, kind:
     assert agent.wait() == 0
     (incident,) = cluster.closed(1)
     assert (incident["trigger"], incident["rank"]) == ("rank_stalled", 1)
+    assert cluster.facts("rank_recovered") == []
     assert cluster.until_fact("job_ended")["rounds"] == 2
 
 

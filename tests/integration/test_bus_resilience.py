@@ -61,7 +61,7 @@ async def numbers(bus: NatsBus, count: int) -> list[int]:
         while len(found) < count:
             batch = await reader.fetch(1000, 2)
             facts = [decode(one.data) for one in batch.facts]
-            found += [fact.exit_code for fact in facts if isinstance(fact, JobEnded)]
+            found += [fact.exit_code or 0 for fact in facts if isinstance(fact, JobEnded)]
     return found
 
 

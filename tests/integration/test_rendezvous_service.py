@@ -16,7 +16,16 @@ from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError
 from everstep.bus.roles import ADMIN, SERVICE
 from everstep.clock import SystemClock
-from everstep.messages import JobStarted, NameExcuse, RoundFormed, SaveCheckpoint, StartRanks
+from everstep.messages import (
+    JobStarted,
+    NameExcuse,
+    NodeRecord,
+    NodesDocument,
+    RoundFormed,
+    SaveCheckpoint,
+    StartRanks,
+    encode,
+)
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.integration.rendezvous_agents import Agent, spec
@@ -94,6 +103,43 @@ async def test_an_agent_whose_connection_is_closed_is_replaced_at_once(
         incident = (await agents[0].show()).incident
         assert incident is not None
         assert (incident.trigger, incident.node) == ("node_lost", "n1")
+
+
+async def test_a_node_that_health_suspects_makes_way_for_a_spare_though_health_is_away(
+    nats: DevServer, tmp_path: Path, job: str
+) -> None:
+    async with (
+        connect(nats.settings(ADMIN), "agents") as bus,
+        connect(nats.settings(SERVICE), "rendezvous", spool=tmp_path) as own,
+        asyncio.TaskGroup() as tasks,
+        AsyncExitStack() as stack,
+    ):
+        await topology.init(bus.jetstream)
+        service = Rendezvous(SETTINGS, own, SystemClock())
+        serving = tasks.create_task(service.serve_for_ever())
+        await service.answers.wait()
+        agents = [Agent(bus, job, f"n{n}", spec(2)) for n in range(3)]
+        for agent in agents:
+            await stack.enter_async_context(agent.listening())
+        await asyncio.gather(agents[0].join(), agents[1].join())
+        await asyncio.gather(agents[0].started(), agents[1].started())
+        assert (await agents[2].join()).standing == "spare"
+        records = (
+            NodeRecord(node="n0", strikes=(), reason="cleared long ago"),
+            NodeRecord(node="n1", suspicion="0" * 32, cause="incidents", reason="3 strikes"),
+        )
+        document = encode(NodesDocument(nodes=records))
+        await bus.documents("NODES").put(subjects.CLUSTER, document, revision=0)
+        await until_async(lambda: service.statistics()["suspects"] == 1, "the suspect is known")
+        await agents[0].report("rank_exited", exit_code=1)
+        await asyncio.gather(agents[0].stopped(), agents[1].stopped())
+        await asyncio.gather(agents[0].join(), agents[1].join())
+        orders = await asyncio.gather(agents[0].started(1), agents[2].started(1))
+        assert [(order.round, order.slot) for order in orders] == [(2, 0), (2, 1)]
+        await bus.documents("NODES").put(subjects.CLUSTER, b"no document", revision=None)
+        await bus.documents("NODES").delete(subjects.CLUSTER, revision=None)
+        await until_async(lambda: not service.statistics()["suspects"], "nobody is suspect")
+        serving.cancel()
 
 
 async def test_replicas_take_turns_and_the_death_of_one_is_not_noticed(

@@ -36,7 +36,7 @@ from tests.unit.history_facts import KINDS, make
 from tests.unit.round_documents import round_document
 
 JOB = "a-job"
-VERBS = ("stop", "restart", "save", "drain", "check", "show")
+VERBS = ("stop", "restart", "save", "drain", "measure", "check", "show")
 HEALTH_VERBS = ("limits", "set_limit", "nodes", "exclude", "include", "control")
 schemathesis.checks.load_all_checks()
 EXCLUDED = [

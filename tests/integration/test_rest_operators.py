@@ -14,7 +14,16 @@ from everstep.bus.asking import RefusalError
 from everstep.bus.devserver import DevServer
 from everstep.bus.roles import ADMIN, SERVICE
 from everstep.clock import SystemClock
-from everstep.messages import Done, DrainNode, Member, Message, Question, RestartJob, StopJob
+from everstep.messages import (
+    Done,
+    DrainNode,
+    Member,
+    Message,
+    Question,
+    RequestMeasurement,
+    RestartJob,
+    StopJob,
+)
 from everstep.observe.http import listen, url_of
 from everstep.runtime import serve
 from everstep_services.history.opening import opened
@@ -51,7 +60,9 @@ class Told:
 @pytest.fixture
 async def told(api: Api) -> AsyncIterator[Told]:
     made = Told()
-    async with api.bus.answer("rendezvous", dict.fromkeys(("stop", "restart", "drain"), made)):
+    async with api.bus.answer(
+        "rendezvous", dict.fromkeys(("stop", "restart", "drain", "measure"), made)
+    ):
         yield made
 
 
@@ -99,6 +110,30 @@ async def test_rendezvous_hears_who_asks_by_which_token_and_why(
             origin="rest",
         ),
     ]
+
+
+async def test_a_network_test_has_the_id_that_the_asker_made_or_a_new_one(
+    operator: httpx2.AsyncClient, told: Told
+) -> None:
+    test = "0193aefc11e25f0a8c7d4b6e9f201c3d"
+    wanted = {"nodes": ["n1", "n2"], "partners": 3, "is_beside_training": True, "test": test}
+    assert (await operator.post("jobs/llama:measure", json=wanted)).status_code == 202
+    assert (await operator.post("jobs/llama:measure", json={})).status_code == 202
+    for wrong in ({"test": "mine"}, {"partners": 0}, {"nodes": ["a b"]}):
+        assert (await operator.post("jobs/llama:measure", json=wrong)).status_code == 422, wrong
+    first, second = told.asked
+    assert first == RequestMeasurement(
+        job="llama",
+        by="a operate",
+        reason="no reason given",
+        nodes=("n1", "n2"),
+        partners=3,
+        is_beside_training=True,
+        test=test,
+        origin="rest",
+    )
+    assert isinstance(second, RequestMeasurement)
+    assert (second.nodes, len(second.test)) == ((), 32)
 
 
 async def test_what_rendezvous_refuses_is_a_conflict(

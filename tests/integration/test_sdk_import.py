@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = [
     *["torch", "numpy", "nats", "pydantic", "sqlalchemy", "fastapi", "starlette", "uvicorn"],
-    *["click", "rich", "httpx2", "structlog", "prometheus_client", "psutil", "zstandard"],
+    *["click", "rich", "httpx2", "prometheus_client", "psutil", "zstandard"],
 ]
 MOST_MODULES = 120
 """More than a bare interpreter has. msgspec alone brings 59; asyncio would bring 100."""

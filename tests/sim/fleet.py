@@ -4,6 +4,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,7 +41,7 @@ CALM_AFTER_S = FAULTS_END_S
 END_AFTER_S = 3000.0
 FAULTS = (
     *["kill", "rank", "rank", "pause", "silent", "crash", "crash", "leave", "restart"],
-    *["unhealthy", "exclude", "drain", "stale_report", "twin", "first_step"],
+    *["unhealthy", "exclude", "suspect", "drain", "stale_report", "twin", "first_step"],
     *["stall", "stall", "busy", "busy", "preempt", "save"],
 )
 
@@ -277,7 +278,11 @@ class Fleet:
     def _exclude(self, agent: Agent) -> None:
         until = WALL + timedelta(seconds=self.now + self.rng.uniform(1, 20))
         found = Exclusion(node=agent.node, by="ann", reason="why not", until=until)
-        self.control = Control(exclusions=(*self.control.exclusions, found))
+        self.control = replace(self.control, exclusions=(*self.control.exclusions, found))
+
+    def _suspect(self, agent: Agent) -> None:
+        suspects = {**self.control.suspects, agent.node: "three strikes"}
+        self.control = replace(self.control, suspects=suspects)
 
     def _drain(self, agent: Agent) -> None:
         asked = DrainNode(job="j", node=agent.node, by="ann", reason="why not")

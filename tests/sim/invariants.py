@@ -49,6 +49,7 @@ class Record:
         self.rounds = 0
         self.excuses = 0
         self.agreed = 0
+        self.distrusted = 0
 
     def forgotten(self, document: RoundDocument | None) -> None:
         """The document is lost, with the facts in it: rounds go on that none tells of."""
@@ -156,11 +157,29 @@ class Record:
             found = self._fleet.control.exclusion(seat.node, now)
             assert found is None, f"{seat.node} is excluded, and has a slot"
         segment = document.spec.slots_per_segment
+        self._spares_trusted(document)
         if segment > 1:
             by_slot = {seat.slot: seat.place for seat in document.seats if seat.slot is not None}
             for first in range(0, document.slots, segment):
                 places = {by_slot[slot] for slot in range(first, first + segment)}
                 assert len(places) == 1, f"a segment spans {places}"
+
+    def _spares_trusted(self, document: RoundDocument) -> None:
+        """No suspect has a slot that a spare which nothing speaks against could have."""
+        control, now = self._fleet.control, self._fleet.moment().wall
+        free = [
+            seat
+            for seat in document.seats
+            if seat.stage == "idle" and not seat.is_leaving and seat.node not in control.suspects
+            if control.exclusion(seat.node, now) is None
+        ]
+        for seat in document.seats:
+            if seat.slot is None or seat.node not in control.suspects:
+                continue
+            self.distrusted += 1
+            for spare in free:
+                could = document.spec.slots_per_segment == 1 or spare.place == seat.place
+                assert not could, f"{seat.node} is suspect, has a slot, and {spare.node} has none"
 
     def _forms_again(self, document: RoundDocument) -> None:
         """After the loss: the number is new, as far as anybody said who was heard."""

@@ -1,6 +1,9 @@
 """What an agent does, with plain numbers."""
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from everstep.messages import (
     AwaitRound,
@@ -27,8 +30,9 @@ from everstep_services.agent.acts import (
     Stop,
     Tell,
 )
-from everstep_services.agent.domain import Agent, Limits
+from everstep_services.agent.domain import Agent
 from everstep_services.agent.failures import Exit
+from everstep_services.agent.part import Limits
 
 DONE = Exit(code=0)
 KILLED = Exit(signal="SIGKILL")
@@ -160,7 +164,7 @@ def test_only_slot_0_tells_of_the_first_step_and_once() -> None:
 def test_an_agent_that_slept_through_two_rounds_stops_its_old_ranks() -> None:
     agent = running(round=1)
     answer = Reported(round=3, is_current=False)
-    acts = agent.reported(Tell(1, "rank_exited", "it did"), answer)
+    acts = agent.reported(Tell(1, "rank_exited", "it did"), answer, now=1)
     assert [type(act) for act in acts] == [Say, Stop]
     assert agent.stopped(1) == [Join()]
     assert agent.joined(reply(3, standing="spare"), now=1) == [Say("standing by as a spare")]
@@ -182,6 +186,7 @@ def test_a_bus_that_comes_back_changes_nothing_for_a_round_that_still_runs() -> 
     assert agent.bus_back() == [Join()]
     assert agent.joined(reply(1, standing="member", order=start()), now=1) == []
     assert agent.state == "running"
+    assert agent.wake_at is None, "its next question waits for the end of the round"
 
 
 def test_preempted_ranks_that_end_well_make_91() -> None:
@@ -339,8 +344,8 @@ def test_what_it_runs_and_what_became_of_it_goes_with_its_question() -> None:
 def test_it_joins_again_when_rendezvous_does_not_know_its_round() -> None:
     agent = running()
     tell = Tell(1, "rank_exited", "it did")
-    assert agent.reported(tell, Reported(round=1, is_current=False)) == [Join()]
-    assert agent.reported(tell, Reported(round=1, is_current=True)) == []
+    assert agent.reported(tell, Reported(round=1, is_current=False), now=1) == [Join()]
+    assert agent.reported(tell, Reported(round=1, is_current=True), now=1) == []
     assert agent.state == "running"
 
 
@@ -356,3 +361,57 @@ def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     agent.rank_runs(0)
     noticed = Noticed("SIGTERM", 600)
     assert agent.preempted(15, "SIGTERM", now=1) == [noticed, Stop(1, 3, 0.0, None)]
+
+
+def stall(agent: Agent, now: float, rank: int = 1) -> Tell:
+    [tell] = agent.rank_stalled(rank, "it hangs", 40.0, "f" * 32, now)
+    assert isinstance(tell, Tell)
+    return tell
+
+
+def heard(agent: Agent, tell: Tell, now: float) -> None:
+    assert agent.reported(tell, Reported(round=tell.round, is_current=True), now) == []
+
+
+def test_a_stall_from_which_nothing_follows_is_told_again_with_the_same_fact() -> None:
+    agent = running()
+    first = stall(agent, now=0)
+    heard(agent, first, now=1)
+    assert agent.wake_at == 11
+    assert agent.tick(now=10.9) == []
+    [again] = agent.tick(now=11)
+    assert again == replace(first, waited_s=51.0)
+    assert agent.tick(now=11.5) == [], "it has not been heard yet"
+    heard(agent, first, now=12)
+    assert agent.tick(now=22) == [replace(first, waited_s=62.0)]
+
+
+def test_what_nobody_has_heard_yet_is_not_told_again() -> None:
+    agent = running()
+    stall(agent, now=0)
+    assert agent.wake_at is None
+    assert agent.tick(now=3600) == []
+
+
+def test_a_rank_that_moves_again_or_is_gone_is_told_of_no_more() -> None:
+    agent = running()
+    heard(agent, stall(agent, now=0, rank=0), now=0)
+    heard(agent, stall(agent, now=0, rank=1), now=0)
+    assert told(agent.rank_moves(0, "it moves", "e" * 32)) == ["rank_recovered"]
+    agent.rank_gone(1, KILLED)
+    assert agent.wake_at is None
+    assert agent.tick(now=100) == []
+
+
+@pytest.mark.parametrize("end", ["round", "node"])
+def test_a_stall_is_told_of_no_more_when_its_round_or_its_node_goes(end: str) -> None:
+    agent = running()
+    tell = stall(agent, now=0)
+    heard(agent, tell, now=0)
+    if end == "round":
+        agent.ordered(stop())
+    else:
+        agent.preempted(15, "SIGTERM", now=1)
+    heard(agent, tell, now=1)
+    assert told(agent.tick(now=100)) == []
+    assert agent.wake_at is None or agent.wake_at > 100

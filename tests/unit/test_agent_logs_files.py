@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from everstep.ids import BadNameError
-from everstep.observe.redaction import register_secret
+from everstep.settings import read_secret
 from everstep_services.agent.output.logfiles import (
     About,
     LogFiles,
@@ -141,7 +141,8 @@ def test_the_end_is_never_longer_than_asked(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_in_it(tmp_path: Path) -> None:
-    register_secret("hunter22-of-tail")
+    (tmp_path / "password").write_text("hunter22-of-tail\n")
+    read_secret(tmp_path / "password")
     path = written(tmp_path, b"ValueError: hunter22-of-tail evs_abcdef\n")
     assert tail(path) == "ValueError: *** evs_***\n"
     assert first_error(path) == "ValueError: *** evs_***"

@@ -18,8 +18,9 @@ from everstep_services.agent.acts import (
     Stop,
     Tell,
 )
-from everstep_services.agent.domain import Agent, Limits
+from everstep_services.agent.domain import Agent
 from everstep_services.agent.failures import Exit
+from everstep_services.agent.part import Limits
 
 DONE = Exit(code=0)
 

@@ -12,7 +12,7 @@ from everstep_services.agent.probes.pairs import Measured, schedule, slow_ones
 @given(st.integers(0, 33))
 def test_every_pair_meets_once_in_the_fewest_turns(count: int) -> None:
     nodes = [f"n{number}" for number in range(count)]
-    turns = schedule(nodes)
+    turns = list(schedule(nodes))
     for turn in turns:
         busy = [node for pair in turn for node in pair]
         assert len(busy) == len(set(busy))

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
@@ -160,6 +162,24 @@ def test_a_backoff_is_said_to_all_in_one_line_and_to_those_who_ask_later() -> No
     assert reply.order.reason == said
     world.tick(5)
     assert (world.doc.phase, world.doc.waiting) == ("forming", "")
+
+
+@pytest.mark.parametrize(
+    ("enforce", "second", "is_named"),
+    [((), "same", True), ((), "another", False), (("stop",), "same", False)],
+)
+def test_a_failure_that_comes_again_is_said_with_its_remedy(
+    enforce: tuple[str, ...], second: str, is_named: bool
+) -> None:
+    world = World(spec(1, enforce=enforce))
+    world.control = Control(is_braked=bool(enforce))  # it was asked for, and must not act
+    world.join("n0")
+    for fingerprint in ("same", second):
+        world.run(stepped=False)
+        world.report("n0", "rank_exited", exit_code=1, fingerprint=fingerprint)
+        world.back("n0")
+    said = [one.reason for _, one in world.orders if isinstance(one, AwaitRound)][-1]
+    assert said.endswith("; --stop-on-repeat ends the job instead") is is_named
 
 
 def dismissed(world: World, node: str) -> list[int]:

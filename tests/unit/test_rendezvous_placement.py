@@ -70,6 +70,43 @@ def test_segments_of_four(domains: dict[str, range], size: int, placed: list[str
     assert in_order(assign(list(reversed(here)), size, 4, {})) == placed
 
 
+def test_a_suspect_gets_a_slot_only_where_there_is_nobody_else() -> None:
+    first, bad = Candidate("a", infra_rank=0, is_suspect=True), Candidate("b", is_suspect=True)
+    assert in_order(assign([first, Candidate("c"), Candidate("d")], 2, 1, {})) == ["c", "d"]
+    assert in_order(assign([first, bad, Candidate("c")], 2, 1, {})) == ["a", "c"]
+    assert in_order(assign([first, bad], 2, 1, {})) == ["a", "b"]
+
+
+def test_a_suspect_holder_makes_way_for_a_spare_and_nobody_else_moves() -> None:
+    here = [
+        Candidate("a", slot=0),
+        Candidate("b", slot=1, is_suspect=True),
+        Candidate("c", slot=2),
+        Candidate("d", infra_rank=0),
+        Candidate("e", failure_domain="r2"),
+    ]
+    assert in_order(assign(here, 3, 1, {1: "r2"})) == ["a", "e", "c"]
+
+
+def test_a_suspect_holder_keeps_its_slot_when_the_only_spare_is_suspect_too() -> None:
+    here = [Candidate("a", slot=0, is_suspect=True), Candidate("b", slot=1)]
+    spare = Candidate("c", infra_rank=0, is_suspect=True)
+    assert in_order(assign([*here, spare], 2, 1, {})) == ["a", "b"]
+
+
+def test_a_shrinking_world_leaves_out_suspects_first() -> None:
+    here = [Candidate("a", slot=0, is_suspect=True), Candidate("b", slot=1), Candidate("c", slot=2)]
+    assert in_order(assign(here, 2, 1, {})) == ["c", "b"]
+
+
+def test_a_suspect_in_a_segment_makes_way_only_where_a_whole_segment_is_left() -> None:
+    pair = [Candidate("a0", slot=0, network="a", is_suspect=True), Candidate("a1", network="a")]
+    other = [Candidate("b0", network="b"), Candidate("b1", network="b")]
+    assert in_order(assign([*pair, *other[:1]], 2, 2, {})) == ["a0", "a1"]
+    assert in_order(assign([*pair, Candidate("a2", network="a")], 2, 2, {})) == ["a1", "a2"]
+    assert in_order(assign([*pair, *other], 2, 2, {})) == ["b0", "b1"]
+
+
 def test_too_few_whole_segments_cannot_be_placed_and_why_is_said() -> None:
     here = nodes(0, 1, 2, network="a") + nodes(3, 4, 5, network="b")
     world = World(4, 4, segment=4)

@@ -19,6 +19,7 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
+from everstep_services.rendezvous.domain.events import Control
 from tests.unit.rendezvous_world import WALL, World, names, spec
 
 
@@ -89,6 +90,31 @@ def test_a_spare_takes_the_lost_nodes_slot_and_nobody_else_moves() -> None:
     assert world.members() == ["n0", "n3", "n2"]
     replaced = world.of(RoundFormed)[-1].replaced
     assert [(it.slot, it.was, it.node) for it in replaced] == [(1, "n1", "n3")]
+
+
+@pytest.mark.parametrize(
+    ("control", "members"),
+    [
+        (Control(suspects={"n1": "3 strikes"}), ["n0", "n2"]),
+        (Control(suspects={"n1": "3 strikes"}, is_braked=True), ["n0", "n1"]),
+        (Control(suspects={"n1": "3 strikes"}, modes={"replace": "observe"}), ["n0", "n1"]),
+        (Control(suspects={"n1": "3 strikes", "n2": "a check"}), ["n0", "n1"]),
+    ],
+)
+def test_a_suspect_makes_way_for_a_spare_at_the_next_round_and_stays_as_one(
+    control: Control, members: list[str]
+) -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.join("n2")
+    world.control = control
+    world.tick(1)
+    assert world.members() == ["n0", "n1"], "a round that runs is left alone"
+    world.report("n0", "rank_exited", exit_code=1)
+    world.back("n0", "n1")
+    assert world.members() == members
+    assert {seat.node for seat in world.doc.seats} == {"n0", "n1", "n2"}
+    replaced = [it.reason for it in world.of(RoundFormed)[-1].replaced]
+    assert replaced == (["n1 is suspect: 3 strikes"] if "n2" in members else [])
 
 
 def test_the_loss_of_a_node_is_the_cause_of_what_its_peers_reported() -> None:

@@ -88,6 +88,17 @@ def test_a_stall_is_said_once_and_another_one_again(node: Node) -> None:
     assert [type(one) for one in again] == [Stalled]
 
 
+def test_a_rank_that_is_no_longer_looked_at_does_not_move_again(node: Node) -> None:
+    for rank in node.ranks:
+        rank.run.begin("data")
+    assert len(node.wait(31)) == 2
+    gone = node.ranks.pop()
+    assert node.wait(10) == []
+    gone.run.end("data")
+    node.ranks[0].run.end("data")
+    assert [one.stalled.place.rank for one in node.wait(1) if isinstance(one, Moving)] == [0]
+
+
 def test_a_paused_rank_is_never_judged_and_excuses_who_waits_for_it(node: Node) -> None:
     node.ranks[0].run.pause()
     node.ranks[1].run.begin("data")
@@ -237,6 +248,7 @@ def test_learned_limits_apply_and_those_set_by_hand_win() -> None:
                 SectionLimit(section="forward", limit_s=130, source="floor"),
             ),
             first_step_limit_s=1200,
+            first_step_longest_s=240,
             reason="",
         )
     )

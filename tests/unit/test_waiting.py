@@ -11,7 +11,11 @@ import pytest
 from tests.waiting import until, until_async
 
 TESTS = Path(__file__).parents[1]
-PACED = {"chaos/recorder.py", "integration/test_health_service.py"}
+PACED = {
+    "chaos/recorder.py",
+    "integration/test_health_limits.py",
+    "integration/test_health_service.py",
+}
 """They make a load of so many messages a second."""
 
 

@@ -74,8 +74,7 @@ def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
     return [
         StreamPlan(FACTS_STREAM, common | facts),
         StreamPlan(EVIDENCE_STREAM, common | evidence),
-        *(_bucket(name, common, announced=True) for name in (ROUNDS, LIMITS, CONTROL)),
-        _bucket(NODES, common),
+        *(_bucket(name, common, announced=True) for name in (ROUNDS, LIMITS, CONTROL, NODES)),
         _bucket(LEASES, common),
         _bucket(PROBE, common | {"max_age": 3600 * _SECOND}),
     ]

@@ -26,10 +26,13 @@ class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
 
 
 class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
-    """A person asked for an action; the service that was asked sends it, done or refused."""
+    """A person or a script asked for an action; the service that was asked sends it.
+
+    It may be done or refused.
+    """
 
     by: str
-    """The person, as authenticated."""
+    """The person, as authenticated; or `rank 3 of node-1`."""
     action: str
     """`stop_job`, `restart_job`, `save`, `drain_node`, `exclude_node`, `pin` …"""
     target: str
@@ -39,7 +42,7 @@ class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     reason: str
     """Why they asked, and why it was refused if so."""
     origin: str = ""
-    """By which way: `rest` or `cli`."""
+    """By which way: `rest`, `cli` or `script`."""
 
 
 class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):

@@ -134,6 +134,40 @@ class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finishe
     """The names of all checks that ran."""
 
 
+class NetworkLink(Part, frozen=True, kw_only=True):
+    """How fast one node was with another."""
+
+    node: str
+    """The other one."""
+    mib_s: float
+    """What arrived there; 0 if it was not reached."""
+    round_trip_s: float | None = None
+    """The median of small messages; None if it was not reached."""
+    reason: str = ""
+    """Why it was not reached."""
+
+
+class NetworkMeasured(Fact, frozen=True, kw_only=True, tag="network_measured.v1"):
+    """A node has taken its turns in a network test; its agent sends it.
+
+    Of each pair one measures. A slow pair alone speaks against neither of its nodes, so no
+    figure of one node is a failed check.
+    """
+
+    node: str
+    """The node."""
+    test: str
+    """The id of the `measure_network`."""
+    nodes: tuple[str, ...]
+    """All who were to take part, so each of them has one of these facts."""
+    took_s: float
+    """How long all of its turns took."""
+    links: tuple[NetworkLink, ...] = ()
+    """What it measured itself."""
+    reason: str = ""
+    """Why others could not measure the way to it, if so."""
+
+
 class CheckDistrusted(Fact, frozen=True, kw_only=True, tag="check_distrusted.v1"):
     """A finding: a check fails on so many nodes at once that the check is to blame.
 

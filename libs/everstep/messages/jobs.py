@@ -70,16 +70,16 @@ class JobChanged(Fact, frozen=True, kw_only=True, tag="job_changed.v1"):
 
 
 class JobEnded(Fact, frozen=True, kw_only=True, tag="job_ended.v1"):
-    """A job is over for good; rendezvous sends it once.
+    """A job is over for good; rendezvous sends it once, or, in attach mode, slot 0's agent.
 
     A preempted or requeued job has not ended: only its allocation has.
     """
 
     state: str
-    """`done`, `failed` (budget spent or nothing to restore) or `stopped` (on advice or by
-    an operator)."""
-    exit_code: Int
-    """What `everstep run` exits with on every node."""
+    """`done`, `failed` (budget spent or nothing to restore), `stopped` (on advice or by
+    an operator) or `unknown` (run by another launcher, and nobody saw how it ended)."""
+    exit_code: Int | None
+    """What `everstep run` exits with on every node; None where nobody saw it."""
     reason: str
     """Why, past which limit."""
     last_step: Int | None = None

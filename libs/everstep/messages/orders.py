@@ -137,6 +137,37 @@ class RunChecks(Order, frozen=True, kw_only=True, tag="run_checks.v1"):
     """A check that takes longer says `unknown`."""
 
 
+class NetworkPeer(Part, frozen=True, kw_only=True):
+    """A node that measures the network, and where it lets others in meanwhile."""
+
+    node: str
+    """The node."""
+    address: str
+    """Where it listens."""
+    port: Int
+    """The port, for this test only."""
+
+
+class MeasureNetwork(Order, frozen=True, kw_only=True, tag="measure_network.v1"):
+    """Some nodes measure the network in pairs; on behalf of an operator. All agents hear it.
+
+    Who is with whom in which turn follows from the order of the peers. What each agent found is
+    in its `network_measured`.
+    """
+
+    peers: tuple[NetworkPeer, ...]
+    """Who takes part, and nobody else."""
+    token: str
+    """What both ends prove to each other that they have; made for this test only, and secret."""
+    turns: Int
+    """How many turns: so many partners has each node, or one fewer."""
+    turn_s: float
+    """How long a turn is."""
+
+    def __repr__(self) -> str:
+        return f"MeasureNetwork(id={self.id!r}, job={self.job!r}, turns={self.turns}, token='***')"
+
+
 class CopyReplica(Order, frozen=True, kw_only=True, tag="copy_replica.v1"):
     """Send what you hold of a slot's state to another node; on behalf of the catalog."""
 

@@ -29,7 +29,7 @@ from everstep.settings.schema import (
     leaves,
     shown,
 )
-from everstep.settings.secrets import read_secret, wrong_mode
+from everstep.settings.secrets import known_secrets, read_secret, remember_secret, wrong_mode
 
 __all__ = [
     "DEFAULT",
@@ -45,9 +45,11 @@ __all__ = [
     "config_files",
     "field_help",
     "is_secret",
+    "known_secrets",
     "leaves",
     "load",
     "read_secret",
+    "remember_secret",
     "shown",
     "usual_places",
     "wrong_mode",

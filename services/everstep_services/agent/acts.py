@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from everstep.messages import NameExcuse, RunChecks, StartRanks
+from everstep.messages import MeasureNetwork, NameExcuse, RunChecks, StartRanks
 from everstep_services.agent.failures import Exit
 
 
@@ -139,6 +139,13 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure the network with other nodes."""
+
+    order: MeasureNetwork
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """A line for whoever watches."""
 
@@ -147,6 +154,6 @@ class Say:
 
 
 Act = (
-    Join | Tell | Start | Stop | Forward | Excuse | Check | Exiting | Say
+    Join | Tell | Start | Stop | Forward | Excuse | Check | Measure | Exiting | Say
     | PassOn | AskToStop | Reach | OnRecord
 )  # fmt: skip

@@ -17,10 +17,10 @@ from everstep_services.agent.acts import Tell
 
 log = logging.getLogger(__name__)
 
-_SERVICE = "rendezvous"
+SERVICE = "rendezvous"
 _WITHIN_S = 5.0
 _WAIT_S = (0.05, 2.0)
-_BUSY = {"500", "502", "503"}
+BUSY = {"500", "502", "503"}
 """Answers that may be better next time; any other will not."""
 
 
@@ -76,7 +76,7 @@ class Asker:
             try:
                 await self._ask_next()
             except AskRefusedError as error:
-                if error.code in _BUSY:
+                if error.code in BUSY:
                     await self._wait_after(error)
                 else:
                     self._give_up(error)
@@ -91,9 +91,7 @@ class Asker:
         """Say goodbye; without an answer in time we go all the same."""
         try:
             async with asyncio.timeout(within_s):
-                await self._bus.ask(
-                    _SERVICE, "leave", leave, Done, job=self._job, within_s=within_s
-                )
+                await self._bus.ask(SERVICE, "leave", leave, Done, job=self._job, within_s=within_s)
         except (BusError, TimeoutError) as error:
             log.info("goodbye_unheard error=%s", error)
 
@@ -104,7 +102,7 @@ class Asker:
         elif self._join is not None:
             make = self._join
             reply = await self._bus.ask(
-                _SERVICE, "join", make(), Joined, job=self._job, within_s=_WITHIN_S
+                SERVICE, "join", make(), Joined, job=self._job, within_s=_WITHIN_S
             )
             if self._join is make:  # nobody wished again meanwhile
                 self._join = None
@@ -114,7 +112,7 @@ class Asker:
         age_s = round(self._clock.now() - unsent.at, 3)
         report = _aged(unsent.report, age_s)
         reply = await self._bus.ask(
-            _SERVICE, "report", report, Reported, job=self._job, within_s=_WITHIN_S
+            SERVICE, "report", report, Reported, job=self._job, within_s=_WITHIN_S
         )
         self._answers.reported(unsent.tell, reply)
 

@@ -93,9 +93,13 @@ class Checks:
             self._record(self._records.node_checked(done))
 
     def _is_news(self, done: Examination, wanted: _Wanted) -> bool:
-        """Each join and each question is answered; what comes by itself only when it changed."""
+        """What comes by itself is told when it changed, and again as long as a check fails.
+
+        Health counts how often one was seen to fail.
+        """
         found = tuple(
             (one.check, one.subject, one.state) for one in done.results if one.state != "ok"
         )
         was, self._told = self._told, found
-        return wanted.occasion != "periodic" or found != was
+        has_failed = any(state == "failed" for _, _, state in found)
+        return has_failed or wanted.occasion != "periodic" or found != was

@@ -16,7 +16,7 @@ from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep_services.agent.domain import Limits
+from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.keeper import opened_keeper
 from everstep_services.agent.ranks.tree import is_free

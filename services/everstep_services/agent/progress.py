@@ -8,7 +8,7 @@ from everstep_services.agent.domain import Agent
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.keeping import RankRuns
 from everstep_services.agent.records import Records
-from everstep_services.agent.stalls.watch import StallWatch
+from everstep_services.agent.stalls.watch import StallWatch, Standing
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0
@@ -104,8 +104,9 @@ class Progress:
         self._sequence += 1
         agent = self._agent
         order = agent.order
+        teaches = order is not None and not self._sequence % _SECTIONS_EVERY
         sections: tuple[SectionSeen, ...] = ()
-        if self.stalls is not None and order is not None and not self._sequence % _SECTIONS_EVERY:
+        if self.stalls is not None and teaches:
             sections = self.stalls.sections_seen()
         return NodeBeat(
             job=self._plan.job,
@@ -118,7 +119,7 @@ class Progress:
             ranks=tuple(self._rank(rank) for rank in self._ranks()),
             watch="" if self.stalls is None else self.stalls.state,
             sections=sections,
-            config_fingerprint=self._plan.spec.config_fingerprint if sections else "",
+            config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
         )
 
     def _progressed(self, order: StartRanks) -> Iterator[ProgressMade]:
@@ -133,24 +134,8 @@ class Progress:
         )
 
     def _rank(self, rank: int) -> RankBeat:
-        page = self._page(rank)
         standing = None if self.stalls is None else self.stalls.standing(rank)
-        is_starting = page is None or not page.step
-        if page is None or standing is None:
-            return RankBeat(rank=rank, state="starting" if is_starting else "running")
-        state = standing.state
-        limit = standing.limit
-        age_s = max(0.0, self._clock.now() - page.progress_s)
-        return RankBeat(
-            rank=rank,
-            state="starting" if is_starting and state == "running" else state,
-            step=page.step or None,
-            progress_age_s=0.0 if is_starting else round(age_s, 3),
-            section=standing.section,
-            section_age_s=round(standing.section_age_s, 3),
-            limit_s=None if limit is None else round(limit.s, 3),
-            limit_source="" if limit is None else limit.source,
-        )
+        return beat_of(rank, self._page(rank), standing, self._clock.now())
 
     def _pages(self) -> list[PageReading]:
         pages = (self._page(rank) for rank in self._ranks())
@@ -161,3 +146,22 @@ class Progress:
         if order is None:
             return range(0)
         return range(order.first_rank, order.first_rank + order.ranks)
+
+
+def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now: float) -> RankBeat:
+    """How a rank is, by its page and by those who look for stalls."""
+    is_starting = page is None or not page.step
+    if page is None or standing is None:
+        return RankBeat(rank=rank, state="starting" if is_starting else "running")
+    state = standing.state
+    limit = standing.limit
+    return RankBeat(
+        rank=rank,
+        state="starting" if is_starting and state == "running" else state,
+        step=page.step or None,
+        progress_age_s=0.0 if is_starting else round(max(0.0, now - page.progress_s), 3),
+        section=standing.section,
+        section_age_s=round(standing.section_age_s, 3),
+        limit_s=None if limit is None else round(limit.s, 3),
+        limit_source="" if limit is None else limit.source,
+    )

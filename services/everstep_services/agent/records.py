@@ -1,6 +1,6 @@
 """The facts that an agent records: what became of its ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep.clock import Clock
@@ -9,6 +9,9 @@ from everstep.messages import (
     BlobRef,
     EvidenceCollected,
     FaultInjected,
+    MeasureNetwork,
+    NetworkLink,
+    NetworkMeasured,
     NodeCheckFinished,
     PreemptionAcknowledged,
     PreemptionMissed,
@@ -226,6 +229,19 @@ class Records:
             took_s=done.took_s,
             results=done.worth_telling,
             checks=done.checks,
+        )
+
+    def network_measured(
+        self, order: MeasureNetwork, links: Iterable[NetworkLink], reason: str, took_s: float
+    ) -> NetworkMeasured:
+        return NetworkMeasured(
+            **self._of(None),
+            node=self._node,
+            test=order.id,
+            nodes=tuple(peer.node for peer in order.peers),
+            took_s=round(took_s, 3),
+            links=tuple(links),
+            reason=reason,
         )
 
     def _about(self, order: StartRanks, rank: int) -> dict[str, Any]:

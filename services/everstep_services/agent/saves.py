@@ -24,7 +24,7 @@ _UNKNOWN_STEP_S = 0.5
 
 
 class Saves:
-    """One agent's. Ranks whose steps the SDK counts are asked by their page, others by a signal."""
+    """Scripts that look at `should_stop` are asked by their page, others by a signal."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class Saves:
         return page.step if page is not None and page.stop_seen_s else None
 
     def _counting(self) -> list[WatchedRank]:
-        """All ranks of this node, if the SDK counts the steps of any."""
+        """All ranks of this node, if the script of any looks whether it should stop."""
         order = self._agent.order
         if order is None:
             return []
         numbers = range(order.first_rank, order.first_rank + order.ranks)
         ranks = [rank for rank in map(self._rank, numbers) if rank is not None]
         pages = [rank.reading() for rank in ranks]
-        is_counted = any(page and page.counted_by is CountedBy.SDK for page in pages)
-        return ranks if is_counted else []
+        look = any(page and page.listens and page.counted_by is CountedBy.SDK for page in pages)
+        return ranks if look else []
 
     def _reaches(self, rank: WatchedRank) -> int:
         step, age_s, step_s = self._pace(rank)

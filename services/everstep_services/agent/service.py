@@ -10,42 +10,30 @@ from everstep import subjects
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import Fact, Joined, Order, Reported, SaveCheckpoint, StartRanks
+from everstep.messages import Fact, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
 from everstep_services.agent.checks import Checks
-from everstep_services.agent.collecting import COLLECTORS, collect
-from everstep_services.agent.domain import Agent, Limits
+from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
-from everstep_services.agent.failures import Exit
 from everstep_services.agent.idleness import Idleness
+from everstep_services.agent.measuring import Measuring
+from everstep_services.agent.own_ranks import Desks, OwnRanks
+from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.examiner import Examiner
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.questions import Questions
-from everstep_services.agent.ranks.keeping import (
-    ForgeReady,
-    ForgeUnfit,
-    KeeperEvent,
-    KeeperLost,
-    RankGone,
-    RankRuns,
-    RankSaid,
-    RankStepped,
-    ScriptEnded,
-    StartRefused,
-    Stopped,
-)
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.records import Records
+from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
 from everstep_services.agent.stalls.desk import Stalls
 from everstep_services.agent.stalls.table import Others
-from everstep_services.agent.work import Keepers, Told, Work
+from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace
 from trainer_sdk.page import PageReading
-from trainer_sdk.wire import Injected, Stopping
 
 if TYPE_CHECKING:
     from everstep_services.agent.injection.harm import Harm
@@ -88,32 +76,34 @@ class AgentService:
         self._clock = clock
         self._instance = instance
         self._agent = Agent(limits)
+        self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        record = self._facts.put_nowait
         self._records = Records(plan.job, plan.node, clock)
         self._evidence = Evidence(plan.job, bus, workplace, self._records)
-        told = Told(self._begins, self._not_started, self._stops, self._stopped)
-        self._work = Work(keepers, workplace, clock, told)
         self._progress = Progress(plan, self._agent, self._page, self._records, clock)
         self._questions = Questions(plan, self._agent, self._progress, instance)
         answers = Answers(self._joined, self._reported, self._refused, self._unanswered)
         self._asker = Asker(bus, clock, plan.job, answers)
-        self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self._requests = Requests(plan, bus, clock, workplace.say)
         self._stalls = Stalls(
             plan, bus, self._agent, self._watched, self._records, workplace, clock,
-            others, self._facts.put_nowait, self._do,
+            others, record, self._do,
         )  # fmt: skip
         self._progress.stalls = self._stalls.watch
-        self._saves = Saves(
-            plan, self._agent, self._watched, self._records, clock, self._facts.put_nowait
-        )
+        self._saves = Saves(plan, self._agent, self._watched, self._records, clock, record)
+        desks = Desks(
+            self._agent, self._questions, self._progress, self._evidence, self._stalls,
+            self._saves, self._requests, self._records, record, self._do,
+        )  # fmt: skip
+        self._ranks = OwnRanks(keepers, workplace, clock, desks)
         examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
-        self._checks = Checks(examiner, self._records, clock, self._pids, self._facts.put_nowait)
+        self._checks = Checks(examiner, self._records, clock, self._pids, record)
         self._questions.checks = self._checks
+        self._measuring = Measuring(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
-        self._unfit = ""
-        """Why the forge cannot fork, until it was said."""
         self._exit: asyncio.Future[acts.Exiting] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -123,15 +113,17 @@ class AgentService:
                 tasks.create_task(loop(), name=loop.__name__)
                 for loop in (
                     self._hear_orders_for_ever,
-                    self._hear_ranks_for_ever,
+                    self._ranks.hear_for_ever,
                     self._asker.ask_for_ever,
-                    self._work.start_and_stop_for_ever,
-                    self._work.signal_for_ever,
+                    self._requests.ask_for_ever,
+                    self._ranks.work.start_and_stop_for_ever,
+                    self._ranks.work.signal_for_ever,
                     self._tick_for_ever,
                     self._record_for_ever,
                     self._evidence.collect_for_ever,
                     self._evidence.collect_later_for_ever,
                     self._checks.examine_for_ever,
+                    self._measuring.measure_for_ever,
                     self._stalls.watch.judge_for_ever,
                     self._stalls.watch.look_closer_for_ever,
                     self._stalls.follow_limits_for_ever,
@@ -188,7 +180,7 @@ class AgentService:
     def _reported(self, tell: acts.Tell, reply: Reported) -> None:
         if tell.rank is not None and reply.incident is not None and tell.event != "excused":
             self._evidence.belongs_to(tell.round, tell.rank, reply.incident)
-        self._do(self._agent.reported(tell, reply))
+        self._do(self._agent.reported(tell, reply, self._clock.now()))
 
     def _refused(self, reason: str) -> None:
         self._do(self._agent.give_up(1, reason))
@@ -199,167 +191,16 @@ class AgentService:
             text = f"rendezvous has not answered for {for_s:.0f} s: {reason}"
             self._do(self._agent.give_up(_UNREACHABLE, text))
 
-    # -- ranks -----------------------------------------------------------------------------------
-
-    async def _hear_ranks_for_ever(self) -> None:
-        async for event in self._work.events():
-            order = self._agent.order
-            match event:
-                case ForgeReady() | ForgeUnfit():
-                    self._forge_is(event)
-                case KeeperLost():
-                    self._keeper_lost(event)
-                case _ if order is None or event.round != order.round:
-                    log.info("late_event event=%s", event)
-                case _:
-                    await self._rank_did(order, event)
-
-    def _forge_is(self, event: ForgeReady | ForgeUnfit) -> None:
-        self._questions.is_warm = isinstance(event, ForgeReady)
-        if isinstance(event, ForgeReady):
-            log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
-        else:
-            self._unfit = event.reason
-            log.info("forge_unfit final=%s reason=%s", event.is_final, event.reason)
-
-    async def _rank_did(self, order: StartRanks, event: KeeperEvent) -> None:
-        match event:
-            case StartRefused():
-                self._do(self._agent.start_failed(event.round, event.reason))
-            case RankRuns():
-                self._rank_runs(order, event)
-            case RankStepped():
-                self._rank_stepped(order, event)
-            case RankSaid():
-                self._rank_said(order, event)
-            case ScriptEnded():
-                await self._script_ended(order, event)
-            case RankGone():
-                await self._rank_gone(order, event)
-            case _:
-                pass
-
-    def _rank_runs(self, order: StartRanks, event: RankRuns) -> None:
-        self._progress.runs(event)
-        self._do(self._agent.rank_runs(event.rank))
-        if event.start == "cold" and self._unfit:
-            self._workplace.say(f"ranks start cold: {self._unfit}", is_warning=True)
-            self._unfit = ""
-        self._evidence.rank_runs(order, event.rank, event.pid)
-        started = self._records.rank_started(
-            order,
-            event.rank,
-            pid=event.pid,
-            start=event.start,
-            start_s=event.start_s,
-            log=str(self._workplace.logs.folder(event.round, event.rank)),
-        )
-        self._facts.put_nowait(started)
-
-    def _rank_said(self, order: StartRanks, event: RankSaid) -> None:
-        match event.said:
-            case Injected() as said:
-                self._facts.put_nowait(self._records.fault_injected(order, event.rank, said))
-            case Stopping() as said:
-                self._do(self._agent.rank_stops(event.rank, said.step, self._clock.now()))
-            case _:
-                self._stalls.said(event)
-
-    def _rank_stepped(self, order: StartRanks, event: RankStepped) -> None:
-        first = self._progress.stepped(order, event.step)
-        if first is not None:
-            self._facts.put_nowait(first)
-        self._stalls.stepped(event.rank)
-        self._do(self._agent.rank_stepped(event.rank, event.step))
-
-    async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
-        """Not every failure is one for us yet: a script may exit as it likes, and take its time."""
-        if not event.code:
-            self._do(self._agent.script_returned(event.rank, self._clock.now()))
-            return
-        error = await self._work.keeper.error(event.rank)
-        if error is None or error.name == "SystemExit" or not self._is_at_work(event.round):
-            return
-        page = self._work.keeper.page(event.rank)
-        lasted_s = self._clock.now() - page.script_s if page is not None else 0.0
-        ending = Exit(code=event.code, error=error, lasted_s=lasted_s)
-        pid = 0 if page is None else page.pid
-        step = self._progress.step(event.rank)
-        self._evidence.rank_exited(order, event.rank, pid, ending, step)
-        self._do(self._agent.script_failed(event.rank, ending))
-
-    async def _rank_gone(self, order: StartRanks, event: RankGone) -> None:
-        # A signal leaves no exception; and who was killed is told before who noticed it.
-        error = await self._work.keeper.error(event.rank) if event.code else None
-        if not self._is_at_work(event.round):
-            return  # meanwhile it was stopped, or another round has begun
-        stopped_after = self._saves.has_seen(event.rank)
-        if stopped_after is not None:
-            self._do(self._agent.rank_stops(event.rank, stopped_after, self._clock.now()))
-        ending = Exit(event.code, event.signal, event.core_dumped, error, lasted_s=event.lasted_s)
-        if self._evidence.fact_of(order.round, event.rank) is None:
-            step = self._progress.step(event.rank)
-            self._evidence.rank_exited(order, event.rank, event.pid, ending, step)
-        self._do(self._agent.rank_gone(event.rank, ending))
-
-    def _is_at_work(self, round: int) -> bool:
-        """Its ranks run here, and were not ordered to stop."""
-        order = self._agent.order
-        return order is not None and order.round == round and self._agent.state != "stopping"
-
-    def _keeper_lost(self, event: KeeperLost) -> None:
-        order = self._agent.order
-        self._questions.is_warm = False
-        self._workplace.say(event.reason, is_warning=True)
-        if order is not None:
-            for rank in range(order.first_rank, order.first_rank + order.ranks):
-                self._do(self._agent.rank_gone(rank, Exit()))
+    # -- what is known of ranks ------------------------------------------------------------------
 
     def _pids(self) -> Collection[int]:
         return self._progress.pids(self._agent.live_ranks).values()
 
     def _watched(self, rank: int) -> WatchedRank | None:
-        return self._work.keeper.watch.rank(rank)
+        return self._ranks.work.keeper.watch.rank(rank)
 
     def _page(self, rank: int) -> PageReading | None:
-        return self._work.keeper.page(rank)
-
-    def _begins(self, start: acts.Start) -> bool:
-        if self._agent.order != start.order or self._agent.state != "starting":
-            return False
-        self._progress.begins(start.order)
-        self._stalls.begins(start.order)
-        self._questions.free_port(start.order)
-        return True
-
-    def _not_started(self, start: acts.Start, reason: str) -> None:
-        self._do(self._agent.start_failed(start.order.round, reason))
-
-    async def _stops(self, stop: acts.Stop) -> None:
-        """Bounded by the order, and in practice by a few reads: every restart waits for it."""
-        self._questions.evidence_s = 0.0
-        if stop.incident is None or not stop.evidence_s:
-            return
-        began, ranks = self._clock.now(), self._work.keeper.watch.seen()
-        pieces = await collect(COLLECTORS, ranks, stop.evidence_s, self._clock)
-        self._questions.evidence_s = self._clock.now() - began
-        self._evidence.collected(stop.round, stop.incident, pieces)
-
-    def _stopped(self, stop: acts.Stop, outcome: Stopped) -> None:
-        order = self._agent.order
-        assert order is not None
-        self._questions.stop_s = outcome.stop_s
-        last: list[Fact] = list(self._progress.ends())
-        self._stalls.ends()
-        self._do(self._agent.stopped(stop.round))
-        if outcome.ranks:
-            last.append(
-                self._records.ranks_stopped(order, outcome, evidence_s=self._questions.evidence_s)
-            )
-        if stop.incident is not None:
-            self._evidence.round_stopped(order, stop.incident, outcome.ranks)
-        for fact in last:
-            self._facts.put_nowait(fact)
+        return self._ranks.work.keeper.page(rank)
 
     # -- faults on purpose -----------------------------------------------------------------------
 
@@ -436,12 +277,12 @@ class AgentService:
                 case acts.Tell():
                     self._tell(act)
                 case acts.Start() | acts.Stop() | acts.Forward():
-                    self._work.do(act)
+                    self._ranks.work.do(act)
                 case acts.Say():
                     self._workplace.say(act.text, is_warning=act.is_warning)
                 case acts.Exiting():
                     self._exiting(act)
-                case acts.Excuse() | acts.Check():
+                case acts.Excuse() | acts.Check() | acts.Measure():
                     self._answer(act)
                 case _:
                     self._save(act)
@@ -451,7 +292,7 @@ class AgentService:
         match act:
             case acts.PassOn():
                 if (signalled := self._saves.passed_on(act)) is not None:
-                    self._work.do(signalled)
+                    self._ranks.work.do(signalled)
             case acts.AskToStop():
                 self._saves.ask_to_stop(act)
             case acts.Reach():
@@ -459,9 +300,11 @@ class AgentService:
             case _:
                 self._saves.put_on_record(act)
 
-    def _answer(self, asked: acts.Excuse | acts.Check) -> None:
+    def _answer(self, asked: acts.Excuse | acts.Check | acts.Measure) -> None:
         if isinstance(asked, acts.Check):
             self._checks.ask(asked.order)
+        elif isinstance(asked, acts.Measure):
+            self._measuring.ask(asked.order)
         elif (told := self._stalls.excuse(asked.order)) is not None:
             self._tell(told)
 

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from everstep.messages.health import CheckResult
-from everstep.settings import read_secret
+from everstep.settings import read_secret, remember_secret
 from everstep_services.agent.probes import network, notes, registry, reports
 from everstep_services.agent.probes.examiner import Examiner
 from everstep_services.agent.probes.settings import ChecksSettings
@@ -103,7 +103,8 @@ def _measured(wanted: Wanted, settings: ChecksSettings, environ: Mapping[str, st
     is_one_end = (wanted.listen is None) != (wanted.peer is None)
     if wanted.names != (network.NAME,) or wanted.wants_all or not is_one_end:
         said = "the network is measured between two nodes: everstep check network --listen "
-        raise CliError(f"{said}HOST:PORT on one, --peer HOST:PORT on the other", Exit.USAGE)
+        said += "HOST:PORT on one, --peer HOST:PORT on the other; between all nodes of a job: "
+        raise CliError(f"{said}everstep network JOB", Exit.USAGE)
     at = network.read_address(wanted.peer or wanted.listen or "")
     token = _token(environ, wanted.secret_file)
     end = _listen if wanted.peer is None else _measure
@@ -146,6 +147,7 @@ def _token(environ: Mapping[str, str], file: Path | None) -> bytes:
     if not environ.get(_TOKEN):
         fix = "give both ends the same --secret-file, made by: openssl rand -hex 32"
         raise CliError(f"no token: {fix}; or set {_TOKEN}", Exit.USAGE)
+    remember_secret(environ[_TOKEN])
     return network.read_token(environ[_TOKEN])
 
 

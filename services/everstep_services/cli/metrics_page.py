@@ -40,6 +40,7 @@ MEANINGS: Mapping[str, str] = {
     "everstep_history_last_n": "How far the log reaches, as this replica knows.",
     "everstep_history_beats_nodes": "Nodes whose last beat this replica shows as they are now.",
     "everstep_rendezvous_jobs": "Jobs of which this replica knows, those that are over included.",
+    "everstep_rendezvous_suspects": "Nodes that get a slot only if no other can have it.",
     "everstep_rendezvous_questions_total": "Questions of agents, people and services.",
     "everstep_rendezvous_batches_total": "Times that a job's gathered questions were decided.",
     "everstep_rendezvous_conflicts_total": "Decisions made anew: another replica wrote first.",

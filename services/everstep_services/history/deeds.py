@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusDeniedError, BusError
 from everstep.bus.ports import Bus
 from everstep.errors import EverstepError
+from everstep.ids import new_id
 from everstep.messages import (
     Done,
     DrainNode,
@@ -16,6 +17,7 @@ from everstep.messages import (
     Message,
     Question,
     RequestChecks,
+    RequestMeasurement,
     RequestSave,
     RestartJob,
     RoundDocument,
@@ -92,12 +94,17 @@ def _check(*, node: str, **rest: Any) -> RequestChecks:
     return RequestChecks(nodes=(node,), **rest)
 
 
+def _measure(*, test: str | None, **rest: Any) -> RequestMeasurement:
+    return RequestMeasurement(test=test or new_id(), **rest)
+
+
 _WAYS: Mapping[str, _Way] = {
     "stop": _Way("rendezvous", StopJob, "job show {job}"),
     "restart": _Way("rendezvous", RestartJob, "job show {job}"),
     "save": _Way("rendezvous", RequestSave, "job show {job}"),
     "drain": _Way("rendezvous", DrainNode, "job show {job}"),
     "check": _Way("rendezvous", _check, "node show {node}"),
+    "measure": _Way("rendezvous", _measure, "facts --job {job} --kind network_measured"),
     "exclude": _Way("health", ExcludeNode, "node show {node}"),
     "include": _Way("health", IncludeNode, "node show {node}"),
     "set_limit": _Way("health", _set_limit, "limits {job}"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -9,7 +10,15 @@ from everstep import subjects
 from everstep.bus.ports import Bus, Document, Handler
 from everstep.clock import Clock
 from everstep.ids import checked_name
-from everstep.messages import ControlDocument, Join, Message, NodeLost, RoundDocument, ShowRound
+from everstep.messages import (
+    ControlDocument,
+    Join,
+    Message,
+    NodeLost,
+    NodesDocument,
+    RoundDocument,
+    ShowRound,
+)
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep_services.rendezvous.desk import BUCKET, Counts, Desk, Surroundings
 from everstep_services.rendezvous.domain.events import Control, Event, Tick
@@ -19,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
 _SHOWN_BYTES = 900_000
+_NODES = msgspec.json.Decoder(NodesDocument)
 _VERBS = (
     "join",
     "leave",
@@ -29,6 +39,7 @@ _VERBS = (
     "drain",
     "evidence",
     "check",
+    "measure",
     "copy",
 )
 
@@ -41,6 +52,7 @@ class Rendezvous:
         self._bus = bus
         self._clock = clock
         self._controls: dict[str, ControlDocument] = {}
+        self._suspects: Mapping[str, str] = {}
         self._desks: dict[str, Desk] = {}
         self._around: Surroundings | None = None
         self._counts = Counts()
@@ -50,7 +62,7 @@ class Rendezvous:
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
         counts = {f"{name}_total": getattr(self._counts, name) for name in Counts.__slots__}
-        return counts | {"jobs": float(len(self._desks))}
+        return counts | {"jobs": float(len(self._desks)), "suspects": float(len(self._suspects))}
 
     async def serve_for_ever(self) -> None:
         """Answer and decide until cancelled."""
@@ -59,6 +71,7 @@ class Rendezvous:
                 self._settings, self._bus, self._clock, self._control, tasks, self._counts
             )
             tasks.create_task(self._follow_control(), name="control")
+            tasks.create_task(self._follow_nodes(), name="nodes")
             tasks.create_task(self._follow_rounds(), name="rounds")
             tasks.create_task(self._hear_findings(), name="findings")
             tasks.create_task(self._watch_bus(), name="bus")
@@ -98,6 +111,7 @@ class Rendezvous:
             is_braked=any(document.is_braked for document in both),
             modes=modes,
             exclusions=tuple(one for document in both for one in document.exclusions),
+            suspects=self._suspects,
         )
 
     async def _follow_rounds(self) -> None:
@@ -123,6 +137,15 @@ class Rendezvous:
             if document.key in {job, subjects.CLUSTER}:
                 desk.tell(Tick())
 
+    async def _follow_nodes(self) -> None:
+        """What health wrote down last holds, whether or not it runs now."""
+        async with self._bus.documents("NODES").follow(subjects.CLUSTER) as documents:
+            async for document in documents:
+                try:
+                    self._suspects = _suspects(document)
+                except (msgspec.DecodeError, ValueError) as error:
+                    log.warning("nodes_unreadable error=%s", error)
+
     async def _hear_findings(self) -> None:
         subject = subjects.fact(None, "node_lost")
         async with self._bus.subscribe(subject, NodeLost) as findings:
@@ -143,6 +166,11 @@ class Rendezvous:
             log.info("bus_back jobs=%d", len(self._desks))
             for desk in self._desks.values():
                 desk.start_anew()
+
+
+def _suspects(document: Document) -> dict[str, str]:
+    nodes = () if document.data is None else _NODES.decode(document.data).nodes
+    return {one.node: one.reason for one in nodes if one.suspicion}
 
 
 def _shown(document: RoundDocument) -> RoundDocument:

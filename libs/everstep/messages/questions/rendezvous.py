@@ -175,19 +175,19 @@ class ShowRound(Question, frozen=True, kw_only=True, tag="show_round.v1"):
 
 
 class StopJob(Question, frozen=True, kw_only=True, tag="stop_job.v1"):
-    """End the job. An operator asks.
+    """End the job. An operator asks, or an agent whose script does.
 
     The answer is `Done` when it is decided, not when all has stopped.
     """
 
     by: str
-    """The person, as authenticated."""
+    """The person, as authenticated; or `rank 3 of node-1`."""
     reason: str
     """Why."""
     save_first: bool = True
     """Save at the next step boundary before stopping."""
     origin: str = ""
-    """By which way: `rest` or `cli`."""
+    """By which way: `rest`, `cli` or `script`."""
 
 
 class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
@@ -219,18 +219,21 @@ class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):
 
 
 class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
-    """Let a node go without harm: replace it after a save. An operator or health asks."""
+    """Let a node go without harm: replace it after a save.
+
+    An operator or health asks, or its agent when its script does.
+    """
 
     node: str
     """The node."""
     by: str
-    """The person or service."""
+    """The person or service; or `rank 3 of node-1`."""
     reason: str
     """Why."""
     within_s: float | None = None
     """After this long it goes without a save."""
     origin: str = ""
-    """By which way: `rest` or `cli`."""
+    """By which way: `rest`, `cli` or `script`."""
 
 
 class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence.v1"):
@@ -265,6 +268,28 @@ class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"
     """Which; empty for all that may run beside a training."""
     origin: str = ""
     """By which way: `rest` or `cli`; empty for a service."""
+
+
+class RequestMeasurement(Question, frozen=True, kw_only=True, tag="request_measurement.v1"):
+    """Have nodes measure the network with each other. An operator asks rendezvous.
+
+    Figures come as facts, a `network_measured` for each node.
+    """
+
+    test: str
+    """The id that the test is to have, made by whoever asks."""
+    by: str
+    """The person, as authenticated."""
+    reason: str
+    """Why."""
+    nodes: tuple[str, ...] = ()
+    """Which; empty for all that are here."""
+    partners: Int = 8
+    """With how many others each of them measures, at most."""
+    is_beside_training: bool = False
+    """Also on nodes whose ranks run, which slows them."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
 
 
 class RequestCopy(Question, frozen=True, kw_only=True, tag="request_copy.v1"):

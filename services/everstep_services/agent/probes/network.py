@@ -38,6 +38,10 @@ class NetworkCheckError(EverstepError):
     """The measurement could not be made; the text says why. No node is judged by that."""
 
 
+class DoorError(NetworkCheckError):
+    """Nobody can be listened for: a port is taken, or an address not ours."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a listener is."""
@@ -105,6 +109,8 @@ async def measure(to: Address, token: bytes, *, within_s: float) -> Figures:
                 return Figures(await _round_trip_ms(link), await _mib_s(link))
     except TimeoutError as error:
         raise NetworkCheckError(f"{to} did not answer within {within_s:g} s") from error
+    except ConnectionRefusedError as error:
+        raise NetworkCheckError(f"{to}: nobody listens there") from error
     except (OSError, EOFError) as error:
         why = getattr(error, "strerror", None) or "it closed the connection; is it the same token?"
         raise NetworkCheckError(f"{to}: {why}") from error
@@ -130,7 +136,7 @@ async def _open(at: Address) -> socket.socket:
             at.host, at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
-        raise NetworkCheckError(f"{at} cannot be listened on: {error.strerror}") from error
+        raise DoorError(f"{at} cannot be listened on: {error.strerror}") from error
     family, kind, protocol, _, place = found[0]
     door = socket.socket(family, kind, protocol)
     try:
@@ -139,7 +145,7 @@ async def _open(at: Address) -> socket.socket:
         door.listen(_AT_ONCE)
     except OSError as error:
         door.close()
-        raise NetworkCheckError(f"{at} cannot be listened on: {error.strerror}") from error
+        raise DoorError(f"{at} cannot be listened on: {error.strerror}") from error
     door.settimeout(0)
     return door
 

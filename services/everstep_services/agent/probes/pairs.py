@@ -1,7 +1,7 @@
 """Who measures the network with whom, and what the figures say about nodes and links. Pure."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 BELOW = 0.5
@@ -39,8 +39,10 @@ class Slow:
         )
 
 
-def schedule(nodes: Sequence[str]) -> list[list[Pair]]:
+def schedule(nodes: Sequence[str]) -> Iterator[list[Pair]]:
     """Every pair once, in as few turns as can be: within a turn no node is in two pairs.
+
+    The first turns alone give each node as many partners, all different.
 
     A round-robin tournament: the first stays, the others move on by one place a turn. With an
     odd number one node rests in each turn.
@@ -48,15 +50,11 @@ def schedule(nodes: Sequence[str]) -> list[list[Pair]]:
     places: list[str | None] = list(dict.fromkeys(nodes))
     if len(places) % 2:
         places.append(None)
-    turns = []
     for _ in range(len(places) - 1):
         half = len(places) // 2
         faces = zip(places[:half], reversed(places[half:]), strict=True)
-        turns.append(
-            [(one, other) for one, other in faces if one is not None and other is not None]
-        )
+        yield [(one, other) for one, other in faces if one is not None and other is not None]
         places = [places[0], places[-1], *places[1:-1]]
-    return turns
 
 
 def slow_ones(measured: Iterable[Measured], below: float = BELOW) -> list[Slow]:

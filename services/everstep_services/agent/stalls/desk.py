@@ -32,6 +32,18 @@ log = logging.getLogger(__name__)
 _SAID_ONCE = "how long a rank may go without progress; what is learned takes the place of defaults"
 
 
+def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | None:
+    """What was learned for this configuration, if anything."""
+    if data is None:
+        return None
+    try:
+        learned = decode_as(data, LimitsDocument)
+    except BadMessageError as error:
+        log.warning("limits_unreadable error=%s", error)
+        return None
+    return learned if learned.config_fingerprint in {"", config_fingerprint} else None
+
+
 class Stalls:
     """Stands between the watch and the rest of the agent."""
 
@@ -54,6 +66,7 @@ class Stalls:
         self._rank = rank
         self._records = records
         self._workplace = workplace
+        self._clock = clock
         self._others = others
         self._record = record
         self._do = do
@@ -68,7 +81,7 @@ class Stalls:
         """Use what health learns about this job."""
         async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
             async for document in documents:
-                self.watch.learned(self._read(document.data))
+                self.watch.learned(limits_in(document.data, self._plan.spec.config_fingerprint))
                 self._note_state("health has published limits")
 
     def begins(self, order: StartRanks) -> None:
@@ -130,18 +143,6 @@ class Stalls:
     def _is_ours(self, order: NameExcuse) -> bool:
         return order.node == self._plan.node  # we have looked at our own before we reported it
 
-    def _read(self, data: bytes | None) -> LimitsDocument | None:
-        """What was learned for this configuration, if anything."""
-        if data is None:
-            return None
-        try:
-            learned = decode_as(data, LimitsDocument)
-        except BadMessageError as error:
-            log.warning("limits_unreadable error=%s", error)
-            return None
-        fits = learned.config_fingerprint in {"", self._plan.spec.config_fingerprint}
-        return learned if fits else None
-
     def _stalled(self, stalled: Stalled, process: ProcessState) -> None:
         order = self._agent.order
         if order is None:
@@ -160,13 +161,14 @@ class Stalls:
             reason += f"; {process.text}"
         self._workplace.say(reason, is_warning=True)
         if is_fatal:
-            self._do(self._agent.rank_stalled(place.rank, reason, stalled.waited_s, fact.id))
+            now, waited_s = self._clock.now(), stalled.waited_s
+            self._do(self._agent.rank_stalled(place.rank, reason, waited_s, fact.id, now))
 
     def _moving(self, moving: Moving) -> None:
         order, rank = self._agent.order, moving.stalled.place.rank
         fact = self._facts.pop(rank, None)
-        if order is None or fact is None:
-            return
+        if order is None or fact is None or self._agent.state == "stopping":
+            return  # what a rank does that is told to end is no progress
         recovered = self._records.rank_recovered(order, moving, fact.id)
         self._record(recovered)
         reason = f"rank {rank} moves again after {time_text(moving.stalled_s)}"

@@ -5,7 +5,7 @@ round: nothing that it knows reaches the next.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from everstep_services.agent.stalls.limits import Limits
@@ -63,7 +63,7 @@ class Judge:
             self._blind.append((self.wake_at, now))
         placed = {view.rank: place_of(view, self.limits, now) for view in views if not view.trouble}
         self.places = {rank: place for rank, place in placed.items() if place is not None}
-        news: list[Stalled | Moving | Excused] = [*self._moving(now)]
+        news: list[Stalled | Moving | Excused] = [*self._moving(placed.keys(), now)]
         late = [place for place in self._judged() if self._left_s(place, now) <= 0]
         for place in sorted(late, key=lambda one: one.since_s):
             news += self._late(place, now)
@@ -108,9 +108,11 @@ class Judge:
         self.stalled[place.rank] = stalled
         return [stalled]
 
-    def _moving(self, now: float) -> list[Moving]:
+    def _moving(self, seen: Collection[int], now: float) -> list[Moving]:
+        """Of those that were looked at: nobody knows of others whether they move."""
         moving: list[Moving] = []
-        for rank, stalled in list(self.stalled.items()):
+        for rank in sorted(self.stalled.keys() & seen):
+            stalled = self.stalled[rank]
             place = self.places.get(rank)
             since_s = place.since_s if isinstance(place, Place) else now
             if since_s > stalled.place.since_s:

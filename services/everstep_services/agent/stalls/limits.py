@@ -58,7 +58,9 @@ class Limits:
             self._learned, self._first_step = {}, None
             return
         self._learned = {one.section: Limit(one.limit_s, one.source) for one in document.limits}
-        self._first_step = Limit(document.first_step_limit_s, "learned")
+        self._first_step = self._learned.pop(FIRST_STEP, None)
+        if self._first_step is None and document.first_step_longest_s is not None:
+            self._first_step = Limit(document.first_step_limit_s, "learned")
 
     def first_step(self) -> Limit:
         """Up to the end of the first step."""
@@ -69,8 +71,10 @@ class Limits:
         """From one step to the next, whatever sections come and go."""
         learned = self._learned.get(STEP)
         default = Limit(self.rules.step_s, "default")
-        longest = default if learned is None or learned.s < default.s else learned
-        return self._configured(STEP) or longest
+        is_better = learned is not None and (
+            learned.source == "configured" or learned.s > default.s
+        )
+        return self._configured(STEP) or (learned if learned and is_better else default)
 
     def section(self, name: str, kind: Kind) -> Limit:
         """In a section; the empty name stands for the time outside all of them."""

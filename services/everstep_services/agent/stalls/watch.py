@@ -14,7 +14,8 @@ from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
 from everstep_services.agent.stalls.kernel import ProcessState, state_of, threads_of
 from everstep_services.agent.stalls.limits import Limit, LimitRules, Limits
 from everstep_services.agent.stalls.places import Aside, Place, Signs, View
-from trainer_sdk.page import BadPageError, CountedBy, Kind, LaneReading
+from trainer_sdk.layout import OUTSIDE
+from trainer_sdk.page import BadPageError, CountedBy, Kind, LaneReading, PageReading
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,11 @@ class StallWatch:
                 collectives = await read_collectives(known.folder)
                 self._note(rank, idle_s.get(rank), collectives)
 
+    def look(self) -> None:
+        """Look now: what a rank has done is seen before its script is forgotten."""
+        if self._judge is not None:
+            self._look(self._judge)
+
     def excuse(self, order: NameExcuse) -> tuple[int, float] | None:
         """Which rank of ours the stalled one may wait for, and how long it may go on."""
         judge = self._judge
@@ -150,7 +156,9 @@ class StallWatch:
         return tuple(found.values())
 
     def _look(self, judge: Judge) -> None:
-        views = [view for rank in self._watched.live() for view in self._view(rank, judge)]
+        # Who has stalled may move again and be gone at once: its page says so.
+        ranks = {*self._watched.live(), *judge.stalled}
+        views = [view for rank in sorted(ranks) for view in self._view(rank, judge)]
         for news in judge.look(views, self._clock.now()):
             match news:
                 case Stalled():
@@ -163,7 +171,7 @@ class StallWatch:
 
     def _view(self, rank: int, judge: Judge) -> Iterator[View]:
         known = self._watched.rank(rank)
-        if known is None or known.gone:
+        if known is None or (known.gone and rank not in judge.stalled):
             return
         signs = self._signs.get(rank, Signs())
         blank = View(rank, judge.began_s, signs=signs)
@@ -172,8 +180,11 @@ class StallWatch:
             lanes = known.page.lanes() if page is not None else ()
             others = any(lane.frames for lane in lanes[1:])
             threads = threads_of(page.pid) if others and page is not None else None
-            section = known.page.section
-            yield replace(blank, page=page, lanes=lanes, threads=threads, section=section)
+            # Read here, where a damaged page is told from a rank that has stalled.
+            sections = {number: known.page.section(number) for number in _in_use(page, lanes)}
+            yield replace(
+                blank, page=page, lanes=lanes, threads=threads, section=sections.__getitem__
+            )
         except BadPageError as error:
             if rank not in self._troubled:
                 self._troubled.add(rank)
@@ -218,6 +229,12 @@ class StallWatch:
             return known.page.section(frame.section).name, age_s
         except BadPageError:
             return None, 0.0
+
+
+def _in_use(page: PageReading | None, lanes: Collection[LaneReading]) -> set[int]:
+    """The sections that are open, and the time outside of them once it has a limit."""
+    numbers = {frame.section for lane in lanes for frame in lane.frames}
+    return numbers | {OUTSIDE} if lanes and page is not None and page.steps else numbers
 
 
 def _seen_by(known: WatchedRank) -> Iterator[SectionSeen]:

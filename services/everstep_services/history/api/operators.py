@@ -10,6 +10,7 @@ from everstep_services.history.api.dto import (
     DrainWanted,
     ExclusionWanted,
     InclusionWanted,
+    MeasurementWanted,
     RestartWanted,
     SaveWanted,
     StopWanted,
@@ -42,6 +43,19 @@ async def restart_job(context: Ctx, by: Operator, job: JobName, wanted: RestartW
 async def save_job(context: Ctx, by: Operator, job: JobName, wanted: SaveWanted) -> Decided:
     """Its ranks are asked to save at their next step, and go on."""
     return await do(context, by, "save", job, wanted)
+
+
+@router.post(
+    "/jobs/{job}:measure",
+    summary="Measure the network of a job",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def measure_network(
+    context: Ctx, by: Operator, job: JobName, wanted: MeasurementWanted
+) -> Decided:
+    """Its nodes measure in pairs, in turns: see facts of the kind `network_measured`."""
+    return await do(context, by, "measure", job, wanted)
 
 
 @router.post(

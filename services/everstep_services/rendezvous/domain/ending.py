@@ -77,6 +77,8 @@ def decide(turn: Turn) -> None:
     turn.state.set(incident=replace(incident, is_decided=True, delay_s=found.delay_s))
     if found.delay_s:
         after = f"{found.backoff}; the last one: {incident.reason}"
+        if found.advice and "stop" not in turn.state.doc.spec.enforce:
+            after += "; --stop-on-repeat ends the job instead"
         number = turn.state.doc.round + 1
         turn.say_waiting("backoff", f"waits {found.delay_s:g} s before round {number}: {after}")
 

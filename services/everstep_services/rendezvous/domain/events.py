@@ -15,6 +15,7 @@ from everstep.messages import (
     RequestChecks,
     RequestCopy,
     RequestEvidence,
+    RequestMeasurement,
     RequestSave,
     RestartJob,
     StopJob,
@@ -60,6 +61,7 @@ Event = (
     | RequestSave
     | RequestEvidence
     | RequestChecks
+    | RequestMeasurement
     | RequestCopy
     | Tick
 )
@@ -67,11 +69,13 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The switches that are in force for a job."""
+    """What people and health say about a job from outside: switches, and nodes not to rely on."""
 
     is_braked: bool = False
     modes: Mapping[str, str] = field(default_factory=dict)
     exclusions: tuple[Exclusion, ...] = ()
+    suspects: Mapping[str, str] = field(default_factory=dict)
+    """By node, what speaks against it: too much for a slot that another can have."""
 
     def enforces(self, actuator: str, *, otherwise: bool) -> bool:
         """Whether an actuator acts, or only says what it would do."""
@@ -86,6 +90,10 @@ class Control:
             if exclusion.node == node and (exclusion.until is None or exclusion.until > now):
                 return exclusion
         return None
+
+    def suspicion(self, node: str) -> str | None:
+        """Why a spare is to have this node's slot, if it is."""
+        return self.suspects.get(node) if self.enforces("replace", otherwise=True) else None
 
 
 @dataclass(frozen=True, slots=True)

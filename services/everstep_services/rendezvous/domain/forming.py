@@ -24,7 +24,11 @@ def try_form(turn: Turn) -> None:
     """Form the next round if its time has come; else say what it waits for, or give up."""
     if not _is_settled(turn):
         return
-    candidates = [candidate_of(seat) for seat in turn.state.in_stage("idle") if _may(turn, seat)]
+    candidates = [
+        candidate_of(seat, is_suspect=turn.control.suspicion(seat.node) is not None)
+        for seat in turn.state.in_stage("idle")
+        if _may(turn, seat)
+    ]
     world = world_of(turn)
     size = largest_size(candidates, world)
     wait_s = _wait_s(turn, size, world)
@@ -42,9 +46,11 @@ def world_of(turn: Turn) -> World:
     return World(spec.nodes_min, spec.nodes_max, spec.slots_per_unit, spec.slots_per_segment)
 
 
-def candidate_of(seat: Seat) -> Candidate:
+def candidate_of(seat: Seat, *, is_suspect: bool = False) -> Candidate:
     """A seat as placement sees it."""
-    return Candidate(seat.node, seat.infra_rank, seat.failure_domain, seat.place, seat.slot)
+    return Candidate(
+        seat.node, seat.infra_rank, seat.failure_domain, seat.place, seat.slot, is_suspect
+    )
 
 
 def _may(turn: Turn, seat: Seat) -> bool:
@@ -189,7 +195,7 @@ def _say_formed(
             slot=seat.slot or 0,
             node=seat.node,
             was=before[seat.slot].node,
-            reason=_why_replaced(before[seat.slot]),
+            reason=_why_replaced(turn, before[seat.slot]),
         )
         for seat in members
         if seat.slot in before and before[seat.slot].node != seat.node
@@ -219,13 +225,16 @@ def _say_formed(
     )
 
 
-def _why_replaced(was: Seat) -> str:
+def _why_replaced(turn: Turn, was: Seat) -> str:
     if was.is_leaving:
         return f"{was.node} is to leave"
     if was.stage == "gone":
         return f"{was.node} is gone"
     if was.stage == "stopping":
         return f"{was.node} did not come back in time"
+    suspicion = turn.control.suspicion(was.node)
+    if suspicion is not None:
+        return f"{was.node} is suspect: {suspicion}"
     return f"{was.node} was needed elsewhere"
 
 

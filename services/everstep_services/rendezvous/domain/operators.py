@@ -15,6 +15,7 @@ from everstep.messages import (
     RequestChecks,
     RequestCopy,
     RequestEvidence,
+    RequestMeasurement,
     RequestSave,
     RestartJob,
     RunChecks,
@@ -22,14 +23,14 @@ from everstep.messages import (
     StopJob,
 )
 from everstep.messages.documents import PlannedEnd
-from everstep_services.rendezvous.domain import saving
+from everstep_services.rendezvous.domain import measuring, saving
 from everstep_services.rendezvous.domain.ending import RETRYABLE, end_job
 from everstep_services.rendezvous.domain.forming import candidate_of, world_of
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
 from everstep_services.rendezvous.domain.turn import Turn
 
-Deed = StopJob | RestartJob | DrainNode | RequestSave | RequestChecks
+Deed = StopJob | RestartJob | DrainNode | RequestSave | RequestChecks | RequestMeasurement
 """What is on record with who asked for it."""
 Request = Deed | RequestEvidence | RequestCopy
 _ACTIONS: Mapping[type[Deed], str] = {
@@ -38,6 +39,7 @@ _ACTIONS: Mapping[type[Deed], str] = {
     DrainNode: "drain_node",
     RequestSave: "save",
     RequestChecks: "check_nodes",
+    RequestMeasurement: "measure_network",
 }
 _DO_NOT_RESTART = 93
 
@@ -53,10 +55,18 @@ def request(turn: Turn, ask: Request) -> Done:
     return _save(turn, ask) if isinstance(ask, RequestSave) else _pass_on(turn, ask)
 
 
-def _pass_on(turn: Turn, ask: RequestEvidence | RequestChecks | RequestCopy) -> Done:
-    if isinstance(ask, RequestEvidence):
-        return _evidence(turn, ask)
-    return _checks(turn, ask) if isinstance(ask, RequestChecks) else _copy(turn, ask)
+def _pass_on(
+    turn: Turn, ask: RequestEvidence | RequestChecks | RequestMeasurement | RequestCopy
+) -> Done:
+    match ask:
+        case RequestEvidence():
+            return _evidence(turn, ask)
+        case RequestChecks():
+            return _checks(turn, ask)
+        case RequestMeasurement():
+            return _measurement(turn, ask)
+        case RequestCopy():
+            return _copy(turn, ask)
 
 
 def dismiss(turn: Turn) -> None:
@@ -229,6 +239,14 @@ def _checks(turn: Turn, ask: RequestChecks) -> Done:
     return _accepted(turn, ask, text)
 
 
+def _measurement(turn: Turn, ask: RequestMeasurement) -> Done:
+    order = measuring.order_for(turn, ask)
+    if isinstance(order, str):
+        return _refused(turn, ask, order)
+    turn.send(order)
+    return _accepted(turn, ask, measuring.told(order))
+
+
 def _copy(turn: Turn, ask: RequestCopy) -> Done:
     doc, to = turn.state.doc, turn.state.seat(ask.to)
     if ask.round != doc.round:
@@ -276,7 +294,7 @@ def _target(ask: Deed) -> str:
     match ask:
         case DrainNode():
             return ask.node
-        case RequestChecks():
+        case RequestChecks() | RequestMeasurement():
             return " ".join(ask.nodes)
         case RestartJob():
             return " ".join(ask.without_nodes)

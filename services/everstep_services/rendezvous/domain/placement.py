@@ -1,7 +1,7 @@
 """Who gets which slot: holders keep theirs, and as few others as possible move."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, lcm
@@ -20,6 +20,8 @@ class Candidate:
     """Its place in the network; nodes of one segment have the same."""
     slot: int | None = None
     """The slot that it holds."""
+    is_suspect: bool = False
+    """So much speaks against it that it gets a slot only where there is nobody else."""
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -75,6 +77,7 @@ def assign(
     `lost_domains` says in which failure domain the last holder of an open slot was: a node
     from there is preferred.
     """
+    candidates = _without_suspects(candidates, size, segment)
     if segment > 1:
         return _by_segments(candidates, size, segment)
     placed, free = _holders(candidates, size)
@@ -93,6 +96,26 @@ def assign(
         taken.add(node)
         placed[slot] = node
     return placed
+
+
+def _without_suspects(candidates: Sequence[Candidate], size: int, segment: int) -> list[Candidate]:
+    """As many suspects are left out as the size allows: spares first, then the last slots."""
+    suspects = [one for one in candidates if one.is_suspect]
+    spares = sorted((one for one in suspects if one.slot is None), key=lambda one: one.order)
+    holders = sorted(
+        (one for one in suspects if one.slot is not None), key=lambda one: one.slot or 0
+    )
+    room = _room(candidates, segment)
+    left = Counter(_network(one) for one in candidates)
+    out: set[str] = set()
+    for one in (*reversed(spares), *reversed(holders)):
+        network = _network(one)
+        cost = 0 if left[network] % segment else segment
+        if room - cost >= size:
+            room -= cost
+            left[network] -= 1
+            out.add(one.node)
+    return [one for one in candidates if one.node not in out]
 
 
 def _holders(candidates: Iterable[Candidate], size: int) -> tuple[dict[int, str], list[Candidate]]:

@@ -106,6 +106,26 @@ class ChecksWanted(Wanted):
     )
 
 
+class MeasurementWanted(Wanted):
+    """A test of the network between nodes of a job, whose figures come as facts."""
+
+    nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
+        (), max_length=4096, description="Which; none for all that are there."
+    )
+    partners: int = Field(
+        8, ge=1, le=64, description="With how many others each node measures, at most."
+    )
+    is_beside_training: bool = Field(
+        default=False, description="Also on nodes whose ranks run, which slows them."
+    )
+    test: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{32}$",
+        description="The id that the test is to have, as `test` in each `network_measured`; null "
+        "for a new one.",
+    )
+
+
 class LimitWanted(Wanted):
     """How long a section may take before its rank has stalled."""
 

@@ -1,0 +1,1 @@
+"""Attach mode: watch and report ranks that another launcher has started. Nothing here acts."""

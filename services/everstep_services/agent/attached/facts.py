@@ -1,0 +1,199 @@
+"""The facts that tell of a job which another launcher runs.
+
+Of nodes and incidents each agent tells what it sees; of job, allocation and rounds, which
+rendezvous would tell, the agent of slot 0.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep import __version__
+from everstep.clock import Clock
+from everstep.ids import new_id
+from everstep.messages import (
+    AllocationEnded,
+    AllocationStarted,
+    Fact,
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    JobStarted,
+    Member,
+    NodeJoined,
+    NodeLeft,
+    ProgressMade,
+    RoundEnded,
+    RoundFormed,
+    RoundStarted,
+    StartRanks,
+)
+from everstep_services.agent.attached.domain import Closes, Ends, Opens, Over
+from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.attached.steps import Made
+
+
+class Story:
+    """Makes facts in the name of one agent."""
+
+    def __init__(self, plan: AttachedPlan, clock: Clock) -> None:
+        self._plan = plan
+        self._clock = clock
+
+    def order(self, number: int, rank: int, local_rank: int) -> StartRanks:
+        """What rendezvous would have ordered, as far as it concerns this rank."""
+        place, (address, port) = self._plan.place, self._plan.master
+        local_size = max(place.local_size, 1)
+        return StartRanks(
+            id=new_id(),
+            job=self._plan.job,
+            round=number,
+            reason=f"started by {place.launcher}",
+            slot=place.slot,
+            slots=self._plan.spec.nodes_max,
+            first_rank=rank - local_rank,
+            ranks=local_size,
+            world_size=place.world_size,
+            master_address=address,
+            master_port=port,
+            restarts=number - 1,
+        )
+
+    def begins(self) -> list[Fact]:
+        """The first rank is here."""
+        plan, of = self._plan, self._of
+        joined = NodeJoined(
+            **of(None),
+            node=plan.node,
+            allocation=plan.allocation,
+            ranks=plan.place.local_size,
+            address=plan.address,
+            version=__version__,
+        )
+        if not plan.tells_of_job:
+            return [joined]
+        started = JobStarted(
+            **of(None),
+            spec=plan.spec,
+            world_size=plan.place.world_size,
+            allocation=plan.allocation,
+            user=plan.user,
+            version=__version__,
+        )
+        allocation = AllocationStarted(
+            **of(None),
+            allocation=plan.allocation,
+            scheduler=plan.scheduler.name,
+            scheduler_job=plan.scheduler.job,
+            attempt=plan.scheduler.attempt,
+            config_fingerprint=plan.spec.config_fingerprint,
+        )
+        return [started, allocation, joined]
+
+    def round_begins(self, number: int) -> list[Fact]:
+        """The first rank of a round is here. Of the others only their own agents know."""
+        plan = self._plan
+        if not plan.tells_of_job:
+            return []
+        place, (address, port) = plan.place, plan.master
+        member = Member(slot=0, node=plan.node, first_rank=0, ranks=place.local_size)
+        formed = RoundFormed(
+            **self._of(number),
+            members=(member,),
+            world_size=place.world_size,
+            waited_s=0.0,
+            allocation=plan.allocation,
+            cause="start" if number == 1 else "restart",
+            reason=f"formed by {place.launcher}; of its nodes only slot 0 is named",
+            restarts=number - 1,
+        )
+        started = RoundStarted(
+            **self._of(number), start_s=0.0, master_address=address, master_port=port
+        )
+        return [formed, started]
+
+    def round_ends(self, ends: Ends, incident: str | None, step: int | None) -> list[Fact]:
+        """No rank of the round is left on this node."""
+        if not self._plan.tells_of_job:
+            return []
+        ended = RoundEnded(
+            **self._of(ends.round),
+            cause=ends.cause,
+            reason=ends.reason,
+            lasted_s=round(ends.lasted_s, 3),
+            last_step=step,
+            node=None if ends.rank is None else self._plan.node,
+            rank=ends.rank,
+            incident=incident,
+            trigger=ends.fact,
+        )
+        return [ended]
+
+    def opens(self, number: int, incident: str, opens: Opens, step: int | None) -> Fact:
+        """A rank has failed by itself."""
+        return IncidentOpened(
+            **self._of(number),
+            incident=incident,
+            trigger="rank_exited",
+            reason=opens.reason,
+            trigger_fact=opens.fact,
+            node=self._plan.node,
+            rank=opens.rank,
+            step=step,
+        )
+
+    def closes(self, number: int, incident: str, closes: Closes) -> Fact:
+        """The training is back, or will not come back."""
+        return IncidentClosed(
+            **self._of(number),
+            incident=incident,
+            outcome=closes.outcome,
+            reason=closes.reason,
+            ledger=closes.ledger,
+            next_round=closes.next_round,
+        )
+
+    def progress(self, number: int, made: Made) -> ProgressMade:
+        """How far the training is, from slot 0."""
+        return ProgressMade(
+            **self._of(number),
+            step=made.step,
+            node=self._plan.node,
+            is_first=made.is_first,
+            steps=made.steps,
+            steps_s=round(made.steps_s, 6),
+        )
+
+    def ends(self, over: Over, rounds: int, step: int | None) -> list[Fact]:
+        """Nobody comes back."""
+        plan, of = self._plan, self._of
+        cause = "done" if over.state == "done" else "failed"
+        left = NodeLeft(
+            **of(None), node=plan.node, cause=cause, reason=over.reason, slot=plan.place.slot
+        )
+        if not plan.tells_of_job:
+            return [left]
+        ended = JobEnded(
+            **of(None),
+            state=over.state,
+            exit_code=over.exit_code,
+            reason=over.reason,
+            last_step=step,
+            rounds=rounds,
+        )
+        allocation = AllocationEnded(
+            **of(None),
+            allocation=plan.allocation,
+            state="lost" if over.state == "unknown" else over.state,
+            reason=over.reason,
+            exit_code=over.exit_code,
+        )
+        return [left, ended, allocation]
+
+    def _of(self, number: int | None) -> Mapping[str, Any]:
+        return {
+            "id": new_id(),
+            "job": self._plan.job,
+            "at": self._clock.wall(),
+            "source": f"agent/{self._plan.node}",
+            "round": number,
+        }

@@ -1,0 +1,36 @@
+"""What an agent in attach mode watches: settled before it begins, and frozen."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from everstep.messages import JobSpec
+from everstep_services.agent.plan import Scheduler
+from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.stalls.limits import LimitRules
+from trainer_sdk.launchers import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedPlan:
+    """The job, as the environment of the rank tells that has started us."""
+
+    job: str
+    node: str
+    folder: Path
+    """Where the ranks' pages are."""
+    place: Place
+    """Of that rank."""
+    spec: JobSpec
+    allocation: str
+    scheduler: Scheduler
+    address: str
+    master: tuple[str, int]
+    user: str
+    state_dir: Path
+    checks: ChecksSettings = field(default_factory=ChecksSettings)
+    limits: LimitRules = field(default_factory=LimitRules)
+
+    @property
+    def tells_of_job(self) -> bool:
+        """One of the job's agents does."""
+        return self.place.slot == 0

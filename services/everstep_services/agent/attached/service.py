@@ -1,0 +1,277 @@
+"""Watches the ranks that another launcher has started: beats, stalls, how they ended."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+
+from everstep import subjects
+from everstep.bus.beside import beside
+from everstep.bus.errors import BusError
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.ids import new_id
+from everstep.messages import Fact, NodeBeat, RankBeat, StartRanks
+from everstep_services.agent.attached import domain
+from everstep_services.agent.attached.facts import Story
+from everstep_services.agent.attached.finding import Found
+from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.attached.stalls import AttachedStalls
+from everstep_services.agent.attached.steps import Made, Steps
+from everstep_services.agent.attached.watching import Watching
+from everstep_services.agent.checks import Checks
+from everstep_services.agent.failures import Exit
+from everstep_services.agent.probes import notes
+from everstep_services.agent.probes.examiner import Examiner
+from everstep_services.agent.progress import beat_of
+from everstep_services.agent.ranks.ground import read_error
+from everstep_services.agent.ranks.keeping import RankGone, RankRuns, RankSaid, RankStepped
+from everstep_services.agent.records import Records
+from trainer_sdk.page import CountedBy, PageReading
+
+log = logging.getLogger(__name__)
+
+_BEAT_EVERY_S = 1.0
+_SECTIONS_EVERY = 10
+"""Beats."""
+_LINGER_S = 10.0
+_GOODBYE_WITHIN_S = 2.0
+
+
+class AttachedService:
+    """One agent, until the ranks have been gone for a while. It never signals one of them."""
+
+    def __init__(self, plan: AttachedPlan, bus: Bus, clock: Clock, watching: Watching) -> None:
+        place = plan.place
+        self._plan = plan
+        self._bus = bus
+        self._clock = clock
+        self._watching = watching
+        self._here = domain.Attendance(place.local_size, place.max_restarts, _LINGER_S, clock.now())
+        self._story = Story(plan, clock)
+        self._records = Records(plan.job, plan.node, clock)
+        self._orders: dict[int, StartRanks] = {}
+        self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self._steps = Steps(clock)
+        self._stalls = AttachedStalls(
+            plan, bus, clock, self._records, self._live, self._order, watching.ranks.rank,
+            self._facts.put_nowait,
+        )  # fmt: skip
+        examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
+        self._checks = Checks(examiner, self._records, clock, self._pids, self._facts.put_nowait)
+        self._incident: str | None = None
+        self._has_begun = False
+        self._last_step: int | None = None
+        self._sequence = 0
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until there is nobody left to watch."""
+        async with beside(
+            self._watching.watch_for_ever(),
+            self._follow_ranks_for_ever(),
+            self._stalls.watch.judge_for_ever(),
+            self._stalls.watch.look_closer_for_ever(),
+            self._stalls.follow_limits_for_ever(),
+            self._checks.examine_for_ever(),
+            self._beat_for_ever(),
+            self._record_for_ever(),
+        ):
+            await self._over.wait()
+            await self._say_goodbye()
+
+    @property
+    def is_deserted(self) -> bool:
+        """No rank is here."""
+        return not self._here.live
+
+    def leave(self, reason: str) -> None:
+        """Somebody wants this process to end; the ranks go on."""
+        self._do(self._here.left(reason, self._clock.now()))
+        self._over.set()
+
+    # -- ranks -----------------------------------------------------------------------------------
+
+    async def _follow_ranks_for_ever(self) -> None:
+        while True:
+            event = await self._watching.events.get()
+            match event:
+                case Found():
+                    self._came(event)
+                case RankGone() if event.round == self._here.round:
+                    await self._gone(event)
+                case RankRuns() if event.round == self._here.round:
+                    self._runs(event)
+                case RankStepped() if event.round == self._here.round:
+                    self._stepped(event)
+                case RankSaid() if event.round == self._here.round:
+                    self._stalls.said(event)
+                case _:
+                    log.info("passed_over event=%s", event)
+            self._watching.events.task_done()
+
+    def _came(self, found: Found) -> None:
+        if not self._here.is_news(found.round, found.rank, found.pid):
+            found.page.close()
+            return
+        log.info("rank_found round=%d rank=%d pid=%d", found.round, found.rank, found.pid)
+        acts = self._here.came(found.round, found.rank, found.pid, self._clock.now())
+        self._do(acts)
+        order = self._story.order(found.round, found.rank, found.local_rank)
+        if any(isinstance(act, domain.Begins) for act in acts):
+            self._orders.clear()
+            self._watching.oldest = found.round
+            self._watching.ranks.begin(found.round, self._clock.now())
+            self._steps.begins()
+            self._stalls.begins(order)
+        self._orders[found.rank] = order
+        self._watching.add(found)
+
+    def _runs(self, event: RankRuns) -> None:
+        order = self._orders[event.rank]
+        self._facts.put_nowait(
+            self._records.rank_started(
+                order, event.rank, pid=event.pid, start="attached", start_s=0.0, log=""
+            )
+        )
+
+    def _stepped(self, event: RankStepped) -> None:
+        self._say_progress(self._steps.first(event.step))
+        self._do(self._here.stepped(self._clock.now()))
+
+    async def _gone(self, event: RankGone) -> None:
+        known = self._watching.ranks.rank(event.rank)
+        if known is None or known.pid != event.pid:
+            return
+        error = await asyncio.to_thread(read_error, known.folder) if event.code != 0 else None
+        # Python exits with 1 after an exception that nobody has caught.
+        code = 1 if error is not None and event.signal is None else event.code
+        ending = Exit(code, event.signal, error=error, lasted_s=event.lasted_s)
+        fact_id, order = new_id(), self._orders[event.rank]
+        acts = self._here.gone(event.rank, ending, fact_id, self._clock.now())
+        if any(isinstance(act, domain.Opens) for act in acts):
+            self._incident = new_id()
+        self._facts.put_nowait(
+            self._records.rank_exited(
+                fact_id,
+                order,
+                event.rank,
+                event.pid,
+                ending,
+                step=self._step(event.rank),
+                incident=self._incident,
+            )
+        )
+        self._do(acts)
+
+    def _do(self, acts: Sequence[domain.Act]) -> None:
+        for act in acts:
+            for fact in self._told(act):
+                self._facts.put_nowait(fact)
+
+    def _told(self, act: domain.Act) -> Sequence[Fact]:
+        story, number = self._story, self._here.round
+        match act:
+            case domain.Begins():
+                facts = [] if self._has_begun else story.begins()
+                self._has_begun = True
+                return [*facts, *story.round_begins(number)]
+            case domain.Opens():
+                assert self._incident is not None
+                return [story.opens(number, self._incident, act, self._last())]
+            case domain.Ends():
+                self._say_progress(self._steps.since(self._newest(), is_last=True))
+                return story.round_ends(act, self._incident, self._last())
+            case domain.Closes():
+                incident, self._incident = self._incident, None
+                assert incident is not None
+                return [story.closes(number, incident, act)]
+            case domain.Over():
+                log.info("over state=%s reason=%s", act.state, act.reason)
+                return story.ends(act, number, self._last())
+
+    # -- beats and facts -------------------------------------------------------------------------
+
+    async def _beat_for_ever(self) -> None:
+        while not self._over.is_set():
+            self._beat("running" if self._here.live else "standby")
+            self._say_progress(self._steps.since(self._newest()))
+            self._stalls.note_state("it has learned more")
+            now = self._clock.now()
+            if self._here.is_over(now, launcher_lives=self._watching.launcher_lives):
+                self._do(self._here.over(now))
+                self._over.set()
+            await self._clock.sleep(_BEAT_EVERY_S)
+
+    def _beat(self, state: str) -> None:
+        self._sequence += 1
+        watch, teaches = self._stalls.watch, not self._sequence % _SECTIONS_EVERY
+        beat = NodeBeat(
+            job=self._plan.job,
+            node=self._plan.node,
+            sequence=self._sequence,
+            at=self._clock.wall(),
+            state=state if self._bus.connected else "cut_off",
+            round=self._here.round or None,
+            slot=self._plan.place.slot,
+            ranks=tuple(self._rank_beat(rank) for rank in self._here.all),
+            watch=watch.state,
+            sections=watch.sections_seen() if teaches else (),
+            config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
+        )
+        self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
+
+    def _rank_beat(self, rank: int) -> RankBeat:
+        page, standing = self._page(rank), self._stalls.watch.standing(rank)
+        if rank not in self._here.live:
+            return RankBeat(rank=rank, state="exited", step=self._step(rank))
+        return beat_of(rank, page, standing, self._clock.now())
+
+    def _say_progress(self, made: Made | None) -> None:
+        if made is not None and self._plan.tells_of_job:
+            self._facts.put_nowait(self._story.progress(self._here.round, made))
+
+    async def _record_for_ever(self) -> None:
+        while True:
+            await self._bus.record(await self._facts.get())
+            self._facts.task_done()
+
+    async def _say_goodbye(self) -> None:
+        self._beat("leaving")
+        try:
+            async with asyncio.timeout(_GOODBYE_WITHIN_S):
+                await self._facts.join()
+                await self._bus.flush(_GOODBYE_WITHIN_S)
+        except (BusError, TimeoutError) as error:
+            log.info("facts_wait_in_the_spool error=%s", error)
+
+    # -- what is known of ranks ------------------------------------------------------------------
+
+    def _live(self) -> Collection[int]:
+        return self._here.live
+
+    def _order(self, rank: int) -> StartRanks:
+        return self._orders[rank]
+
+    def _pids(self) -> Collection[int]:
+        pages = [self._page(rank) for rank in self._here.live]
+        return [page.pid for page in pages if page is not None]
+
+    def _page(self, rank: int) -> PageReading | None:
+        known = self._watching.ranks.rank(rank)
+        return None if known is None else known.reading()
+
+    def _step(self, rank: int) -> int | None:
+        page = self._page(rank)
+        return None if page is None or not page.step else page.step
+
+    def _newest(self) -> int | None:
+        return self._step(min(self._here.all)) if self._here.all else None
+
+    def _last(self) -> int | None:
+        """The highest step that the script has said."""
+        pages = [self._page(rank) for rank in self._here.all]
+        said = [
+            page.step for page in pages if page is not None and page.counted_by is CountedBy.SDK
+        ]
+        self._last_step = max([*said, self._last_step or 0]) or None
+        return self._last_step

@@ -1,0 +1,98 @@
+"""Stalls of ranks that another launcher has started: they are recorded, and end nothing."""
+
+import logging
+from collections.abc import Callable, Collection
+
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import Fact, RankStalled, StartRanks
+from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.ranks.keeping import RankSaid
+from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.records import Records
+from everstep_services.agent.stalls.desk import limits_in
+from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.kernel import ProcessState
+from everstep_services.agent.stalls.watch import StallWatch, Watched
+from trainer_sdk.wire import Paused, Resumed
+
+log = logging.getLogger(__name__)
+
+
+class AttachedStalls:
+    """Stands between the watch and the record."""
+
+    def __init__(  # noqa: PLR0913  each is a port or what is known of ranks
+        self,
+        plan: AttachedPlan,
+        bus: Bus,
+        clock: Clock,
+        records: Records,
+        live: Callable[[], Collection[int]],
+        order: Callable[[int], StartRanks],
+        rank: Callable[[int], WatchedRank | None],
+        record: Callable[[Fact], None],
+    ) -> None:
+        self._plan = plan
+        self._bus = bus
+        self._records = records
+        self._order = order
+        self._record = record
+        self._round = 0
+        self._facts: dict[int, RankStalled] = {}
+        self._state = ""
+        watched = Watched(live, rank, self._stalled, self._moving, log.warning)
+        self.watch = StallWatch(plan.limits, clock, watched)
+
+    async def follow_limits_for_ever(self) -> None:
+        """Use what health learns about this job."""
+        fingerprint = self._plan.spec.config_fingerprint
+        async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
+            async for document in documents:
+                self.watch.learned(limits_in(document.data, fingerprint))
+                self.note_state("health has published limits")
+
+    def begins(self, order: StartRanks) -> None:
+        """A round begins."""
+        self._round = order.round
+        self._facts.clear()
+        self.watch.begins(order)
+        self.note_state(f"ranks were started by {self._plan.place.launcher}")
+
+    def said(self, event: RankSaid) -> None:
+        """A rank asks not to be judged, or to be judged again."""
+        match event.said:
+            case Paused(reason=reason, for_s=for_s):
+                why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
+                self._record(self._records.watch_changed(event.round, "paused", why, until_s=for_s))
+            case Resumed(step=step):
+                why = f"rank {event.rank} goes on after step {step}"
+                self._record(self._records.watch_changed(event.round, self.watch.state, why))
+            case said:
+                log.info("not_done rank=%d said=%s", event.rank, said)
+
+    def note_state(self, why: str) -> None:
+        """Whether stalls are looked for is itself on record."""
+        state = self.watch.state
+        if state in {"armed", "learning"} and state != self._state:
+            self._state = state
+            named = tuple(sorted(self.watch.limits.named()))
+            self._record(self._records.watch_changed(self._round, state, why, sections=named))
+
+    def _stalled(self, stalled: Stalled, process: ProcessState) -> None:
+        place = stalled.place
+        order = self._order(place.rank)
+        fact = self._records.rank_stalled(order, stalled, process, is_fatal=False)
+        self._facts[place.rank] = fact
+        self._record(fact)
+        log.warning(
+            "rank_stalled rank=%d section=%s waited_s=%.1f limit_s=%g %s",
+            place.rank, place.section, stalled.waited_s, place.limit.s, process.text,
+        )  # fmt: skip
+
+    def _moving(self, moving: Moving) -> None:
+        rank = moving.stalled.place.rank
+        fact = self._facts.pop(rank, None)
+        if fact is not None:
+            self._record(self._records.rank_recovered(self._order(rank), moving, fact.id))
+            log.info("rank_moves rank=%d stalled_s=%.1f", rank, moving.stalled_s)

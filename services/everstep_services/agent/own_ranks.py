@@ -1,0 +1,234 @@
+"""The ranks of this node: has them started and stopped, and passes on what becomes of them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from everstep.clock import Clock
+from everstep.messages import Fact, StartRanks
+from everstep_services.agent import acts
+from everstep_services.agent.collecting import COLLECTORS, collect
+from everstep_services.agent.domain import Agent
+from everstep_services.agent.evidence import Evidence
+from everstep_services.agent.failures import Exit
+from everstep_services.agent.progress import Progress
+from everstep_services.agent.questions import Questions
+from everstep_services.agent.ranks.keeping import (
+    ForgeReady,
+    ForgeUnfit,
+    KeeperEvent,
+    KeeperLost,
+    RankGone,
+    RankRuns,
+    RankSaid,
+    RankStepped,
+    ScriptEnded,
+    StartRefused,
+    Stopped,
+)
+from everstep_services.agent.records import Records
+from everstep_services.agent.requests import Requests
+from everstep_services.agent.saves import Saves
+from everstep_services.agent.stalls.desk import Stalls
+from everstep_services.agent.work import Keepers, Told, Work
+from everstep_services.agent.workplace import Workplace
+from trainer_sdk.wire import Injected, Requested, Stopping
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Desks:
+    """Whom it concerns what becomes of ranks."""
+
+    agent: Agent
+    questions: Questions
+    progress: Progress
+    evidence: Evidence
+    stalls: Stalls
+    saves: Saves
+    requests: Requests
+    records: Records
+    record: Callable[[Fact], None]
+    do: Callable[[Sequence[acts.Act]], None]
+
+
+class OwnRanks:
+    """Stands between the keeper and the rest of the agent."""
+
+    def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, desks: Desks) -> None:
+        told = Told(self._begins, self._not_started, self._stops, self._stopped)
+        self.work = Work(keepers, workplace, clock, told)
+        self._workplace = workplace
+        self._clock = clock
+        self._desks = desks
+        self._agent = desks.agent
+        self._unfit = ""
+        """Why the forge cannot fork, until it was said."""
+
+    async def hear_for_ever(self) -> None:
+        """Whatever the keeper says."""
+        async for event in self.work.events():
+            order = self._agent.order
+            match event:
+                case ForgeReady() | ForgeUnfit():
+                    self._forge_is(event)
+                case KeeperLost():
+                    self._keeper_lost(event)
+                case _ if order is None or event.round != order.round:
+                    log.info("late_event event=%s", event)
+                case _:
+                    await self._rank_did(order, event)
+
+    # -- the keeper ------------------------------------------------------------------------------
+
+    def _forge_is(self, event: ForgeReady | ForgeUnfit) -> None:
+        self._desks.questions.is_warm = isinstance(event, ForgeReady)
+        if isinstance(event, ForgeReady):
+            log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
+        else:
+            self._unfit = event.reason
+            log.info("forge_unfit final=%s reason=%s", event.is_final, event.reason)
+
+    def _keeper_lost(self, event: KeeperLost) -> None:
+        order = self._agent.order
+        self._desks.questions.is_warm = False
+        self._workplace.say(event.reason, is_warning=True)
+        if order is not None:
+            for rank in range(order.first_rank, order.first_rank + order.ranks):
+                self._desks.do(self._agent.rank_gone(rank, Exit()))
+
+    # -- a rank ----------------------------------------------------------------------------------
+
+    async def _rank_did(self, order: StartRanks, event: KeeperEvent) -> None:
+        match event:
+            case StartRefused():
+                self._desks.do(self._agent.start_failed(event.round, event.reason))
+            case RankRuns():
+                self._runs(order, event)
+            case RankStepped():
+                self._stepped(order, event)
+            case RankSaid():
+                self._said(order, event)
+            case ScriptEnded():
+                await self._script_ended(order, event)
+            case RankGone():
+                await self._gone(order, event)
+            case _:
+                pass
+
+    def _runs(self, order: StartRanks, event: RankRuns) -> None:
+        desks = self._desks
+        desks.progress.runs(event)
+        desks.do(self._agent.rank_runs(event.rank))
+        if event.start == "cold" and self._unfit:
+            self._workplace.say(f"ranks start cold: {self._unfit}", is_warning=True)
+            self._unfit = ""
+        desks.evidence.rank_runs(order, event.rank, event.pid)
+        started = desks.records.rank_started(
+            order,
+            event.rank,
+            pid=event.pid,
+            start=event.start,
+            start_s=event.start_s,
+            log=str(self._workplace.logs.folder(event.round, event.rank)),
+        )
+        desks.record(started)
+
+    def _stepped(self, order: StartRanks, event: RankStepped) -> None:
+        desks = self._desks
+        first = desks.progress.stepped(order, event.step)
+        if first is not None:
+            desks.record(first)
+        desks.stalls.stepped(event.rank)
+        desks.do(self._agent.rank_stepped(event.rank, event.step))
+
+    def _said(self, order: StartRanks, event: RankSaid) -> None:
+        desks = self._desks
+        match event.said:
+            case Injected() as said:
+                desks.record(desks.records.fault_injected(order, event.rank, said))
+            case Stopping() as said:
+                desks.do(self._agent.rank_stops(event.rank, said.step, self._clock.now()))
+            case Requested() as said:
+                desks.requests.hear(said)
+            case _:
+                desks.stalls.said(event)
+
+    async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
+        """Not every failure is one for us yet: a script may exit as it likes, and take its time."""
+        self._desks.stalls.watch.look()
+        if not event.code:
+            self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
+            return
+        error = await self.work.keeper.error(event.rank)
+        if error is None or error.name == "SystemExit" or not self._is_at_work(event.round):
+            return
+        page = self.work.keeper.page(event.rank)
+        lasted_s = self._clock.now() - page.script_s if page is not None else 0.0
+        ending = Exit(code=event.code, error=error, lasted_s=lasted_s)
+        pid = 0 if page is None else page.pid
+        self._keep_end(order, event.rank, pid, ending)
+        self._desks.do(self._agent.script_failed(event.rank, ending))
+
+    async def _gone(self, order: StartRanks, event: RankGone) -> None:
+        # A signal leaves no exception; and who was killed is told before who noticed it.
+        error = await self.work.keeper.error(event.rank) if event.code else None
+        if not self._is_at_work(event.round):
+            return  # meanwhile it was stopped, or another round has begun
+        desks = self._desks
+        stopped_after = desks.saves.has_seen(event.rank)
+        if stopped_after is not None:
+            desks.do(self._agent.rank_stops(event.rank, stopped_after, self._clock.now()))
+        ending = Exit(event.code, event.signal, event.core_dumped, error, lasted_s=event.lasted_s)
+        if desks.evidence.fact_of(order.round, event.rank) is None:
+            self._keep_end(order, event.rank, event.pid, ending)
+        desks.do(self._agent.rank_gone(event.rank, ending))
+
+    def _keep_end(self, order: StartRanks, rank: int, pid: int, ending: Exit) -> None:
+        step = self._desks.progress.step(rank)
+        self._desks.evidence.rank_exited(order, rank, pid, ending, step)
+
+    def _is_at_work(self, round: int) -> bool:
+        """Its ranks run here, and were not ordered to stop."""
+        order = self._agent.order
+        return order is not None and order.round == round and self._agent.state != "stopping"
+
+    # -- all ranks of a round --------------------------------------------------------------------
+
+    def _begins(self, start: acts.Start) -> bool:
+        if self._agent.order != start.order or self._agent.state != "starting":
+            return False
+        self._desks.progress.begins(start.order)
+        self._desks.stalls.begins(start.order)
+        self._desks.questions.free_port(start.order)
+        return True
+
+    def _not_started(self, start: acts.Start, reason: str) -> None:
+        self._desks.do(self._agent.start_failed(start.order.round, reason))
+
+    async def _stops(self, stop: acts.Stop) -> None:
+        """Bounded by the order, and in practice by a few reads: every restart waits for it."""
+        questions = self._desks.questions
+        questions.evidence_s = 0.0
+        if stop.incident is None or not stop.evidence_s:
+            return
+        began, ranks = self._clock.now(), self.work.keeper.watch.seen()
+        pieces = await collect(COLLECTORS, ranks, stop.evidence_s, self._clock)
+        questions.evidence_s = self._clock.now() - began
+        self._desks.evidence.collected(stop.round, stop.incident, pieces)
+
+    def _stopped(self, stop: acts.Stop, outcome: Stopped) -> None:
+        desks, order = self._desks, self._agent.order
+        assert order is not None
+        desks.questions.stop_s = outcome.stop_s
+        last: list[Fact] = list(desks.progress.ends())
+        desks.stalls.ends()
+        desks.do(self._agent.stopped(stop.round))
+        if outcome.ranks:
+            evidence_s = desks.questions.evidence_s
+            last.append(desks.records.ranks_stopped(order, outcome, evidence_s=evidence_s))
+        if stop.incident is not None:
+            desks.evidence.round_stopped(order, stop.incident, outcome.ranks)
+        for fact in last:
+            desks.record(fact)

@@ -1,0 +1,61 @@
+"""The agent that a rank of another launcher has started: finds the bus, and watches.
+
+Started by `trainer_sdk.attaching`. It may say one line on that rank's stderr, before it begins.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from trainer_sdk.attaching import LOCK_AT, LOG, SAY_AT
+from trainer_sdk.launchers import Place, job_of, place_of
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Watch the ranks whose pages are in the folder; their command line follows it."""
+    folder, place = Path(arguments[0]), place_of(environ)
+    assert place is not None
+    job = job_of(environ, place)
+    try:
+        return _watch(folder, job, place, arguments[1:], environ)
+    except ModuleNotFoundError as error:
+        _say(
+            f"job {job} is not watched: {error.name} is missing: pip install 'everstep[agent,cli]'"
+        )
+    except EverstepError as error:
+        _say(f"job {job} is not watched: {error}")
+    return 2
+
+
+def _watch(
+    folder: Path, job: str, place: Place, command: Sequence[str], environ: Mapping[str, str]
+) -> int:
+    import asyncio
+
+    from everstep_services.agent.attached.process import AgentThereError, run_attached, sole_agent
+    from everstep_services.cli.attached.plan import plan_attached
+
+    try:
+        with sole_agent(folder, LOCK_AT):
+            plan, settings = plan_attached(folder, job, place, command, environ)
+            _say(f"job {job} is watched; what its agent has to say is in {folder / LOG}")
+            asyncio.run(run_attached(plan, settings))
+    except AgentThereError as error:
+        sys.stderr.write(f"{error}\n")
+    return 0
+
+
+def _say(text: str) -> None:
+    """On the stderr of the rank, which must not wait for us to let go of it."""
+    try:
+        os.write(SAY_AT, f"everstep: {text}\n".encode())
+        os.close(SAY_AT)
+    except OSError:
+        return  # it has none
+
+
+if __name__ == "__main__":
+    os.closerange(LOCK_AT + 1, os.sysconf("SC_OPEN_MAX"))  # what the script has left open
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,93 @@
+"""What an agent in attach mode is to watch, and on which bus, by settings and surroundings."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from everstep.bus import BusSettings
+from everstep.errors import EverstepError
+from everstep.messages import JobSpec
+from everstep.observe.logs import configure
+from everstep.observe.settings import LogSettings
+from everstep.settings import DEFAULT, Loaded, Settings
+from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.settings import AgentSettings
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.running import safe_names, surroundings
+from everstep_services.cli.running.arguments import Given
+from everstep_services.cli.running.limits import limits_of
+from everstep_services.cli.running.masking import fingerprint, masked
+from everstep_services.cli.stack.admission import agent_login
+from everstep_services.cli.state import StateDir, find_state_dir
+from trainer_sdk.launchers import Place
+
+_SECTIONS: dict[str, type[Settings]] = {
+    "agent": AgentSettings,
+    "bus": BusSettings,
+    "checks": ChecksSettings,
+    "log": LogSettings,
+}
+
+
+class NoBusError(EverstepError):
+    """Nobody has said where the bus is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no bus is known: set EVERSTEP_BUS__URL or [bus] in everstep.toml, or start "
+            "`everstep up` on this machine; EVERSTEP_ATTACH=off does not look for one"
+        )
+
+
+def plan_attached(
+    folder: Path, job: str, place: Place, command: Sequence[str], environ: Mapping[str, str]
+) -> tuple[AttachedPlan, BusSettings]:
+    """The plan, and how to log in. Raises one-line errors."""
+    loaded = Invocation(environ=environ).load(_SECTIONS)
+    configure(loaded.section(LogSettings), "attached", environ=environ)
+    state = find_state_dir(environ, None)
+    bus = _bus(loaded, state, job)
+    agent = loaded.section(AgentSettings)
+    scheduler = surroundings.scheduler_of(environ)
+    port = environ.get("MASTER_PORT", "")
+    plan = AttachedPlan(
+        job=job,
+        node=agent.node_id or safe_names.node_id(environ),
+        folder=folder,
+        place=place,
+        spec=_spec(job, place, masked(command), environ),
+        allocation=surroundings.allocation_id(scheduler),
+        scheduler=scheduler,
+        address=agent.address or surroundings.address_towards(bus.url),
+        master=(environ.get("MASTER_ADDR", ""), int(port) if port.isdigit() else 0),
+        user=environ.get("USER", ""),
+        state_dir=state.path,
+        checks=loaded.section(ChecksSettings),
+        limits=limits_of(Given(), agent),
+    )
+    return plan, bus
+
+
+def _bus(loaded: Loaded, state: StateDir, job: str) -> BusSettings:
+    """The bus that somebody named, else that of a running `everstep up`."""
+    if any(origin != DEFAULT for key, origin in loaded.origins.items() if key.startswith("bus.")):
+        return loaded.section(BusSettings)
+    running = state.running()
+    if running is None or running.command != "up":
+        raise NoBusError
+    return agent_login(state, running, job)
+
+
+def _spec(job: str, place: Place, command: tuple[str, ...], environ: Mapping[str, str]) -> JobSpec:
+    local_size = place.local_size or 1
+    nodes = max(1, place.world_size // local_size)
+    return JobSpec(
+        name=job,
+        labels={"launcher": place.launcher},
+        command=command,
+        config_fingerprint=fingerprint(command, [place.launcher, str(place.world_size)], environ),
+        nodes_min=nodes,
+        nodes_max=nodes,
+        ranks_per_node=local_size,
+        max_restarts=place.max_restarts,
+    )

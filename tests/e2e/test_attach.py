@@ -1,0 +1,187 @@
+"""Ranks that other launchers start are watched, and nothing is done to them."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from operator import not_
+from pathlib import Path
+
+import pytest
+
+from everstep_services.cli.errors import CliError
+from tests.e2e.cluster import Body, Cluster
+from tests.e2e.processes import SCRIPTS, Process, alive, environment, kill_all, python, tagged
+from tests.waiting import until
+
+SCRIPT = str(SCRIPTS / "launched.py")
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+LIMITS = "data=1.5,outside=30,first-step=30"
+
+
+class Launched:
+    """What another launcher has started, as part of a job whose facts the cluster reads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.folder = cluster.folder
+        self.runtime = self.folder / "runtime" / "everstep"
+        self.where = str(cluster.folder)
+        self.login = cluster.plane.login(cluster.job)
+        self.processes: list[Process] = []
+
+    def start(self, *command: str, **environ: str) -> Process:
+        cluster = self.cluster
+        own = {
+            **self.login,
+            "EVERSTEP_STATE_DIR": str(self.folder / "state"),
+            "EVERSTEP_AGENT__LIMITS": LIMITS,
+            "EVERSTEP_JOB": cluster.job,
+        }
+        log = self.folder / f"launched.{len(self.processes)}.log"
+        environ = environment(self.folder, cluster.tag, **{**own, **environ})
+        process = Process(command, environ, log, self.folder)
+        self.processes.append(process)
+        return process
+
+    def ranks(self, count: int = 2, **environ: str) -> list[Process]:
+        return [
+            self.start(*python(SCRIPT, self.where), **{**place(rank, count), **environ})
+            for rank in range(count)
+        ]
+
+    def agents(self) -> list[int]:
+        """The agents that watch, by their command lines."""
+        return [
+            pid
+            for pid in tagged(self.cluster.tag)
+            if b"everstep_services.cli.attached" in _command(pid)
+        ]
+
+    def now(self) -> dict[int, Body]:
+        """What REST says of the ranks at this moment."""
+        found = self.cluster.api.get(f"jobs/{self.cluster.job}/ranks")
+        return {one["rank"]: one for one in found["items"]}
+
+    def until_now(self, holds: Callable[[dict[int, Body]], bool], what: str) -> dict[int, Body]:
+        return until(self.now, what, holds=holds, despite=CliError)
+
+    def do(self, name: str) -> Path:
+        path = self.folder / name
+        path.touch()
+        return path
+
+    def until_nothing_is_left(self) -> None:
+        until(self.cluster.left, "no process is left", holds=not_)
+        assert list(self.runtime.iterdir()) == []
+
+
+def place(rank: int, count: int) -> dict[str, str]:
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    return {name: str(number) for name, number in here.items()}
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def launched(cluster: Cluster) -> Iterator[Launched]:
+    launched = Launched(cluster)
+    yield launched
+    kill_all(cluster.left())  # of a test that failed: its launchers leave theirs behind
+    for process in launched.processes:
+        process.kill()
+
+
+def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
+    cluster = launched.cluster
+    ranks = launched.ranks()
+    seen = launched.until_now(
+        lambda found: len(found) == 2 and all(one["step"] for one in found.values()),
+        "both ranks make steps",
+    )
+    assert {one["state"] for one in seen.values()} == {"running"}
+    assert cluster.state()["state"] == "running"
+    hold = launched.do("hold-1")
+    stall = cluster.until_fact("rank_stalled")
+    assert (stall["rank"], stall["section"], stall["is_fatal"]) == (1, "data", False)
+    launched.until_now(lambda found: found[1]["state"] == "stalled", "the beats say so")
+    assert [rank.poll() for rank in ranks] == [None, None]
+    hold.unlink()
+    assert cluster.until_fact("rank_recovered")["stall"] == stall["id"]
+    launched.do("end")
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    ended = cluster.until_fact("job_ended")
+    assert (ended["state"], ended.get("exit_code"), ended["rounds"]) == ("done", 0, 1)
+    assert {one["start"] for one in cluster.facts("rank_started")} == {"attached"}
+    assert {one["how"] for one in cluster.facts("rank_exited")} == {"done"}
+    assert cluster.facts("node_check_finished")
+    assert cluster.incidents() == []
+    launched.until_nothing_is_left()
+
+
+def test_a_killed_rank_is_an_incident(launched: Launched) -> None:
+    cluster = launched.cluster
+    ranks = launched.ranks()
+    cluster.until_stepping(1)
+    ranks[1].kill()
+    exited = cluster.until_fact("rank_exited")
+    assert (exited["rank"], exited["how"], exited["signal"]) == (1, "signal", "SIGKILL")
+    launched.do("end")
+    assert ranks[0].wait() == 0
+    assert cluster.until_fact("job_ended")["state"] == "failed"
+    (incident,) = cluster.closed(1)
+    assert (incident["rank"], incident["outcome"]) == (1, "failed")
+    launched.until_nothing_is_left()
+
+
+def test_only_one_agent_watches_and_it_may_be_ended(launched: Launched) -> None:
+    cluster = launched.cluster
+    ranks = launched.ranks(LOCAL_RANK="0")  # each would start one
+    launched.until_now(lambda found: len(found) == 2, "both ranks are watched")
+    (agent,) = launched.agents()
+    os.kill(agent, signal.SIGTERM)
+    ended = cluster.until_fact("job_ended")
+    assert (ended["state"], ended.get("exit_code")) == ("unknown", None)
+    assert "was ended by SIGTERM" in ended["reason"]
+    until(lambda: alive(agent), "the agent is gone", holds=not_)
+    assert [rank.poll() for rank in ranks] == [None, None]
+    launched.do("end")
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    launched.until_nothing_is_left()
+
+
+@pytest.mark.parametrize("attach", ["", "off"])
+def test_without_a_bus_a_line_says_so(launched: Launched, attach: str) -> None:
+    launched.do("end")
+    command = ["env", *(f"-u{name}" for name in launched.login), *python(SCRIPT, launched.where)]
+    rank = launched.start(*command, EVERSTEP_ATTACH=attach, **place(0, 1))
+    assert rank.wait() == 0
+    until(launched.cluster.left, "no process is left", holds=not_)
+    (line,) = rank.said.splitlines()
+    assert line.startswith("everstep: ")
+    assert ("no bus is known" in line) is not bool(attach)
+    assert not launched.runtime.exists() or list(launched.runtime.iterdir()) == []
+
+
+@pytest.mark.timeout(180)
+def test_torchrun_starts_its_ranks_again_in_the_next_round(launched: Launched) -> None:
+    cluster = launched.cluster
+    script = (str(SCRIPTS / "launched_gloo.py"), launched.where)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1")
+    torchrun = launched.start(TORCHRUN, *options, *script)
+    cluster.until_stepping(2, 100)
+    launched.do("end")
+    assert torchrun.wait() == 0
+    assert cluster.until_fact("job_ended")["state"] == "done"
+    assert [one["round"] for one in cluster.facts("round_formed")] == [1, 2]
+    failed = cluster.until_fact("rank_exited", lambda one: one["rank"] == 1 and one["round"] == 1)
+    assert (failed["how"], failed["error"]["text"]) == ("error", "the loss is not finite")
+    (incident,) = cluster.closed(1)
+    assert (incident["rank"], incident["outcome"]) == (1, "recovered")
+    assert not cluster.facts("rank_stalled")
+    launched.until_nothing_is_left()

@@ -1,0 +1,143 @@
+"""What an agent concludes from ranks that it did not start; without a process."""
+
+import pytest
+
+from everstep_services.agent.attached.domain import (
+    Act,
+    Attendance,
+    Begins,
+    Closes,
+    Ends,
+    Opens,
+    Over,
+)
+from everstep_services.agent.failures import Exit
+
+GOOD = Exit(code=0)
+BAD = Exit(code=3)
+STOPPED = Exit(signal="SIGTERM")
+UNSEEN = Exit()
+
+
+class World:
+    """Two ranks of a launcher that may start them once again."""
+
+    def __init__(self, expected: int = 2, max_restarts: int = 1) -> None:
+        self.now = 100.0
+        self.here = Attendance(expected, max_restarts, 10.0, self.now)
+
+    def round(self, number: int) -> list[Act]:
+        return [
+            act
+            for rank in range(2)
+            for act in self.here.came(number, rank, 10 * number + rank, self.now)
+        ]
+
+    def gone(self, **endings: Exit) -> list[Act]:
+        return [
+            act
+            for rank, ending in endings.items()
+            for act in self.here.gone(int(rank[1:]), ending, f"fact-{rank}", self.now)
+        ]
+
+    def is_over(self, *, launcher_lives: bool = True) -> bool:
+        return self.here.is_over(self.now, launcher_lives=launcher_lives)
+
+
+def test_a_good_end_is_over_at_once() -> None:
+    world = World()
+    assert world.round(1) == [Begins(1)]
+    assert not world.is_over()
+    world.now += 5
+    assert world.gone(r0=GOOD, r1=GOOD) == [
+        Ends(1, "done", "all ranks have ended well", None, None, 5.0)
+    ]
+    assert world.is_over()
+    (over,) = world.here.over(world.now)
+    assert isinstance(over, Over)
+    assert (over.state, over.exit_code) == ("done", 0)
+
+
+def test_the_first_failure_opens_one_incident_and_the_next_first_step_closes_it() -> None:
+    world = World()
+    world.round(1)
+    opens, ends = world.gone(r1=BAD, r0=STOPPED)
+    assert opens == Opens(1, "rank 1 exited with 3", "fact-r1")
+    assert isinstance(ends, Ends)
+    assert (ends.cause, ends.rank, ends.fact) == ("rank_exited", 1, "fact-r1")
+    world.now += 60
+    assert not world.is_over(), "the launcher may bring them back, however long it takes"
+    assert world.round(2) == [Begins(2)]
+    world.now += 2
+    (closes,) = world.here.stepped(world.now)
+    assert isinstance(closes, Closes)
+    assert (closes.outcome, closes.next_round) == ("recovered", 2)
+    assert (closes.ledger.start_s, closes.ledger.wall_s) == (60, 62)
+    assert world.here.stepped(world.now) == []
+
+
+def test_failures_before_the_next_step_belong_to_the_open_incident() -> None:
+    world = World()
+    world.round(1)
+    world.gone(r1=BAD, r0=STOPPED)
+    world.round(2)
+    acts = world.gone(r0=BAD, r1=STOPPED)
+    assert [type(act) for act in acts] == [Ends]
+    assert world.is_over(), "no restart is left"
+    closes, over = world.here.over(world.now)
+    assert isinstance(closes, Closes)
+    assert isinstance(over, Over)
+    assert (closes.outcome, over.state, over.exit_code) == ("failed", "failed", 3)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ranks_of_an_older_round_are_nothing(number: int) -> None:
+    world = World()
+    world.round(2)
+    assert world.here.is_news(number, 0, 999) is (number == 2)
+    assert not world.here.is_news(2, 0, 20), "it is known"
+
+
+def test_a_round_that_was_overtaken_ends() -> None:
+    world = World()
+    world.round(1)
+    ends, begins = world.here.came(2, 0, 20, world.now)
+    assert isinstance(ends, Ends)
+    assert (ends.round, begins) == (1, Begins(2))
+    assert "still here" in ends.reason
+
+
+def test_what_nobody_saw_is_not_called_good() -> None:
+    world = World(max_restarts=0)
+    world.round(1)
+    world.gone(r0=GOOD, r1=UNSEEN)
+    (over,) = world.here.over(world.now)
+    assert isinstance(over, Over)
+    assert (over.state, over.exit_code) == ("unknown", None)
+
+
+def test_a_launcher_that_is_gone_brings_nobody_back() -> None:
+    world = World()
+    world.round(1)
+    world.gone(r0=BAD, r1=STOPPED)
+    world.now += 9.9
+    assert not world.is_over(launcher_lives=False)
+    world.now += 0.2
+    assert world.is_over(launcher_lives=False)
+
+
+def test_ranks_may_come_late() -> None:
+    world = World(expected=3)
+    world.round(1)
+    world.gone(r0=GOOD, r1=GOOD)
+    assert not world.is_over(), "one has not come yet"
+    world.now += 10
+    assert world.is_over()
+
+
+def test_where_no_rank_comes_nothing_is_said() -> None:
+    world = World()
+    assert not world.is_over()
+    world.now += 10
+    assert world.is_over()
+    assert world.here.over(world.now) == []
