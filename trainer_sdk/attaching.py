@@ -15,7 +15,6 @@ from contextlib import suppress
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import link as links
-from trainer_sdk.bootstrap import record
 from trainer_sdk.bootstrap.link import Link
 from trainer_sdk.launchers import Place, is_worker, job_of
 from trainer_sdk.page import BadPageError, make_page, view_page
@@ -185,6 +184,8 @@ def _leave(link: Link, folder: str, holds: int) -> None:
         return  # a copy of the rank
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException):
+        from trainer_sdk.bootstrap import record  # most ranks need none of it
+
         with suppress(OSError):
             record.write(error, {}, link.folder)
     link.ended(1 if error else 0, error=error is not None)

@@ -16,7 +16,7 @@ def test_nodes_without_ranks_measure_each_other_and_the_figures_are_printed(
     for node in ("node-1", "node-2"):
         cluster.steady("--nnodes", "3", "--nproc-per-node", "1", node=node)
     for node in ("node-1", "node-2"):
-        cluster.until_fact("node_joined", lambda body: body["node"] == node)  # noqa: B023  called at once
+        cluster.until_fact("node_joined", partial(is_about, node))
     found = ask(cluster, "network", cluster.job, "--reason", "all-reduce is slow")
     assert (found["schema"], found["slow"], found["untold"]) == (
         "everstep.network_test/v1",

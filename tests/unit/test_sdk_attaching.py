@@ -1,12 +1,18 @@
 """Ranks of another launcher make their pages themselves; for real, without an agent."""
 
+import fcntl
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from everstep.errors import EverstepError
 from everstep_services.agent.attached.finding import Finder
+from everstep_services.agent.attached.folder import sole_agent
+from everstep_services.agent.ranks.ground import sweep
 from tests.waiting import until
 from trainer_sdk import attaching
 
@@ -160,3 +166,43 @@ def test_the_exception_that_ends_a_rank_is_kept_for_its_agent(launcher: Launcher
         rank.communicate(timeout=50)
     (error,) = launcher.folder.glob("1/3-1/error.json")
     assert "the loss is not finite" in error.read_text()
+
+
+def held(lock: Path) -> int:
+    """As the rank hands it to the agent that it starts."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+@pytest.mark.parametrize(
+    ("error", "is_left"), [(None, False), (EverstepError("no bus"), False), (KeyError("x"), True)]
+)
+def test_an_agent_removes_the_folder_where_nobody_needs_it(
+    tmp_path: Path, error: Exception | None, is_left: bool
+) -> None:
+    folder = tmp_path / "attached-job"
+    folder.mkdir()
+    lock = held(folder / attaching.AGENT_LOCK)
+    with suppress(EverstepError, KeyError), sole_agent(folder, lock):
+        if error is not None:
+            raise error
+    os.close(lock)
+    assert folder.exists() is is_left
+    sweep(tmp_path)
+    assert not folder.exists(), "the next agent removes it"
+
+
+def test_a_folder_with_ranks_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "attached-job"
+    folder.mkdir()
+    lock, rank = held(folder / attaching.AGENT_LOCK), os.open(folder / "lock", os.O_CREAT)
+    fcntl.flock(rank, fcntl.LOCK_SH)
+    with sole_agent(folder, lock):
+        pass
+    sweep(tmp_path)
+    os.close(lock)
+    assert folder.exists()
+    os.close(rank)
+    sweep(tmp_path)
+    assert not folder.exists()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -18,13 +17,12 @@ from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.ranks.ground import sweep
 from everstep_services.agent.ranks.keeper import opened_keeper
-from everstep_services.agent.ranks.tree import is_free
 from everstep_services.agent.service import AgentService
 from everstep_services.agent.stalls.table import others_of
 from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace, private_dir
-from trainer_sdk import layout
 
 if TYPE_CHECKING:
     from everstep_services.agent.injection.harm import Harm
@@ -172,12 +170,5 @@ def runtime_dir(environ: dict[str, str], instance: str) -> Path:
         memory = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
         root = memory if os.access(memory, os.W_OK) else Path("/tmp")  # noqa: S108
         base = root / f"everstep-{os.getuid()}"
-    _sweep(private_dir(base))
+    sweep(private_dir(base))
     return private_dir(base / instance)
-
-
-def _sweep(base: Path) -> None:
-    """Remove the folders of agents that were killed: nobody holds their locks any more."""
-    for folder in base.iterdir():
-        if is_free(str(folder / layout.LOCK_FILE)):
-            shutil.rmtree(folder, ignore_errors=True)

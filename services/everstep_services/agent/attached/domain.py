@@ -211,11 +211,14 @@ class Attendance:
     def _closes(self, trouble: _Trouble, outcome: str, reason: str, now: float) -> Closes:
         self._trouble = None
         gone_at = now if trouble.gone_at is None else trouble.gone_at
-        back_at = now if trouble.back_at is None else trouble.back_at
+        back_at = now if trouble.back_at is None else max(trouble.back_at, gone_at)
+        away_s, back_s = round(back_at - gone_at, 3), round(now - back_at, 3)
+        is_back = trouble.back_at is not None
         ledger = Ledger(
             stop_s=round(gone_at - trouble.at, 3),
-            start_s=round(max(0.0, back_at - gone_at), 3),
-            first_step_s=round(now - max(back_at, gone_at), 3),
+            start_s=away_s if is_back else 0.0,
+            first_step_s=back_s if outcome == "recovered" else 0.0,
+            other_s=(0.0 if is_back else away_s) + (0.0 if outcome == "recovered" else back_s),
         )
         next_round = self.round if outcome == "recovered" else None
         return Closes(outcome, reason, next_round, ledger)

@@ -1,13 +1,10 @@
-"""The process of an agent in attach mode: its lock, its door, its bus, and what it leaves."""
+"""The process of an agent in attach mode: its door, its bus, its signals."""
 
 import asyncio
-import fcntl
-import os
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.bus import BusSettings, connect
@@ -17,8 +14,8 @@ from everstep.errors import EverstepError
 from everstep_services.agent.attached.plan import AttachedPlan
 from everstep_services.agent.attached.service import AttachedService
 from everstep_services.agent.attached.watching import Watching
-from trainer_sdk import layout
-from trainer_sdk.attaching import AGENT_LOCK, SOCKET
+from everstep_services.agent.ranks.ground import sweep
+from trainer_sdk.attaching import SOCKET
 from trainer_sdk.bootstrap.link import ShortPath
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -31,31 +28,12 @@ class AgentThereError(EverstepError):
         super().__init__(f"another agent of this node watches the ranks of job {job}")
 
 
-@contextmanager
-def sole_agent(folder: Path, lock: int) -> Iterator[None]:
-    """Be the one that watches the ranks of this folder, by the lock that was handed to us.
-
-    At the end the folder is removed: at once where we cannot watch, else when no rank is left.
-    """
-    here = os.open(folder / layout.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(here, fcntl.LOCK_SH)  # as long as we look into it, nobody else removes it
-        is_needed = False
-        try:
-            yield
-            is_needed = not _locked(here)
-        finally:
-            if not is_needed and _is_same(lock, folder / AGENT_LOCK):
-                shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(here)
-
-
 async def run_attached(plan: AttachedPlan, settings: BusSettings) -> None:
     """Watch until the ranks have gone, or until a signal says to leave."""
     loop, clock = asyncio.get_running_loop(), SystemClock()
     name = f"agent-{plan.job}-{plan.node}"
     spool = plan.state_dir / "spool" / name
+    await asyncio.to_thread(sweep, plan.folder.parent)
     with _door(plan.folder) as door:
         try:
             # The bus may be away as long as it likes: facts wait in the spool.
@@ -82,17 +60,3 @@ def _door(folder: Path) -> Iterator[socket.socket]:
             yield door
         finally:
             path.unlink(missing_ok=True)
-
-
-def _locked(descriptor: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _is_same(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

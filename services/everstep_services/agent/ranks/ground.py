@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -91,6 +92,13 @@ def _prepare(plan: KeeperPlan, rank: RankPlan, number: int) -> tuple[RankEntry, 
         rank=rank.rank, environ=pack(environ), stdout=str(rank.stdout), stderr=str(rank.stderr)
     )
     return entry, page
+
+
+def sweep(base: Path) -> None:
+    """Remove the folders of agents that were killed: nobody holds their locks any more."""
+    for folder in base.iterdir():
+        if tree.is_free(str(folder / layout.LOCK_FILE)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_error(folder: Path) -> ErrorRecord | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from everstep.errors import EverstepError
+from everstep_services.agent.attached.folder import sole_agent
 from trainer_sdk.attaching import LOCK_AT, LOG, SAY_AT
 from trainer_sdk.launchers import Place, job_of, place_of
 
@@ -19,32 +20,33 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     assert place is not None
     job = job_of(environ, place)
     try:
-        return _watch(folder, job, place, arguments[1:], environ)
+        with sole_agent(folder, LOCK_AT):
+            _watch(folder, job, place, arguments[1:], environ)
     except ModuleNotFoundError as error:
         _say(
             f"job {job} is not watched: {error.name} is missing: pip install 'everstep[agent,cli]'"
         )
     except EverstepError as error:
         _say(f"job {job} is not watched: {error}")
+    except BaseException:
+        _say(f"job {job} is not watched: its agent has failed; see {folder / LOG}")
+        raise
+    else:
+        return 0
     return 2
 
 
 def _watch(
     folder: Path, job: str, place: Place, command: Sequence[str], environ: Mapping[str, str]
-) -> int:
+) -> None:
     import asyncio
 
-    from everstep_services.agent.attached.process import AgentThereError, run_attached, sole_agent
+    from everstep_services.agent.attached.process import run_attached
     from everstep_services.cli.attached.plan import plan_attached
 
-    try:
-        with sole_agent(folder, LOCK_AT):
-            plan, settings = plan_attached(folder, job, place, command, environ)
-            _say(f"job {job} is watched; what its agent has to say is in {folder / LOG}")
-            asyncio.run(run_attached(plan, settings))
-    except AgentThereError as error:
-        sys.stderr.write(f"{error}\n")
-    return 0
+    plan, settings = plan_attached(folder, job, place, command, environ)
+    _say(f"job {job} is watched; what its agent has to say is in {folder / LOG}")
+    asyncio.run(run_attached(plan, settings))
 
 
 def _say(text: str) -> None:
