@@ -127,7 +127,7 @@ def test_without_ranks_it_looks_at_whoever_asks(tmp_path: Path) -> None:
         ("exit 3", "unknown", "/bin/sh ended with code 3."),
         ("echo odd; exit 4", "unknown", "/bin/sh ended with code 4. odd"),
         ("kill -9 $$", "unknown", "/bin/sh ended with code -9."),
-        ("printf 'caf\\351\\n'; exit 1", "warning", "caf�"),
+        ("printf 'lat\\351\\n'; exit 1", "warning", "lat�"),
         ("sleep 60", "unknown", "/bin/sh did not end within 1.5 s"),
         ("sleep 60 & echo left; exit 1", "warning", "left"),
     ],
