@@ -43,11 +43,7 @@ def excused(turn: Turn, report: Report) -> None:
     """An agent names a rank of its own that the one which has stalled may wait for."""
     left_s = min((report.excuse_s or 0.0) - report.age_s, _ASK_AGAIN_S)
     for stall in _found(turn, report.rank):
-        timer = ("stall excused", stall.id, stall.asks)
-        known = turn.memory.known(*timer)
-        if left_s > stall.excused_s - (0.0 if known is None else turn.since(*timer)):
-            turn.memory.forget(*timer)  # it counts from now
-            turn.since(*timer)
+        if left_s > stall.excused_s:
             _put(turn, replace(stall, excused_s=left_s, excuse=report.reason))
 
 
