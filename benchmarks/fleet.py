@@ -88,7 +88,7 @@ def _show_virtual(crowd: Crowd, settings: HealthSettings) -> None:
     found = watched(crowd, settings)
     print(
         f"\nvirtual, {crowd.nodes} agents, {crowd.seconds:g} s, {crowd.lost_beats:.0%} of beats "
-        f"lost: {found.beats:,} beats"
+        f"lost: {found.beats:,} beats, {found.hails:,} asked for"
     )
     _show_found(found.deaths, found.detected_s, found.false)
 

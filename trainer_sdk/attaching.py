@@ -1,7 +1,7 @@
 """Attach mode: another launcher has started this rank, and an agent of ours only watches it.
 
 The rank makes its page itself, where the agent looks for it. The first rank of a node starts the
-agent if none runs; it waits for nobody.
+agent if none runs, and so does one that leaves before that; neither waits for it.
 """
 
 import atexit
@@ -98,7 +98,7 @@ def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
     fcntl.flock(holds, fcntl.LOCK_SH)  # as long as we live, nobody takes the folder for left behind
     _open_page(own, place, link, Door(os.path.join(folder, SOCKET)))
     os.register_at_fork(after_in_child=link.detach)
-    atexit.register(_leave, link, folder, holds)
+    atexit.register(_leave, link, folder, holds, environ)
     link.up()
     if not place.local_rank:
         _start_agent(folder, environ)
@@ -178,7 +178,7 @@ def _spawn_agent(folder: str, environ: Mapping[str, str], lock: int) -> None:
         os.waitpid(shell, 0)
 
 
-def _leave(link: Link, folder: str, holds: int) -> None:
+def _leave(link: Link, folder: str, holds: int, environ: Mapping[str, str]) -> None:
     """The interpreter ends: say what is known of it, and leave nothing that nobody needs."""
     if not link.attached:
         return  # a copy of the rank
@@ -189,6 +189,8 @@ def _leave(link: Link, folder: str, holds: int) -> None:
         with suppress(OSError):
             record.write(error, {}, link.folder)
     link.ended(1 if error else 0, error=error is not None)
+    if not os.path.exists(os.path.join(folder, LOG)):
+        _start_agent(folder, environ)  # the first rank has not come yet; nobody knows of this one
     if is_held(os.path.join(folder, AGENT_LOCK)):
         return  # it still reads what we have said
     with suppress(OSError):

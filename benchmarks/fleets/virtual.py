@@ -3,13 +3,18 @@
 import bisect
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.fleets.jobs import Crowd, Death, Job, beats_of
+from everstep.messages import NodeBeat
 from everstep_services.health.domain import Fleet
 from everstep_services.health.findings import Lost
 from everstep_services.health.service import _limits
 from everstep_services.health.settings import HealthSettings
+
+Answer = Callable[[NodeBeat, float], NodeBeat | None]
+"""What a node that is asked for a beat says at once, if the question and it arrive."""
 
 PAUSE_S = 0.3
 PAUSED_EVERY_S = 5.0
@@ -23,12 +28,15 @@ class Found:
     detected_s: list[float] = field(default_factory=list)
     false: list[str] = field(default_factory=list)
     beats: int = 0
+    hails: int = 0
 
 
 class Watching:
     """One observer with its pauses: what comes meanwhile is heard after them, and after a tick."""
 
-    def __init__(self, settings: HealthSettings, seconds: float, seed: int) -> None:
+    def __init__(self, settings: HealthSettings, seconds: float, seed: int, answer: Answer) -> None:
+        self._answer = answer
+        self.hails = 0
         self.fleet = Fleet(_limits(settings))
         self.found: list[tuple[float, Lost]] = []
         rng = random.Random(seed)
@@ -47,13 +55,38 @@ class Watching:
         """Every tick until then."""
         while (at := self.awake(self._ticks_at)) <= now:
             self.found += [(at, lost) for lost in self.fleet.judge(at, is_blind=False)]
+            for asked in self.fleet.hails(at):
+                self.hails += 1
+                beat = self._answer(asked, at)
+                if beat is not None:
+                    self.fleet.hear(beat, at)
             self._ticks_at = at + self._tick_s
+
+
+class Network:
+    """Between agents and the observer; it loses some of what is said."""
+
+    def __init__(self, jobs: Sequence[Job], crowd: Crowd) -> None:
+        self._by_name = {job.name: job for job in jobs}
+        self._lost = crowd.lost_beats
+        self._rng = random.Random(crowd.seed + 2)
+
+    def carried(self, beat: NodeBeat | None) -> NodeBeat | None:
+        """The beat, if it arrives."""
+        return None if self._rng.random() < self._lost else beat
+
+    def answer(self, asked: NodeBeat, at: float) -> NodeBeat | None:
+        """What a node that is asked for a beat says at once."""
+        job, slot = self._by_name[asked.job], asked.slot or 0
+        is_asked = self.carried(asked) is not None and job.nodes[slot] == asked.node
+        return self.carried(job.beat(slot, at)) if is_asked else None
 
 
 def watched(crowd: Crowd, settings: HealthSettings) -> Found:
     """All that happens to the crowd, seen by one observer."""
     jobs = [Job(number, crowd) for number in range(crowd.jobs)]
-    rng, watching = random.Random(crowd.seed + 2), Watching(settings, crowd.seconds, crowd.seed + 3)
+    network = Network(jobs, crowd)
+    watching = Watching(settings, crowd.seconds, crowd.seed + 3, network.answer)
     deaths, dead, found = list(crowd.deaths()), dict[str, Death](), Found()
     found.deaths = len(deaths)
     for at, job, slot in beats_of(jobs, crowd):
@@ -63,13 +96,13 @@ def watched(crowd: Crowd, settings: HealthSettings) -> Found:
             death = deaths.pop(0)
             dead[jobs[death.job].die(death)] = death
         job.go_on(at)
-        beat = job.beat(slot, at)
-        if beat is None or rng.random() < crowd.lost_beats:
-            continue
-        now = watching.awake(at)
-        watching.judge(now)
-        watching.fleet.hear(beat, now)
-        found.beats += 1
+        beat = network.carried(job.beat(slot, at))
+        if beat is not None:
+            now = watching.awake(at)
+            watching.judge(now)
+            watching.fleet.hear(beat, now)
+            found.beats += 1
+    found.hails = watching.hails
     for at, lost in watching.found:
         known = dead.pop(lost.beat.node, None)
         if known is None:

@@ -48,6 +48,11 @@ def injection(job: str, instance: str) -> str:
     return f"es.order.{_token(job)}.{_token(instance)}.inject"
 
 
+def hail(job: str, node: str) -> str:
+    """Where a node that is silent is asked for a beat."""
+    return f"es.order.{_token(job)}.{_token(node)}.hail"
+
+
 def ask(service: str, verb: str, job: str | None) -> str:
     """A question to a service on behalf of one job; without a job, what the service hears.
 

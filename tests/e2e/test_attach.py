@@ -139,6 +139,21 @@ def test_a_killed_rank_is_an_incident(launched: Launched) -> None:
     launched.until_nothing_is_left()
 
 
+def test_a_rank_that_is_gone_before_the_first_one_came_is_on_record(launched: Launched) -> None:
+    cluster = launched.cluster
+    launched.do("fail-1")
+    early = launched.start(*python(SCRIPT, launched.where), **place(1, 2))
+    assert early.wait() == 1
+    exited = cluster.until_fact("rank_exited")
+    assert (exited["rank"], exited["how"]) == (1, "error")
+    assert exited["error"]["text"] == "the loss is not finite"
+    launched.do("end")
+    late = launched.start(*python(SCRIPT, launched.where), **place(0, 2))
+    assert late.wait() == 0
+    assert cluster.until_fact("job_ended")["state"] == "failed"
+    launched.until_nothing_is_left()
+
+
 def test_only_one_agent_watches_and_it_may_be_ended(launched: Launched) -> None:
     cluster = launched.cluster
     ranks = launched.ranks(LOCAL_RANK="0")  # each would start one

@@ -437,3 +437,19 @@ async def test_on_a_full_disk_of_our_own_facts_are_refused_and_beats_go_on(
         kept = int(full.statistics()["facts_recorded_total"])
     found = [number for number in await numbers(bus, kept) if number > 0]
     assert found == [1, 2]
+
+
+async def test_who_is_cancelled_while_it_subscribes_is_cancelled(bus: NatsBus) -> None:
+    async def listen() -> None:
+        async with bus.subscribe(subjects.beat("j"), NodeBeat) as inbox:
+            async for _ in inbox:
+                pass
+
+    for turns in range(12):
+        listening = asyncio.create_task(listen())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        listening.cancel()
+        done, _ = await asyncio.wait([listening], timeout=10)
+        assert done, f"it goes on after it was cancelled {turns} turns after its begin"
+        assert listening.cancelled()

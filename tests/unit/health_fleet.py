@@ -8,6 +8,8 @@ from everstep_services.health.findings import Lost, Returned
 
 LIMITS = Limits(
     silence_s=3.0,
+    hail_after_s=1.3,
+    hailed_s=2.1,
     all_silent_s=15.0,
     reconnect_s=10.0,
     moving_most_s=300.0,
@@ -44,6 +46,9 @@ class World:
         self.slots = slots
         self.names = [f"n{number}" for number in range(nodes)]
         self.silent: set[str] = set()
+        self.mute: set[str] = set()
+        """Their beats are lost, but what they are asked arrives, and so does the answer."""
+        self.hails = 0
         self.is_blind = False
         self.found: list[tuple[float, Lost | Returned]] = []
         self._sequence = dict.fromkeys(self.names, 0)
@@ -75,12 +80,20 @@ class World:
                 if self._next[name] <= self.now:
                     self._next[name] += 1.0
                     self._sequence[name] += 1
-                    if name not in self.silent and not self.is_blind:
+                    if name not in self.silent | self.mute and not self.is_blind:
                         found = self.fleet.hear(self.beat_of(name), self.now)
                         if found is not None:
                             self.found.append((self.now, found))
-            for lost in self.fleet.judge(self.now, is_blind=self.is_blind):
-                self.found.append((self.now, lost))
+            self._judge()
+
+    def _judge(self) -> None:
+        for lost in self.fleet.judge(self.now, is_blind=self.is_blind):
+            self.found.append((self.now, lost))
+        for asked in self.fleet.hails(self.now):
+            self.hails += 1
+            if asked.node in self.names and asked.node not in self.silent:
+                self._sequence[asked.node] += 1
+                assert self.fleet.hear(self.beat_of(asked.node), self.now) is None
 
     def sleep(self, seconds: float) -> None:
         """The observer gets no turn; the world goes on."""

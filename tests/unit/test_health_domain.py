@@ -44,11 +44,40 @@ def test_a_silent_member_is_lost_once_the_training_stands_still() -> None:
     began = world.now
     world.run(60)
     assert world.lost == ["n1"]
-    assert world.found[0][0] - began <= LATEST_S
+    assert world.found[0][0] - began <= LIMITS.hailed_s + 1
     loss = first_loss(world)
+    assert loss.limit_s == LIMITS.hailed_s
     assert "round 1, slot 1" in loss.reason
-    assert "have not moved for 3." in loss.reason
+    assert "times for a beat" in loss.reason
+    assert "have not moved for 2." in loss.reason
     assert loss.last_step is not None
+
+
+def test_whose_beats_are_lost_is_asked_and_is_not_lost() -> None:
+    world = World(4, slots=3)
+    world.run(10)
+    world.mute, world.is_moving = {"n1", "n3"}, False
+    world.run(60)
+    assert world.found == []
+    assert world.hails > 0
+
+
+def test_nobody_is_asked_while_the_training_moves() -> None:
+    world = World(4, slots=4)
+    world.run(10)
+    world.silent = {"n1"}
+    world.run(60)
+    assert (world.found, world.hails) == ([], 0)
+
+
+def test_a_spare_that_does_not_answer_has_the_longer_limit() -> None:
+    world = World(4, slots=3)
+    world.run(10)
+    world.silent = {"n3"}
+    world.run(10)
+    loss = first_loss(world)
+    assert (loss.beat.node, loss.limit_s) == ("n3", LIMITS.silence_s)
+    assert world.hails > 0
 
 
 def test_one_that_is_heard_again_has_returned_and_can_be_lost_again() -> None:

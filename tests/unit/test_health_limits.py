@@ -171,7 +171,7 @@ def test_the_first_step_keeps_120_minutes_until_one_was_seen() -> None:
     assert job.document is not None
     assert job.document.first_step_limit_s == 7200
     job.started(60)
-    assert job.document.first_step_limit_s == 1200
+    assert job.document.first_step_limit_s == 3600
     job.started(1000, round=2)
     assert job.document.first_step_limit_s == 5000
     job.started(200, round=3)

@@ -13,11 +13,20 @@ _CLOSE_WITHIN_S = 2.0
 
 
 class MendedClient(Client):
-    """nats-py's client, mended in two places.
+    """nats-py's client, mended in three places.
 
-    It tells no password to a server without TLS when TLS was asked for; and a PONG that a
-    cancelled caller no longer waits for does not break the connection for everybody.
+    It tells no password to a server without TLS when TLS was asked for; a PONG that a
+    cancelled caller no longer waits for does not break the connection for everybody; and who is
+    cancelled while it waits for a write is cancelled.
     """
+
+    async def _flush_pending(self, force_flush: bool = False) -> object:
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
+        waiting = await super()._flush_pending(force_flush)
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+        return waiting
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():

@@ -117,6 +117,7 @@ from everstep.messages.jobs import (
 )
 from everstep.messages.orders import (
     AwaitRound,
+    BeatNow,
     CollectEvidence,
     CopyReplica,
     DropReplica,
@@ -242,6 +243,7 @@ __all__ = [
     "Ask",
     "AwaitRound",
     "BadMessageError",
+    "BeatNow",
     "BlobRef",
     "BreakerClosed",
     "BreakerOpened",

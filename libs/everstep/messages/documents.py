@@ -171,8 +171,8 @@ class OpenStall(Part, frozen=True, kw_only=True):
     """Of the stall."""
     step: Int | None = None
     """The last step that the node's ranks had finished."""
-    asks: Int = 0
-    """How often an excuse was over, and another one was asked for."""
+    span: str
+    """Changes with each excuse, and when one is over: for each, a replica starts its clock anew."""
     excused_s: float = 0.0
     """For how long nothing is decided; 0 without an excuse."""
     excuse: str = ""

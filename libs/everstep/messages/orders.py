@@ -94,6 +94,13 @@ class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):
     """Who has not answered by then has no excuse."""
 
 
+class BeatNow(Order, frozen=True, kw_only=True, tag="beat_now.v1"):
+    """Beat at once. Health has not heard the node for a moment, in which nothing else spoke for it.
+
+    It travels apart from other orders, and nothing depends on it: the next beat is due anyway.
+    """
+
+
 class CollectEvidence(Order, frozen=True, kw_only=True, tag="collect_evidence.v1"):
     """Gather evidence from outside the ranks, which go on; on behalf of attribution."""
 

@@ -10,7 +10,7 @@ from everstep import subjects
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import Fact, Joined, Order, Reported, SaveCheckpoint
+from everstep.messages import BeatNow, Fact, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
 from everstep_services.agent.checks import Checks
@@ -129,6 +129,7 @@ class AgentService:
                     self._stalls.follow_limits_for_ever,
                     self._follow_bus_for_ever,
                     self._beat_for_ever,
+                    self._beat_when_hailed_for_ever,
                     self._hear_faults_for_ever,
                 )
             ]
@@ -257,6 +258,12 @@ class AgentService:
                 idle_s = await asyncio.to_thread(self._idleness.look, pids)
                 self._do(self._agent.idle(idle_s))
             await self._clock.sleep(_BEAT_EVERY_S)
+
+    async def _beat_when_hailed_for_ever(self) -> None:
+        subject = subjects.hail(self._plan.job, self._plan.node)
+        async with self._bus.subscribe(subject, BeatNow) as hails:
+            async for _ in hails:
+                self._beat()
 
     def _beat(self) -> None:
         beat = self._progress.beat(cut_off=not self._bus.connected)

@@ -1,6 +1,8 @@
 """Which nodes are lost: silence that neither our own blindness nor moving training explains."""
 
+import itertools
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -10,6 +12,12 @@ from everstep_services.health.motion import Motion, progress_age_s
 from everstep_services.health.sight import SightedClock
 
 _FORGET_EVERY_S = 60.0
+_HAILS_LEAST = 3
+"""Who was asked so often and did not answer is not silent because beats were lost."""
+_HAILS_IN_VAIN = 24
+"""Who was asked so often is not asked again before it is heard, or its training has moved."""
+_HAILS_MOST = 256
+"""At once: where more are silent, it is not they who are to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +25,8 @@ class Limits:
     """See `HealthSettings` for what each means."""
 
     silence_s: float
+    hail_after_s: float
+    hailed_s: float
     all_silent_s: float
     reconnect_s: float
     moving_most_s: float
@@ -30,7 +40,7 @@ class Limits:
         More than the time between two beats, and so much less than the limit that nodes which
         fell silent together never bear witness against each other.
         """
-        return self.silence_s / 2
+        return self.hailed_s / 2
 
 
 @dataclass(slots=True)
@@ -42,6 +52,8 @@ class _Node:
     """By the observer's own."""
     is_over: bool = False
     """Its job has ended: nobody waits for it."""
+    hails: int = 0
+    """How often it was asked for a beat since it was heard."""
     loss: str = ""
 
 
@@ -67,9 +79,23 @@ class Company:
         self._note_motion(beat, node.beat, seen_s)
         if node.is_over and beat.sequence <= node.beat.sequence:
             node.is_over = False  # another agent: the job begins again
-        node.beat, node.seen_s, node.heard_at = beat, seen_s, now
+        node.beat, node.seen_s, node.heard_at, node.hails = beat, seen_s, now, 0
         self.nodes.move_to_end(beat.node)
         return None
+
+    def hails(self, seen_s: float) -> Iterator[NodeBeat]:
+        """Those to be asked for a beat now: nothing else will soon speak for them."""
+        limits = self._limits
+        for node in self.nodes.values():
+            if seen_s - node.seen_s < limits.hail_after_s:
+                return
+            if node.is_over or self._is_left_behind(node.beat):
+                continue
+            if self._moves(node.beat, seen_s, limits.hail_after_s):
+                node.hails = 0
+            elif node.hails < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
+                node.hails += 1
+                yield node.beat
 
     def end(self) -> None:
         """The job is over: that its nodes fall silent will be no news."""
@@ -126,7 +152,7 @@ class Company:
     def _silent(self, seen_s: float) -> list[_Node]:
         silent: list[_Node] = []
         for node in self.nodes.values():
-            if seen_s - node.seen_s < self._limits.silence_s:
+            if seen_s - node.seen_s < self._limits.hailed_s:
                 break
             silent.append(node)
         return silent
@@ -137,33 +163,48 @@ class Company:
 
     def _judged(self, node: _Node, seen_s: float, back_s: float, now: float) -> Lost | None:
         limits, beat = self._limits, node.beat
-        newest = self.nodes[next(reversed(self.nodes))]
-        unheard_s = seen_s - newest.seen_s
+        unheard_s = self._unheard_s(seen_s)
         is_witnessed = unheard_s < limits.witness_s
-        limit_s = limits.silence_s if is_witnessed else limits.all_silent_s
+        has_moved = self._still_s(beat, seen_s) < inf
+        least_s = limits.hailed_s if has_moved and node.hails >= _HAILS_LEAST else limits.silence_s
+        limit_s = least_s if is_witnessed else limits.all_silent_s
         if node.seen_s < back_s:
             limit_s += limits.reconnect_s
         silence_s = seen_s - node.seen_s
-        if silence_s < limit_s or self._moves(beat, seen_s):
+        if silence_s < limit_s or self._moves(beat, seen_s, least_s):
             return None
         others = "nobody of its job is heard"
         if is_witnessed:
-            others = f"{newest.beat.node} was heard {max(0.0, unheard_s):.1f} s ago"
+            others = f"{self._newest.beat.node} was heard {max(0.0, unheard_s):.1f} s ago"
+        if node.hails:
+            others = f"it was asked {node.hails} times for a beat; {others}"
         blind_s = max(0.0, now - node.heard_at - silence_s)
         others += self._stillness(beat, seen_s)
         return lost(beat, silence_s, limit_s, blind_s=blind_s, others=others)
 
-    def _moves(self, beat: NodeBeat, seen_s: float) -> bool:
-        """The other nodes of its round train on. They could not, if it did not."""
+    @property
+    def _newest(self) -> _Node:
+        return self.nodes[next(reversed(self.nodes))]
+
+    def _unheard_s(self, seen_s: float) -> float:
+        """Since any node was heard."""
+        return seen_s - self._newest.seen_s
+
+    def _still_s(self, beat: NodeBeat, seen_s: float) -> float:
+        """Since the other nodes of its round made progress; infinite if they were not seen to."""
         if beat.slot is None or beat.round != self._motion.round:
-            return False
-        limit_s = self._motion.proves_for_s(self._limits.silence_s, self._limits.moving_most_s)
-        return self._motion.still_s(beat.node, seen_s) < limit_s
+            return inf
+        return self._motion.still_s(beat.node, seen_s)
+
+    def _moves(self, beat: NodeBeat, seen_s: float, least_s: float) -> bool:
+        """The other nodes of its round train on. They could not, if it did not."""
+        limit_s = self._motion.proves_for_s(least_s, self._limits.moving_most_s)
+        return self._still_s(beat, seen_s) < limit_s
 
     def _stillness(self, beat: NodeBeat, seen_s: float) -> str:
         if beat.slot is None or beat.round != self._motion.round:
             return ""
-        still_s = self._motion.still_s(beat.node, seen_s)
+        still_s = self._still_s(beat, seen_s)
         if still_s == inf:
             return "; no other rank of its round shows progress"
         return f"; the other ranks of its round have not moved for {still_s:.1f} s"
@@ -245,6 +286,14 @@ class Fleet:
             for company in self._companies.values()
             for finding in company.judge(seen_s, self._back_s, now)
         ]
+
+    def hails(self, now: float) -> list[NodeBeat]:
+        """The last beats of nodes to be asked for another one, after they were judged."""
+        seen_s = self._sight.read(now)
+        if self._was_blind:
+            return []
+        asked = (beat for company in self._companies.values() for beat in company.hails(seen_s))
+        return list(itertools.islice(asked, _HAILS_MOST))
 
     def _forget(self, seen_s: float) -> None:
         if seen_s - self._forgot_s < _FORGET_EVERY_S:

@@ -9,6 +9,7 @@ from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (
+    BeatNow,
     JobEnded,
     NodeBeat,
     NodeLost,
@@ -55,7 +56,7 @@ class Observer:
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
         jobs, nodes, lost = self._fleet.counts()
-        names = ("beats", "lost", "returned", "stalls")
+        names = ("beats", "hails", "lost", "returned", "stalls")
         return {
             "jobs": float(jobs),
             "nodes": float(nodes),
@@ -116,12 +117,21 @@ class Observer:
             now, is_blind = self._clock.now(), self._is_blind()
             for loss in self._fleet.judge(now, is_blind=is_blind):
                 self._announce_loss(loss)
+            for beat in self._fleet.hails(now):
+                self._hail(beat)
             if not is_blind:
                 seen_s = self._fleet.sighted_s(now)
                 for stall in self._locator.judge(seen_s, self._fleet.back_s):
                     self._announce_stall(stall)
                 self._announce_blindness()
             self._teacher.forget(self._settings.forget_after_s)
+
+    def _hail(self, beat: NodeBeat) -> None:
+        self._counts["hails"] += 1
+        silent = BeatNow(
+            id=new_id(), job=beat.job, round=beat.round or 0, reason=f"{beat.node} is not heard"
+        )
+        self._bus.send(subjects.hail(beat.job, beat.node), silent)
 
     def _is_blind(self) -> bool:
         dropped = 0 if self._beats is None else self._beats.dropped
@@ -218,6 +228,8 @@ class Observer:
 def _limits(settings: HealthSettings) -> Limits:
     return Limits(
         silence_s=settings.silence_limit_s,
+        hail_after_s=settings.hail_after_s,
+        hailed_s=settings.hailed_limit_s,
         all_silent_s=settings.all_silent_limit_s,
         reconnect_s=settings.reconnect_grace_s,
         moving_most_s=settings.moving_limit_most_s,

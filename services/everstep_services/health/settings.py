@@ -18,7 +18,7 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     """The lowest limit of checkpoint and evaluation."""
     long_cap_s: float = 4 * 3600.0
     """The highest limit of checkpoint and evaluation, unless twice the longest is more."""
-    first_step_floor_s: float = 1200.0
+    first_step_floor_s: float = 3600.0
     """The lowest limit for everything up to the end of a round's first step."""
     first_step_cap_s: float = 7200.0
     """The highest, and the one that holds until a first step was seen."""
@@ -95,6 +95,10 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
 
     silence_limit_s: float = 3.0
     """A node is lost after so long without a beat, if nothing speaks against it."""
+    hail_after_s: float = 1.3
+    """After so long without a beat, and if nothing speaks for it, a node is asked for one."""
+    hailed_limit_s: float = 2.1
+    """The limit of a node that was asked and did not answer, once its training stands."""
     all_silent_limit_s: float = 15.0
     """The limit while no node of the job is heard: then the bus or we may be to blame."""
     reconnect_grace_s: float = 10.0
@@ -103,7 +107,7 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     moving_limit_most_s: float = 300.0
     """A training that takes long steps is believed to move for one and a half times its
     longest step, but never for longer than this."""
-    tick_s: float = 0.25
+    tick_s: float = 0.125
     """How often silence is judged. A tick that is late by more than that is time in which we
     were blind ourselves."""
     forget_after_s: float = 6 * 3600.0
@@ -120,6 +124,12 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(
                 f"silence_limit_s must be at least {_LEAST_SILENCE_S:g}, two beats and a half, "
                 f"got {self.silence_limit_s:g}"
+            )
+        if not 1 < self.hail_after_s < self.hailed_limit_s <= self.silence_limit_s:
+            raise ValueError(
+                "hail_after_s must be above 1 and below hailed_limit_s, and that at most "
+                f"silence_limit_s, got {self.hail_after_s:g}, {self.hailed_limit_s:g} and "
+                f"{self.silence_limit_s:g}"
             )
         if self.all_silent_limit_s < self.silence_limit_s:
             raise ValueError(

@@ -10,7 +10,7 @@ from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import Fact, NodeBeat, RankBeat, StartRanks
+from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, StartRanks
 from everstep_services.agent.attached import domain
 from everstep_services.agent.attached.facts import Story
 from everstep_services.agent.attached.finding import Found
@@ -74,6 +74,7 @@ class AttachedService:
             self._stalls.follow_limits_for_ever(),
             self._checks.examine_for_ever(),
             self._beat_for_ever(),
+            self._beat_when_hailed_for_ever(),
             self._record_for_ever(),
         ):
             await self._over.wait()
@@ -201,6 +202,12 @@ class AttachedService:
                 self._do(self._here.over(now))
                 self._over.set()
             await self._clock.sleep(_BEAT_EVERY_S)
+
+    async def _beat_when_hailed_for_ever(self) -> None:
+        subject = subjects.hail(self._plan.job, self._plan.node)
+        async with self._bus.subscribe(subject, BeatNow) as hails:
+            async for _ in hails:
+                self._beat("running" if self._here.live else "standby")
 
     def _beat(self, state: str) -> None:
         self._sequence += 1

@@ -43,8 +43,8 @@ def excused(turn: Turn, report: Report) -> None:
     """An agent names a rank of its own that the one which has stalled may wait for."""
     left_s = min((report.excuse_s or 0.0) - report.age_s, _ASK_AGAIN_S)
     for stall in _found(turn, report.rank):
-        if left_s > stall.excused_s:
-            _put(turn, replace(stall, excused_s=left_s, excuse=report.reason))
+        if left_s > 0:
+            _excuse(turn, stall, left_s, report.reason)
 
 
 def recovered(turn: Turn, report: Report) -> None:
@@ -62,26 +62,39 @@ def settle(turn: Turn) -> None:
             _look(turn, stall)
 
 
+def _excuse(turn: Turn, stall: OpenStall, left_s: float, why: str) -> None:
+    """Every replica counts from when it reads this, so none ends the excuse before its time."""
+    longer_s = _excused_s(turn, stall)
+    if longer_s > left_s:
+        left_s, why = longer_s, stall.excuse
+    _put(turn, replace(stall, span=turn.now.new_id(), excused_s=left_s, excuse=why))
+
+
+def _excused_s(turn: Turn, stall: OpenStall) -> float:
+    """For how much longer nothing is decided."""
+    return stall.excused_s - turn.since("stall excused", stall.span) if stall.excused_s else 0.0
+
+
 def _look(turn: Turn, stall: OpenStall) -> None:
     if stall.excused_s:
-        left_s = stall.excused_s - turn.since("stall excused", stall.id, stall.asks)
+        left_s = _excused_s(turn, stall)
         if left_s > 0:
             turn.wake_in(left_s)
             return
-        stall = replace(stall, asks=stall.asks + 1, excused_s=0.0, excuse="")
+        stall = replace(stall, span=turn.now.new_id(), excused_s=0.0, excuse="")
         _put(turn, stall)
     asleep_s = _AWAKE_S - turn.since("awake")
     if asleep_s > 0:
         turn.wake_in(asleep_s)
         return
     within_s = turn.settings.stall_excuse_s
-    left_s = within_s - turn.since("stall asked", stall.id, stall.asks)
+    left_s = within_s - turn.since("stall asked", stall.span)
     if left_s <= 0:
         _decide(turn, stall)
         return
     half = "first" if left_s > within_s / 2 else "second"
-    if turn.memory.known("stall said", stall.id, stall.asks, half) is None:
-        turn.since("stall said", stall.id, stall.asks, half)
+    if turn.memory.known("stall said", stall.span, half) is None:
+        turn.since("stall said", stall.span, half)
         _ask(turn, stall, left_s)
     turn.wake_in(left_s - within_s / 2 if half == "first" else left_s)
 
@@ -130,8 +143,10 @@ def _observe(turn: Turn, node: str, reason: str, fact: str | None) -> None:
 
 
 def _opened(turn: Turn, report: Report) -> OpenStall:
+    id = turn.now.new_id()
     stall = OpenStall(
-        id=turn.now.new_id(),
+        id=id,
+        span=id,
         node=report.node,
         rank=report.rank,
         reason=report.reason,
