@@ -46,6 +46,7 @@ PROGRESS_S = 22  # CLOCK_MONOTONIC of the last step, heartbeat, or end of a paus
 LISTENS = 23  # 1 once the script has asked whether it should stop
 
 STOP_AFTER = 32  # 1 + the step after which the script should stop; 0 for go on
+SAVE_AFTER = 33  # 1 + the step after which it should save and go on; 0 for none
 
 LANES_AT = 64
 LANES = 8
@@ -97,6 +98,7 @@ BY_SDK = 2
 
 # What a rank finds in its environment.
 INSTANCE_VARIABLE = "EVERSTEP_AGENT"
+IMAGES_VARIABLE = "EVERSTEP_IMAGES"  # where the states of a node are, in memory
 INJECTION_VARIABLE = "EVERSTEP_INJECTION"  # 1 where faults may be injected
 LOCK_VARIABLE = "EVERSTEP_LOCK"
 SOCKET_VARIABLE = "EVERSTEP_SOCKET"

@@ -188,6 +188,11 @@ class PageView:
         with self._words() as words:
             words[layout.STOP_AFTER] = after_step + 1
 
+    def ask_to_save(self, after_step: int) -> None:
+        """Tell the rank that it should save, once it has finished this step, and go on."""
+        with self._words() as words:
+            words[layout.SAVE_AFTER] = after_step + 1
+
     def close(self) -> None:
         """Unmap it."""
         self._mapped.close()

@@ -27,6 +27,7 @@ _STEP = layout.STEP
 _STEPS = layout.STEPS
 _STEPS_AT = layout.STEPS_AT
 _STOP = layout.STOP_AFTER
+_SAVE = layout.SAVE_AFTER
 
 
 class Session:
@@ -73,6 +74,11 @@ class Session:
             self._words[layout.STOP_SEEN_NS] = int(monotonic() * SECOND_NS)
             self._link.say("stopping", f'"step":{self._step}')
         return True
+
+    @property
+    def should_save(self) -> bool:
+        """The training is asked to save and go on: true on every rank after the same step only."""
+        return self._words[_SAVE] == self._step + 1
 
     def section(self, name: str, kind: str = "") -> Section:
         """A named stretch of the step: `with run.section("forward"):`, or as a decorator.

@@ -92,6 +92,10 @@ class Watch:
         """Ask the training to stop, once it has finished this step; by default at once."""
         self._page.ask_to_stop(self.step if after_step is None else after_step)
 
+    def ask_to_save(self, after_step: int | None = None) -> None:
+        """Ask the training to save after this step, by default the present one, and to go on."""
+        self._page.ask_to_save(self.step if after_step is None else after_step)
+
     def send(self, octets: bytes, /) -> int:
         """Take a datagram, as an agent does."""
         self._datagrams.append(octets)

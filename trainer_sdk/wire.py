@@ -87,7 +87,18 @@ class Injected(Line, frozen=True, kw_only=True):
     target: str = ""
 
 
-Said = Paused | Resumed | Stopping | Requested | Injected
+class Checkpointed(Line, frozen=True, kw_only=True):
+    """Something became of a checkpoint."""
+
+    round: int
+    rank: int
+    event: str
+    """As `save_started`, `committed` or `image`; an agent passes over what it does not know."""
+    body: dict[str, Any]
+    """The fields of the fact that it is, without what the agent knows by itself."""
+
+
+Said = Paused | Resumed | Stopping | Requested | Injected | Checkpointed
 """What a script says by its session."""
 
 Datagram = Up | Stepped | Ended | Said

@@ -1,6 +1,7 @@
-"""Each contract test runs twice: over the bus in memory, and over the real server."""
+"""Each contract test runs over what is in memory and over the real thing: buses and storages."""
 
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from everstep.bus import connect
 from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus
+from tests.contract.s3_server import BUCKET, s3_server
 from tests.fakes.bus import MemoryBus, MemoryServer
+from trainer_sdk.checkpoint.storage import Storage, storage_for
 
 
 @pytest.fixture(params=["memory", "nats"])
@@ -37,3 +40,27 @@ async def two(server: DevServer | None, tmp_path: Path) -> AsyncIterator[tuple[B
 @pytest.fixture
 def bus(two: tuple[Bus, Bus]) -> Bus:
     return two[0]
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as environment:
+        yield environment
+
+
+@pytest.fixture(params=["folder", "file", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "kept")
+    if request.param == "file":
+        return (tmp_path / "kept here").as_uri()
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}/kept"
+    for name, value in request.getfixturevalue("s3").items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}/kept"
+
+
+@pytest.fixture
+def storage(place: str) -> Storage:
+    return storage_for(place)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.e2e.cluster import Body, Cluster
-from tests.e2e.test_operators import ask
+from tests.e2e.operators import ask
 
 
 def is_about(node: str, body: Body) -> bool:

@@ -1,52 +1,17 @@
 """People stop, restart and drain what really runs, with the commands that they have."""
 
-import json
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from everstep_services.cli.errors import Exit
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import ControlPlane, Pieces
+from tests.e2e.control_planes import Pieces
+from tests.e2e.operators import ask, command, operator
 from tests.e2e.processes import SCRIPTS, Process, environment, python
-from tests.waiting import WITHIN_S, until
+from tests.waiting import until
 
 FREE = "another one follows, and costs nothing of the restart budget"
 STOPPED = "the job is stopped, and its agents exit with 93"
-
-
-def command(environ: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        python("-m", "everstep_services.cli", *arguments),
-        env=dict(environ),
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-
-
-def ask(cluster: Cluster, *arguments: str) -> dict[str, Any]:
-    """As somebody who knows the API and has a token."""
-    plane, folder = cluster.plane, cluster.folder
-    done = command(operator(plane, folder), *arguments, "--api", plane.api, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def operator(plane: ControlPlane, folder: Path) -> dict[str, str]:
-    token = folder / "operator.token"
-    token.touch(0o600)
-    token.write_text(plane.token)
-    return environment(
-        folder,
-        "operator",
-        EVERSTEP_STATE_DIR=str(folder / "nothing-here"),
-        EVERSTEP_CLIENT__TOKEN_FILE=str(token),
-    )
 
 
 def test_a_run_with_its_own_bus_is_stopped_and_ends_with_93(tmp_path: Path, job: str) -> None:

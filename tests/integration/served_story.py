@@ -8,10 +8,13 @@ from pathlib import Path
 from everstep.clock import SystemClock
 from everstep.messages import Fact, NodeBeat
 from everstep.observe.http import listen, serve_asgi, url_of
-from everstep.runtime import serve
+from everstep.runtime import Loop, serve
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
+from everstep.store.tokens import Scope
+from everstep_services.catalog.opening import Catalog
+from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.history.domain import fold
 from tests.integration.conftest import Api
 from tests.unit.history_story import JOB, whole
@@ -24,11 +27,20 @@ class ServedStory:
     """In a thread of its own; `arguments` make a command ask it."""
 
     def __init__(
-        self, folder: Path, more: Sequence[Fact] = (), beats: Sequence[NodeBeat] = ()
+        self,
+        folder: Path,
+        more: Sequence[Fact] = (),
+        beats: Sequence[NodeBeat] = (),
+        *,
+        scope: Scope = "read",
+        catalog: CatalogSettings | None = None,
     ) -> None:
+        """Where there are settings for it, a catalog answers, too."""
         self._folder = folder
         self._more = more
         self._beats = beats
+        self._scope: Scope = scope
+        self._catalog = catalog
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.arguments: list[str] = []
@@ -53,7 +65,7 @@ class ServedStory:
             for beat in self._beats:
                 api.context.beats.hear(beat)
             token = self._folder / "token"
-            token.write_text(await api.token("read"))
+            token.write_text(await api.token(self._scope))
             token.chmod(0o600)
             listener = listen("127.0.0.1", 0, remedy="")
             self.arguments = ["--api", url_of(listener), "--token-file", str(token)]
@@ -62,4 +74,9 @@ class ServedStory:
             async def serving(stop: asyncio.Event) -> None:
                 await serve_asgi(api.app, listener, stop, drain_within_s=0.5)
 
-            await serve(stop=self._stop, drains=(serving,))
+            loops: tuple[Loop, ...] = ()
+            if self._catalog is not None:
+                loops = Catalog(self._catalog, api.bus, SystemClock()).loops
+                for fact in self._more:
+                    await api.bus.record(fact)
+            await serve(*loops, stop=self._stop, drains=(serving,))

@@ -15,8 +15,15 @@ from schemathesis.config import SchemathesisConfig
 from everstep.clock import SystemClock
 from everstep.messages import (
     FACTS,
+    CheckpointPlace,
+    CheckpointsCollected,
+    CheckpointsLocated,
+    CollectCheckpoints,
     Done,
+    JudgedCheckpoint,
     LimitsDocument,
+    ListCheckpoints,
+    LocateCheckpoint,
     Message,
     NodeStandings,
     SectionLimit,
@@ -37,6 +44,7 @@ from tests.unit.round_documents import round_document
 
 JOB = "a-job"
 VERBS = ("stop", "restart", "save", "drain", "measure", "check", "show")
+CATALOG_VERBS = ("locate", "list", "change", "scan", "collect")
 HEALTH_VERBS = ("limits", "set_limit", "nodes", "exclude", "include", "control")
 schemathesis.checks.load_all_checks()
 EXCLUDED = [
@@ -48,7 +56,12 @@ EXCLUDED = [
 
 
 async def done(question: Message) -> Message:
-    """What rendezvous and health say to everything."""
+    """What rendezvous, health and the catalog say to everything."""
+    if isinstance(question, ListCheckpoints | LocateCheckpoint):
+        return CheckpointsLocated(places=(CheckpointPlace(step=0, tier="global"),))
+    if isinstance(question, CollectCheckpoints):
+        judged = (JudgedCheckpoint(step=0, is_kept=True, reason="it is the last good one"),)
+        return CheckpointsCollected(judged=judged, text="none of them goes")
     if isinstance(question, ShowRound):
         return round_document(question.job, seats=1, name_characters=8)
     if isinstance(question, ShowNodes):
@@ -96,6 +109,7 @@ class Served:
             async with (
                 api.bus.answer("rendezvous", dict.fromkeys(VERBS, done)),
                 api.bus.answer("health", dict.fromkeys(HEALTH_VERBS, done)),
+                api.bus.answer("catalog", dict.fromkeys(CATALOG_VERBS, done)),
             ):
                 await serve(stop=self._stop, drains=(serving,))
 

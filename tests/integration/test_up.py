@@ -121,7 +121,7 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
     assert get(f"{told['api']}/api/v1/status").status_code == 401
     health = get(f"{told['observe']}/healthz")
     assert (health.status_code, health.json()["status"]) == (200, "ok")
-    checks = {"health.bus", "history.bus", "history.database", "rendezvous.bus"}
+    checks = {"catalog.bus", "health.bus", "history.bus", "history.database", "rendezvous.bus"}
     assert set(health.json()["checks"]) == checks
     metrics = get(f"{told['observe']}/metrics").text
     assert "everstep_history_facts_total 0.0" in metrics

@@ -8,6 +8,7 @@ from everstep.messages import SaveCheckpoint, StartRanks, StopRanks
 from everstep_services.agent.acts import (
     Acknowledged,
     Act,
+    AskToSave,
     AskToStop,
     Exiting,
     Missed,
@@ -166,4 +167,4 @@ def test_a_person_who_stops_a_job_is_no_preemption() -> None:
 def test_a_save_that_goes_on_stops_nothing(then_leave: bool) -> None:
     agent = running()
     order = save(7, occasion="requested", then_stop=False, then_leave=then_leave)
-    assert agent.asked_to_save(order, now=0) == []
+    assert agent.asked_to_save(order, now=0) == [AskToSave(7)]

@@ -300,11 +300,11 @@ def test_the_ledger_says_where_the_time_went() -> None:
     world.tick(2)
     world.run(stepped=False)
     world.tick(4)
-    world.report("n0", "first_step", step=1)
+    world.report("n0", "first_step", step=1, restore_s=1.5)
     ledger = world.of(IncidentClosed)[0].ledger
     assert (ledger.detect_s, ledger.evidence_s, ledger.stop_s) == (0.5, 0.2, 0.3)
     assert ledger.rendezvous_s == pytest.approx(0.5)
-    assert (ledger.start_s, ledger.first_step_s) == (2, 4)
+    assert (ledger.start_s, ledger.restore_s, ledger.first_step_s) == (2, 1.5, 2.5)
     assert ledger.wall_s == pytest.approx(7.5)
 
 

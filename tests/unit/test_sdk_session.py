@@ -337,6 +337,16 @@ def test_the_training_is_asked_to_stop_after_a_step(watch: Watch, run: Session) 
     assert watch.reading.stop_seen_s > 0
 
 
+def test_the_training_is_asked_to_save_after_one_step_only(watch: Watch, run: Session) -> None:
+    watch.ask_to_save(after_step=2)
+    saves = []
+    for _ in range(4):
+        saves.append(run.should_save)
+        run.step()
+    assert saves == [False, False, True, False]
+    assert not run.should_stop
+
+
 def test_the_training_can_be_asked_to_stop_at_once(watch: Watch, run: Session) -> None:
     assert int(watch.reading.listens) == 0
     assert not run.should_stop

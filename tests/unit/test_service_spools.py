@@ -7,6 +7,8 @@ import pytest
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusConfigError
 from everstep.settings import Settings
+from everstep_services.catalog import opening as catalog
+from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health import opening as health
 from everstep_services.health.settings import HealthSettings
 from everstep_services.rendezvous import opening as rendezvous
@@ -16,6 +18,7 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 @pytest.mark.parametrize(
     ("name", "service", "settings"),
     [
+        ("catalog", catalog, CatalogSettings()),
         ("health", health, HealthSettings()),
         ("rendezvous", rendezvous, RendezvousSettings()),
     ],

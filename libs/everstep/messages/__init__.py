@@ -61,6 +61,7 @@ from everstep.messages.documents import (
     BUCKETS,
     AgreedSave,
     Bucket,
+    CheckpointsDocument,
     ControlDocument,
     Exclusion,
     LimitsDocument,
@@ -69,6 +70,7 @@ from everstep.messages.documents import (
     OpenIncident,
     OpenStall,
     PlannedEnd,
+    Replication,
     RoundDocument,
     Seat,
 )
@@ -115,6 +117,7 @@ from everstep.messages.jobs import (
     JobSpec,
     JobStarted,
 )
+from everstep.messages.kept import Holding, KnownCheckpoint
 from everstep.messages.orders import (
     AwaitRound,
     BeatNow,
@@ -157,10 +160,14 @@ from everstep.messages.questions.attribution import Explain
 from everstep.messages.questions.catalog import (
     ChangeCheckpoint,
     CheckpointPlace,
+    CheckpointsCollected,
     CheckpointsLocated,
+    CollectCheckpoints,
+    JudgedCheckpoint,
     ListCheckpoints,
     LocateCheckpoint,
     ReplicaPlace,
+    ScanCheckpoints,
 )
 from everstep.messages.questions.health import (
     ExcludeNode,
@@ -263,7 +270,10 @@ __all__ = [
     "CheckpointRestored",
     "CheckpointUnpinned",
     "CheckpointVerified",
+    "CheckpointsCollected",
+    "CheckpointsDocument",
     "CheckpointsLocated",
+    "CollectCheckpoints",
     "CollectEvidence",
     "ControlChanged",
     "ControlDocument",
@@ -287,6 +297,7 @@ __all__ = [
     "FaultInjected",
     "FreshStarted",
     "GroupArrival",
+    "Holding",
     "IncidentClosed",
     "IncidentExtended",
     "IncidentFact",
@@ -301,7 +312,9 @@ __all__ = [
     "JobStarted",
     "Join",
     "Joined",
+    "JudgedCheckpoint",
     "KernelTiming",
+    "KnownCheckpoint",
     "Leave",
     "LeaveJob",
     "Ledger",
@@ -366,6 +379,7 @@ __all__ = [
     "ReplicaLost",
     "ReplicaPlace",
     "ReplicaStored",
+    "Replication",
     "ReplicationDegraded",
     "ReplicationRestored",
     "Reply",
@@ -389,6 +403,7 @@ __all__ = [
     "SaveRefused",
     "SaveStarted",
     "SavesDelayed",
+    "ScanCheckpoints",
     "Score",
     "Seat",
     "SectionLimit",

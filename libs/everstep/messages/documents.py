@@ -7,6 +7,7 @@ from everstep.messages.base import DocumentBody, Int, Part, Time
 from everstep.messages.health import SectionLimit
 from everstep.messages.incidents import Budget, Ledger
 from everstep.messages.jobs import JobSpec
+from everstep.messages.kept import Holding, KnownCheckpoint
 from everstep.messages.standing import NodeRecord
 
 
@@ -179,6 +180,24 @@ class OpenStall(Part, frozen=True, kw_only=True):
     """Which rank it may wait for."""
 
 
+class Replication(Part, frozen=True, kw_only=True):
+    """How the states of slots are kept in the memory of other nodes."""
+
+    key: str
+    """What agents of the job prove to each other that they have. Secret."""
+    factor: Int = 0
+    """Nodes that have to do with a slot's state, its own included; 0 while none keeps any."""
+    parts_needed: Int = 1
+    """How many parts give a state back; 1 where each holder has all of it."""
+    cliques: tuple[Int, ...] = ()
+    """For each slot the number of its clique, -1 for none."""
+    before: tuple[Int, ...] = ()
+    """The same in the round before, where it was different."""
+
+    def __repr__(self) -> str:
+        return f"Replication(key='***', factor={self.factor}, parts_needed={self.parts_needed})"
+
+
 class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document.v1"):
     """All that rendezvous knows about a job: any replica can go on from it.
 
@@ -220,6 +239,8 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """It has made its first step."""
     first_step: Int | None = None
     """The step after which it went on."""
+    restore_s: float = 0.0
+    """How long its ranks took to have their state back."""
     round_step: Int | None = None
     """The highest step that it reached, as far as it was said."""
     incident: OpenIncident | None = None
@@ -230,6 +251,8 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """The save that is being agreed on, or was ordered."""
     stalls: tuple[OpenStall, ...] = ()
     """Ranks that have stalled, and may have an excuse."""
+    replication: Replication | None = None
+    """Who keeps whose state; None before the first round."""
     decisions: tuple[OpenDecision, ...] = ()
     """What no `action_taken` has told the end of."""
     restarts: Int = 0
@@ -339,6 +362,39 @@ class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document
     """Facts that are decided and may not be recorded yet, as JSON."""
 
 
+class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoints_document.v1"):
+    """All that the catalog knows of a job's checkpoints: any replica can go on from it.
+
+    Key: the job; `everstep.subjects.CLUSTER` says how far the facts of all jobs were read. It is an
+    index, made again from the files by a scan.
+    """
+
+    checkpoints: tuple[KnownCheckpoint, ...] = ()
+    """Those of the global tier, and the newest in memory."""
+    holdings: tuple[Holding, ...] = ()
+    """Which node has which slot's state in memory."""
+    roots: tuple[str, ...] = ()
+    """Folders and URLs in which the job has checkpoints."""
+    round: Int = 0
+    """The newest round that was heard of."""
+    slots: Int = 0
+    """Its slots; 0 when no round runs."""
+    world_size: Int = 0
+    """Its ranks: what is in memory can be restored by as many only."""
+    restored_step: Int | None = None
+    """What the newest round began from."""
+    degraded_at: Time | None = None
+    """Since when fewer node losses than wanted can be survived; None while enough can."""
+    survivable_losses: Int | None = None
+    """How many could be survived when that was last said."""
+    stream: str = ""
+    """The incarnation of the stream of facts that was read."""
+    sequence: Int = 0
+    """How far it was read."""
+    outbox: tuple[str, ...] = ()
+    """Facts that are decided and may not be recorded yet, as JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """A bucket, what its keys are, and what each holds."""
@@ -353,5 +409,6 @@ BUCKETS = (
     Bucket("LIMITS", "<job>", LimitsDocument),
     Bucket("CONTROL", "<job> or _cluster", ControlDocument),
     Bucket("NODES", "_cluster", NodesDocument),
+    Bucket("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
 )
 """Every bucket of documents on the bus."""

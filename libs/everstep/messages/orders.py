@@ -58,6 +58,14 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
     """Where to send copies of its state."""
     replica_sources: tuple[Peer, ...] = ()
     """Who holds the state of its slot, when it may not hold it itself."""
+    replica_key: str = ""
+    """What agents of the job prove to each other that they have. Secret."""
+    replica_parts_needed: Int = 1
+    """So many of the parts that its peers hold give the state back; 1 where each has all of it."""
+
+    def __repr__(self) -> str:
+        where = f"round={self.round}, slot={self.slot}, slots={self.slots}"
+        return f"StartRanks(id={self.id!r}, job={self.job!r}, {where}, replica_key='***')"
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):

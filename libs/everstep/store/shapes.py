@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from everstep.store.changes import Shape, greatest, least, led_by, total
 from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
+from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
 
-VERSION = 4
+VERSION = 5
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 
@@ -239,4 +240,7 @@ PROJECTED = (
     WATCHES,
     LIMITS,
     LOCATED,
+    SAVES,
+    DELAYS,
+    RESTORES,
 )

@@ -148,6 +148,9 @@ projected: Mapping[Shape, Table] = {shape: _projected(shape) for shape in PROJEC
     node_watches,
     job_limits,
     stalls_located,
+    job_saves,
+    save_delays,
+    job_restores,
 ) = projected.values()
 
 Index("ix_jobs_first_n", jobs.c.first_n)

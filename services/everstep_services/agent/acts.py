@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from everstep.messages import MeasureNetwork, NameExcuse, RunChecks, StartRanks
+from everstep.messages import (
+    CopyReplica,
+    DropReplica,
+    MeasureNetwork,
+    NameExcuse,
+    RunChecks,
+    StartRanks,
+)
 from everstep_services.agent.failures import Exit
 
 
@@ -70,6 +77,13 @@ class AskToStop:
 
     after_step: int | None
     """After this one; None for the first that all ranks of this node can."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskToSave:
+    """Ask them to save after this step, and to go on."""
+
+    after_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +160,13 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicate:
+    """Copy or drop a state that is held here for another node."""
+
+    order: CopyReplica | DropReplica
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """A line for whoever watches."""
 
@@ -154,6 +175,6 @@ class Say:
 
 
 Act = (
-    Join | Tell | Start | Stop | Forward | Excuse | Check | Measure | Exiting | Say
-    | PassOn | AskToStop | Reach | OnRecord
+    Join | Tell | Start | Stop | Forward | Excuse | Check | Measure | Replicate | Exiting | Say
+    | PassOn | AskToStop | AskToSave | Reach | OnRecord
 )  # fmt: skip

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from everstep.messages import (
     AwaitRound,
+    CopyReplica,
+    DropReplica,
     Joined,
     LeaveJob,
     MeasureNetwork,
@@ -28,12 +30,14 @@ from everstep.messages import (
 from everstep_services.agent import leaving
 from everstep_services.agent.acts import (
     Act,
+    AskToSave,
     Check,
     Excuse,
     Join,
     Measure,
     PassOn,
     Reach,
+    Replicate,
     Say,
     Start,
     Tell,
@@ -160,10 +164,8 @@ class Agent:
                 return self._stand(is_spare=True)
             case NameExcuse() if self._part is not None:
                 return [Excuse(order)]
-            case RunChecks():
-                return [Check(order)]
-            case MeasureNetwork():
-                return [Measure(order)]
+            case RunChecks() | MeasureNetwork() | CopyReplica() | DropReplica():
+                return [_beside_ranks(order)]
             case AwaitRound():
                 return self._say_once(f"job {order.job} {order.reason}")
             case _:
@@ -177,7 +179,9 @@ class Agent:
             return []
         if order.after_step is None:
             return [Reach(order.round)]
-        if not order.then_stop or part.is_asked:
+        if not order.then_stop:
+            return [AskToSave(order.after_step)]
+        if part.is_asked:
             return []
         acts: list[Act] = []
         if order.then_leave and self._goodbye is None:
@@ -342,3 +346,13 @@ class Agent:
         if self._part is not None:
             self._part.is_leaving = True
         return acts
+
+
+def _beside_ranks(order: RunChecks | MeasureNetwork | CopyReplica | DropReplica) -> Act:
+    match order:
+        case RunChecks():
+            return Check(order)
+        case MeasureNetwork():
+            return Measure(order)
+        case _:
+            return Replicate(order)

@@ -30,6 +30,8 @@ class RankPaths:
 
     error_file: Path
     """Where an uncaught exception is written: TORCHELASTIC_ERROR_FILE."""
+    images: Path | None = None
+    """Where its states are kept in memory."""
 
 
 def environment(
@@ -42,6 +44,9 @@ def environment(
     """Everything that a rank finds in its environment. `base` is that of `everstep run`."""
     found = dict(base)
     found.pop(layout.INJECTION_VARIABLE, None)
+    found.pop(layout.IMAGES_VARIABLE, None)
+    if paths.images is not None:
+        found[layout.IMAGES_VARIABLE] = str(paths.images)
     if plan.allow_injection:
         found[layout.INJECTION_VARIABLE] = "1"
     found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from everstep.clock import Clock
 from everstep.messages import Fact, StartRanks
 from everstep_services.agent import acts
+from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.collecting import COLLECTORS, collect
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
@@ -32,7 +33,7 @@ from everstep_services.agent.saves import Saves
 from everstep_services.agent.stalls.desk import Stalls
 from everstep_services.agent.work import Keepers, Told, Work
 from everstep_services.agent.workplace import Workplace
-from trainer_sdk.wire import Injected, Requested, Stopping
+from trainer_sdk.wire import Checkpointed, Injected, Requested, Stopping
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Desks:
     evidence: Evidence
     stalls: Stalls
     saves: Saves
+    checkpoints: Checkpoints
     requests: Requests
     records: Records
     record: Callable[[Fact], None]
@@ -63,6 +65,7 @@ class OwnRanks:
         self._clock = clock
         self._desks = desks
         self._agent = desks.agent
+        desks.checkpoints.reports_to(desks.record)
         self._unfit = ""
         """Why the forge cannot fork, until it was said."""
 
@@ -152,6 +155,9 @@ class OwnRanks:
                 desks.do(self._agent.rank_stops(event.rank, said.step, self._clock.now()))
             case Requested() as said:
                 desks.requests.hear(said)
+            case Checkpointed() as said:
+                desks.checkpoints.said(said)
+                desks.questions.restore_s = desks.checkpoints.restore_s
             case _:
                 desks.stalls.said(event)
 
@@ -201,7 +207,9 @@ class OwnRanks:
             return False
         self._desks.progress.begins(start.order)
         self._desks.stalls.begins(start.order)
+        self._desks.checkpoints.begins(start.order)
         self._desks.questions.free_port(start.order)
+        self._desks.questions.restore_s = 0.0
         return True
 
     def _not_started(self, start: acts.Start, reason: str) -> None:
@@ -224,6 +232,7 @@ class OwnRanks:
         desks.questions.stop_s = outcome.stop_s
         last: list[Fact] = list(desks.progress.ends())
         desks.stalls.ends()
+        desks.checkpoints.ends()
         desks.do(self._agent.stopped(stop.round))
         if outcome.ranks:
             evidence_s = desks.questions.evidence_s

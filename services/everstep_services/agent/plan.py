@@ -8,6 +8,7 @@ from typing import Literal
 
 from everstep.bus.settings import BusSettings
 from everstep.messages.jobs import JobSpec
+from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.stalls.limits import LimitRules
 
@@ -127,6 +128,8 @@ class RunPlan:
     SIGUSR1 and SIGUSR2."""
     checks: ChecksSettings = field(default_factory=ChecksSettings)
     """How this node is examined."""
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """How states are kept in the memory of nodes."""
     limits: LimitRules = field(default_factory=LimitRules)
     """How long a rank may go without progress."""
     scheduler_grace_s: float | None = None

@@ -15,6 +15,7 @@ from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
+from everstep_services.agent.checkpoints.desk import opened_checkpoints
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.ground import sweep
@@ -119,6 +120,9 @@ async def _run(
     runtime = runtime_dir(base, instance)
     async with AsyncExitStack() as stack:
         workplace = stack.enter_context(Workplace.opened(plan, runtime, base))
+        checkpoints, workplace.images = await stack.enter_async_context(
+            opened_checkpoints(plan, SystemClock())
+        )
         keeper_plan = workplace.keeper_plan(instance)
         first = await stack.enter_async_context(AsyncExitStack())
         keeper = await first.enter_async_context(opened_keeper(keeper_plan))
@@ -144,8 +148,9 @@ async def _run(
         )
         clock = SystemClock() if harm is None else harm.clock
         service = AgentService(
-            plan, bus, keepers, workplace, clock, instance, limits=limits, others=others, harm=harm
-        )
+            plan, bus, keepers, workplace, clock, instance,
+            limits=limits, others=others, checkpoints=checkpoints, harm=harm,
+        )  # fmt: skip
         with signals.handed_to(service.signalled):
             return await service.run()
 

@@ -13,11 +13,15 @@ from everstep_services.agent.progress import Progress
 class Questions:
     """Says everything as it is at the moment of asking."""
 
-    def __init__(self, plan: RunPlan, agent: Agent, progress: Progress, instance: str) -> None:
+    def __init__(
+        self, plan: RunPlan, agent: Agent, progress: Progress, instance: str,
+        replica_port: int | None,
+    ) -> None:  # fmt: skip
         self._plan = plan
         self._agent = agent
         self._progress = progress
         self._instance = instance
+        self._replica_port = replica_port
         self._reserved: Reserved | None = None
         self.checks: Checks | None = None
         self.is_warm = False
@@ -26,6 +30,8 @@ class Questions:
         """How long evidence was collected before the last round's ranks were stopped."""
         self.stop_s = 0.0
         """How long the last round's ranks took to stop."""
+        self.restore_s = 0.0
+        """How long the ranks of this round took to have their state back."""
 
     def free_port(self, order: StartRanks) -> None:
         """The port that we offered is about to be used, if the ranks meet here."""
@@ -61,6 +67,7 @@ class Questions:
             running=agent.order,
             running_state=agent.running_state,
             master_port=self._reserved.port,
+            replica_port=self._replica_port,
             evidence_s=self.evidence_s,
             stop_s=self.stop_s,
             version=__version__,
@@ -88,6 +95,7 @@ class Questions:
             excuse_s=tell.excuse_s,
             step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,
+            restore_s=self.restore_s,
         )
 
     def leave(self, exiting: Exiting) -> Leave:

@@ -58,6 +58,13 @@ class Saves:
             rank.page.ask_to_stop(after_step)
         log.info("asked_to_stop ranks=%d after_step=%d", len(ranks), after_step)
 
+    def ask_to_save(self, act: acts.AskToSave) -> None:
+        """The same for those who go on."""
+        ranks = self._counting()
+        for rank in ranks:
+            rank.page.ask_to_save(act.after_step)
+        log.info("asked_to_save ranks=%d after_step=%d", len(ranks), act.after_step)
+
     def reached(self, act: acts.Reach) -> acts.Tell:
         """How far the furthest rank is, and how short a step is."""
         paces = [self._pace(rank) for rank in self._counting()]

@@ -13,6 +13,7 @@ from everstep.clock import Clock
 from everstep.messages import BeatNow, Fact, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
+from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.checks import Checks
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
@@ -68,6 +69,7 @@ class AgentService:
         *,
         limits: Limits,
         others: Others,
+        checkpoints: Checkpoints,
         harm: "Harm | None" = None,
     ) -> None:
         self._plan = plan
@@ -81,7 +83,8 @@ class AgentService:
         self._records = Records(plan.job, plan.node, clock)
         self._evidence = Evidence(plan.job, bus, workplace, self._records)
         self._progress = Progress(plan, self._agent, self._page, self._records, clock)
-        self._questions = Questions(plan, self._agent, self._progress, instance)
+        self._questions = Questions(plan, self._agent, self._progress, instance, checkpoints.port)
+        self._checkpoints = checkpoints
         answers = Answers(self._joined, self._reported, self._refused, self._unanswered)
         self._asker = Asker(bus, clock, plan.job, answers)
         self._requests = Requests(plan, bus, clock, workplace.say)
@@ -93,7 +96,7 @@ class AgentService:
         self._saves = Saves(plan, self._agent, self._watched, self._records, clock, record)
         desks = Desks(
             self._agent, self._questions, self._progress, self._evidence, self._stalls,
-            self._saves, self._requests, self._records, record, self._do,
+            self._saves, checkpoints, self._requests, self._records, record, self._do,
         )  # fmt: skip
         self._ranks = OwnRanks(keepers, workplace, clock, desks)
         examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
@@ -124,6 +127,7 @@ class AgentService:
                     self._evidence.collect_later_for_ever,
                     self._checks.examine_for_ever,
                     self._measuring.measure_for_ever,
+                    self._checkpoints.keep_for_ever,
                     self._stalls.watch.judge_for_ever,
                     self._stalls.watch.look_closer_for_ever,
                     self._stalls.follow_limits_for_ever,
@@ -289,27 +293,33 @@ class AgentService:
                     self._workplace.say(act.text, is_warning=act.is_warning)
                 case acts.Exiting():
                     self._exiting(act)
-                case acts.Excuse() | acts.Check() | acts.Measure():
+                case acts.Excuse() | acts.Check() | acts.Measure() | acts.Replicate():
                     self._answer(act)
                 case _:
                     self._save(act)
         self._due.set()
 
-    def _save(self, act: acts.PassOn | acts.AskToStop | acts.Reach | acts.OnRecord) -> None:
+    def _save(
+        self, act: acts.PassOn | acts.AskToStop | acts.AskToSave | acts.Reach | acts.OnRecord
+    ) -> None:
         match act:
             case acts.PassOn():
                 if (signalled := self._saves.passed_on(act)) is not None:
                     self._ranks.work.do(signalled)
             case acts.AskToStop():
                 self._saves.ask_to_stop(act)
+            case acts.AskToSave():
+                self._saves.ask_to_save(act)
             case acts.Reach():
                 self._tell(self._saves.reached(act))
             case _:
                 self._saves.put_on_record(act)
 
-    def _answer(self, asked: acts.Excuse | acts.Check | acts.Measure) -> None:
+    def _answer(self, asked: acts.Excuse | acts.Check | acts.Measure | acts.Replicate) -> None:
         if isinstance(asked, acts.Check):
             self._checks.ask(asked.order)
+        elif isinstance(asked, acts.Replicate):
+            self._checkpoints.ask(asked.order)
         elif isinstance(asked, acts.Measure):
             self._measuring.ask(asked.order)
         elif (told := self._stalls.excuse(asked.order)) is not None:

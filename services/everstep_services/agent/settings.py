@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from everstep.settings import Settings
+from everstep_services.agent.checkpoints.settings import CheckpointSettings
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):
@@ -64,6 +65,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """How long the scheduler waits from its signal to its kill; only compared with others."""
     join_within_s: float | None = None
     """How long a round may take to form; by default what rendezvous is set to."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    """States in memory."""
 
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:

@@ -50,6 +50,8 @@ class Workplace:
         self._runtime = runtime
         self._base = base
         self._console: Console | None = None
+        self.images: Path | None = None
+        """Where ranks keep their states in memory."""
         self.logs = LogFiles(plan.log_dir, plan.job)
 
     @classmethod
@@ -101,7 +103,8 @@ class Workplace:
         logs = self.logs.make(order.round, rank)
         runtime = self._runtime / f"r{order.round}" / str(rank)
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
-        paths = RankPaths(error_file=runtime / layout.ELASTIC_ERROR_FILE)
+        error_file = runtime / layout.ELASTIC_ERROR_FILE
+        paths = RankPaths(error_file=error_file, images=self.images)
         return RankPlan(
             rank=rank,
             environ=environment(self._plan, order, local_rank, self._base, paths),

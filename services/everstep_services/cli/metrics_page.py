@@ -18,6 +18,8 @@ from everstep.clock import SystemClock
 from everstep.observe.metrics import Metrics
 from everstep.store.database import Database
 from everstep.store.log import FactLog
+from everstep_services.catalog.opening import Catalog
+from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.opening import Health
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
@@ -68,6 +70,20 @@ MEANINGS: Mapping[str, str] = {
     "everstep_health_facts_missed_total": "Facts that the stream had dropped before that.",
     "everstep_health_node_conflicts_total": "Times that what is known of nodes was changed first "
     "by another replica.",
+    "everstep_catalog_leading": "1 while this replica is the one that reads on and cleans up.",
+    "everstep_catalog_jobs": "Jobs with checkpoints, as the replica that leads knows.",
+    "everstep_catalog_checkpoints": "Their checkpoints.",
+    "everstep_catalog_quarantined": "Those that are not to be restored.",
+    "everstep_catalog_missing": "Those whose files are gone, and nobody said that they go.",
+    "everstep_catalog_degraded": "Jobs whose states in memory survive fewer losses than wanted.",
+    "everstep_catalog_facts_read_total": "Facts that were read for what they say of checkpoints.",
+    "everstep_catalog_facts_missed_total": "Facts that the stream had dropped before that.",
+    "everstep_catalog_conflicts_total": "Writes made anew: another replica wrote first.",
+    "everstep_catalog_verified_total": "Checkpoints that were read back by themselves.",
+    "everstep_catalog_flawed_total": "Those of them that are not what was saved.",
+    "everstep_catalog_deleted_total": "Checkpoints that retention deleted.",
+    "everstep_catalog_scans_total": "Times that the index was compared with the files of a root.",
+    "everstep_catalog_repairs_total": "Copies that were asked for because there were too few.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
     "everstep_bus_beats_waiting": "Losable messages not yet handed to the connection.",
     "everstep_bus_sent_total": "Losable messages sent.",
@@ -106,6 +122,7 @@ _PARTS = (
     ("Every process", ("everstep_build", "everstep_loop", "process_")),
     ("Rendezvous", ("everstep_rendezvous_",)),
     ("Health", ("everstep_health_",)),
+    ("Catalog", ("everstep_catalog_",)),
     ("History", ("everstep_history_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
 )
@@ -127,6 +144,7 @@ def families() -> Iterator[Metric]:
     metrics = Metrics("page")
     metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("health", Health(HealthSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("catalog", Catalog(CatalogSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("history", _projector().statistics)
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)

@@ -13,6 +13,7 @@ SECTIONS = {
     "history": "everstep_services.history.settings:HistorySettings",
     "health": "everstep_services.health.settings:HealthSettings",
     "rendezvous": "everstep_services.rendezvous.settings:RendezvousSettings",
+    "catalog": "everstep_services.catalog.settings:CatalogSettings",
     "api": "everstep_services.history.settings:ApiSettings",
     "client": "everstep_services.cli.location:ClientSettings",
 }

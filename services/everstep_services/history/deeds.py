@@ -10,6 +10,7 @@ from everstep.bus.ports import Bus
 from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import (
+    ChangeCheckpoint,
     Done,
     DrainNode,
     ExcludeNode,
@@ -21,6 +22,7 @@ from everstep.messages import (
     RequestSave,
     RestartJob,
     RoundDocument,
+    ScanCheckpoints,
     SectionLimit,
     SetControl,
     SetLimit,
@@ -109,6 +111,8 @@ _WAYS: Mapping[str, _Way] = {
     "include": _Way("health", IncludeNode, "node show {node}"),
     "set_limit": _Way("health", _set_limit, "limits {job}"),
     "control": _Way("health", SetControl, "control show"),
+    "change": _Way("catalog", ChangeCheckpoint, "ckpt ls {job}"),
+    "scan": _Way("catalog", ScanCheckpoints, "ckpt ls {job}"),
 }
 
 

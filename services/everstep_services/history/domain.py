@@ -13,6 +13,7 @@ from everstep.store.shapes import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
 from everstep_services.history.claims import (
     actions,
+    checkpoints,
     health,
     incidents,
     jobs,
@@ -33,6 +34,7 @@ _CLAIMS: Mapping[type[Fact], Claim] = {
     **health.CLAIMS,
     **incidents.CLAIMS,
     **actions.CLAIMS,
+    **checkpoints.CLAIMS,
 }
 """Kinds that change a table of their own; every other fact only counts for its job and round."""
 

@@ -174,8 +174,11 @@ def _suspects(document: Document) -> dict[str, str]:
 
 
 def _shown(document: RoundDocument) -> RoundDocument:
-    """The document as it fits into one message: of a very large one, without its seats."""
-    shown = msgspec.structs.replace(document, outbox=())
+    """The document as it fits into one message, without the key: a very large one without seats."""
+    replication = document.replication
+    if replication is not None:
+        replication = msgspec.structs.replace(replication, key="")
+    shown = msgspec.structs.replace(document, outbox=(), replication=replication)
     if len(msgspec.json.encode(shown)) <= _SHOWN_BYTES:
         return shown
     reason = f"{shown.reason} ({len(shown.seats)} seats are left out here)"

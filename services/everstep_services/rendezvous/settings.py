@@ -47,6 +47,16 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     """How long the next round waits after that many quick failures in a row."""
     say_waiting_after_s: float = 1.0
     """A round that takes longer to form says what it waits for."""
+    replica_factor: int = 2
+    """How many nodes have a slot's state in memory, its own included; 1 for no copies. With
+    parts, how many have to do with it: its own, and one for each part."""
+    replica_jump: int | None = None
+    """Slots that are so far apart keep each other's states; by default those that share no failure
+    domain."""
+    replica_parts_needed: int = 1
+    """1 for whole copies; else each of the `replica_factor` - 1 others has a part, and so many of
+    these give a state back. 7 and 4 survive the loss of any 3 nodes with 1.5 times the memory of
+    one copy."""
     gather_s: float = 0.002
     """How long questions gather before they are decided together."""
     renew_within_s: float = 5.0
@@ -58,5 +68,15 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
         if self.probes_at_once < 1:
             raise ValueError(f"probes_at_once must be at least 1, got {self.probes_at_once}")
+        if self.replica_factor < 1 or (self.replica_jump is not None and self.replica_jump < 1):
+            raise ValueError(
+                f"replica_factor and replica_jump must be at least 1, got {self.replica_factor} "
+                f"and {self.replica_jump}"
+            )
+        if not 1 <= self.replica_parts_needed <= max(self.replica_factor - 1, 1):
+            raise ValueError(
+                f"replica_parts_needed must be from 1 to replica_factor - 1, got "
+                f"{self.replica_parts_needed} with a replica_factor of {self.replica_factor}"
+            )
         if not self.backoff_s or list(self.backoff_s) != sorted(self.backoff_s):
             raise ValueError(f"backoff_s must not shrink, got {list(self.backoff_s)}")

@@ -9,9 +9,12 @@ from everstep.messages.questions.answers import Done
 from everstep.messages.questions.attribution import Explain
 from everstep.messages.questions.catalog import (
     ChangeCheckpoint,
+    CheckpointsCollected,
     CheckpointsLocated,
+    CollectCheckpoints,
     ListCheckpoints,
     LocateCheckpoint,
+    ScanCheckpoints,
 )
 from everstep.messages.questions.health import (
     ExcludeNode,
@@ -75,5 +78,7 @@ ASKS = (
     Ask("catalog", "locate", LocateCheckpoint, CheckpointsLocated),
     Ask("catalog", "list", ListCheckpoints, CheckpointsLocated),
     Ask("catalog", "change", ChangeCheckpoint, Done),
+    Ask("catalog", "scan", ScanCheckpoints, Done),
+    Ask("catalog", "collect", CollectCheckpoints, CheckpointsCollected),
 )
 """Every question on the bus."""

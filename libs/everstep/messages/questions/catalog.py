@@ -53,6 +53,18 @@ class CheckpointPlace(Part, frozen=True, kw_only=True):
     """Retention may not have it."""
     is_quarantined: bool = False
     """It is not to be restored."""
+    is_missing: bool = False
+    """Its files are gone, and nobody has told us that they were removed."""
+    verified_at: Time | None = None
+    """When it was last read back, if ever."""
+    round: Int | None = None
+    """The round that saved it."""
+    shards: Int = 0
+    """How many files or objects hold it."""
+    has_data_position: bool = False
+    """It says where the data and the random numbers go on."""
+    note: str = ""
+    """What else people should know: why it is quarantined, who has pinned it."""
 
 
 class CheckpointsLocated(Reply, frozen=True, kw_only=True, tag="checkpoints_located.v1"):
@@ -89,3 +101,62 @@ class ChangeCheckpoint(Question, frozen=True, kw_only=True, tag="change_checkpoi
     """Why."""
     tier: str = "global"
     """Where."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class ScanCheckpoints(Question, frozen=True, kw_only=True, tag="scan_checkpoints.v1"):
+    """Compare the index with the files, wherever the catalog sees them. An operator asks it."""
+
+    by: str
+    """The person, as authenticated."""
+    reason: str
+    """Why."""
+    root: str = ""
+    """A folder or URL that may not be known yet; empty for all that are."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_checkpoints.v1"):
+    """Delete what retention does not keep, or say what that would be. An operator asks the catalog.
+
+    The last good checkpoint and those that are pinned or quarantined stay, whatever is asked.
+    """
+
+    by: str
+    """The person, as authenticated."""
+    reason: str
+    """Why."""
+    keep_last: Int | None = None
+    """Keep the newest so many; None for the catalog's own setting."""
+    keep_every_steps: Int | None = None
+    """Keep each step that is a multiple of this; None for the catalog's own setting."""
+    is_dry_run: bool = True
+    """Only say what would be deleted."""
+    origin: str = ""
+    """By which way: `rest` or `cli`."""
+
+
+class JudgedCheckpoint(Part, frozen=True, kw_only=True):
+    """What retention says of a checkpoint."""
+
+    step: Int
+    """The step."""
+    is_kept: bool
+    """It stays."""
+    reason: str
+    """The rule."""
+    path: str = ""
+    """Where it is."""
+    size_bytes: Int = 0
+    """Of all shards."""
+
+
+class CheckpointsCollected(Reply, frozen=True, kw_only=True, tag="checkpoints_collected.v1"):
+    """What retention keeps and what it does not."""
+
+    judged: tuple[JudgedCheckpoint, ...]
+    """The newest first."""
+    text: str
+    """What happens now."""

@@ -155,6 +155,8 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """The agent's own id, as in `join`: another agent's report about its slot is refused."""
     warm_ranks: Int = 0
     """For `started`: how many of its ranks were forked from a warm process."""
+    restore_s: float = 0.0
+    """For `first_step`: how long its ranks took to have their state back."""
 
 
 class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):

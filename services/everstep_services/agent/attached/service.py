@@ -18,6 +18,7 @@ from everstep_services.agent.attached.plan import AttachedPlan
 from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.attached.steps import Made, Steps
 from everstep_services.agent.attached.watching import Watching
+from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.checks import Checks
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.probes import notes
@@ -27,6 +28,7 @@ from everstep_services.agent.ranks.ground import read_error
 from everstep_services.agent.ranks.keeping import RankGone, RankRuns, RankSaid, RankStepped
 from everstep_services.agent.records import Records
 from trainer_sdk.page import CountedBy, PageReading
+from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ class AttachedService:
         )  # fmt: skip
         examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = Checks(examiner, self._records, clock, self._pids, self._facts.put_nowait)
+        self._checkpoints = Checkpoints(plan.job, plan.node, clock)
+        self._checkpoints.reports_to(self._facts.put_nowait)
         self._incident: str | None = None
         self._has_begun = False
         self._last_step: int | None = None
@@ -105,7 +109,7 @@ class AttachedService:
                 case RankStepped() if event.round == self._here.round:
                     self._stepped(event)
                 case RankSaid() if event.round == self._here.round:
-                    self._stalls.said(event)
+                    self._said(event)
                 case _:
                     log.info("passed_over event=%s", event)
             self._watching.events.task_done()
@@ -124,6 +128,7 @@ class AttachedService:
             self._watching.ranks.begin(found.round, self._clock.now())
             self._steps.begins()
             self._stalls.begins(order)
+            self._checkpoints.begins(order)
         self._orders[found.rank] = order
         self._watching.add(found)
 
@@ -134,6 +139,12 @@ class AttachedService:
                 order, event.rank, pid=event.pid, start="attached", start_s=0.0, log=""
             )
         )
+
+    def _said(self, event: RankSaid) -> None:
+        if isinstance(event.said, Checkpointed):
+            self._checkpoints.said(event.said)
+        else:
+            self._stalls.said(event)
 
     def _stepped(self, event: RankStepped) -> None:
         self._say_progress(self._steps.first(event.step))

@@ -73,6 +73,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         preempt_grace_s=agent.preempt_grace_s,
         preempt_signals=agent.preempt_signals,
         checks=_checks(loaded.section(ChecksSettings), _log_dir(given, agent, state.path)),
+        checkpoints=agent.checkpoints,
         limits=limits_of(given, agent),
         scheduler_grace_s=agent.scheduler_grace_s,
         restart_on_stall=agent.restart_on_stall,

@@ -16,6 +16,7 @@ from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import run
 from everstep.settings import DEFAULT, Flag, Loaded, Settings
+from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import schema
 from everstep_services.cli.stack.phases import Phases
@@ -70,6 +71,7 @@ def stack_sections() -> dict[str, type[Settings]]:
     return {
         "api": ApiSettings,
         "bus": BusSettings,
+        "catalog": CatalogSettings,
         "health": HealthSettings,
         "history": HistorySettings,
         "log": LogSettings,

@@ -15,6 +15,7 @@ SERVICES = {
     "history": "everstep_services.cli.stack.history:opened",
     "health": "everstep_services.cli.stack.health:opened",
     "rendezvous": "everstep_services.cli.stack.rendezvous:opened",
+    "catalog": "everstep_services.cli.stack.catalog:opened",
 }
 
 

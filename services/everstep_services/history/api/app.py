@@ -15,6 +15,7 @@ from everstep.store.reads import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
 from everstep_services.history.api import (
+    checkpoints,
     control,
     facts,
     incidents,
@@ -38,7 +39,10 @@ from everstep_services.history.news import News
 from everstep_services.history.settings import ApiSettings
 
 BASE = "/api/v1"
-PARTS = (jobs, ranks, limits, incidents, logs, nodes, operators, control, facts, tokens, status)
+PARTS = (
+    *(jobs, ranks, limits, checkpoints, incidents, logs, nodes, operators, control, facts),
+    *(tokens, status),
+)
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
 The record of Everstep: jobs, rounds, incidents, nodes, and the facts that all of it is derived

@@ -32,7 +32,7 @@ async def do(
     context: Context, by: Token, verb: str, job: str | None, wanted: Wanted, **more: Any
 ) -> Decided:
     """Have it done. Without a job it is about all of them; `more` is what the path says."""
-    who = by.name if wanted.user is None else f"{wanted.user} ({by.name})"
+    who = asker(by, wanted)
     deed = Deed(verb, job or CLUSTER, who, wanted.reason, "rest", wanted.details() | more)
     about = more.get("node") or job or "the cluster"
     try:
@@ -45,6 +45,11 @@ async def do(
         raise unavailable(deed.service, error) from error
     log.info("operator_asked action=%s about=%s by=%r token=%s", verb, about, who, by.id)
     return Decided(job=job, action=verb, node=more.get("node"), by=who, text=text)
+
+
+def asker(by: Token, wanted: Wanted) -> str:
+    """The person, as it goes on record."""
+    return by.name if wanted.user is None else f"{wanted.user} ({by.name})"
 
 
 def unavailable(service: str, error: Exception) -> ProblemError:

@@ -14,6 +14,7 @@ from everstep_services.rendezvous.domain.placement import (
     largest_size,
 )
 from everstep_services.rendezvous.domain.recalling import may_be_recalled
+from everstep_services.rendezvous.domain.replicas import arranged
 from everstep_services.rendezvous.domain.turn import Turn
 from everstep_services.rendezvous.domain.waiting import wait
 
@@ -167,9 +168,13 @@ def _enter_round(turn: Turn, size: int) -> None:
         master_address=first.address,
         master_port=first.master_port or _FIRST_PORT + number % _PORTS,
         start_order=turn.now.new_id(),
+        replication=arranged(
+            members, doc.replication, turn.settings, turn.now.new_id() + turn.now.new_id()
+        ),
         warm_ranks=0,
         has_stepped=False,
         first_step=None,
+        restore_s=0.0,
         round_step=None,
         planned=None,
         saving=None,

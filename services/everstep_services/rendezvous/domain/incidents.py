@@ -72,12 +72,12 @@ def started(turn: Turn) -> None:
 
 
 def close(turn: Turn, outcome: str, reason: str, entry: str) -> None:
-    """It is over; the time since it was counted last goes into `entry`."""
+    """It is over; the time since it was counted last goes into `entry`, or was a restore."""
     doc = turn.state.doc
     if doc.incident is None:
         return
     extend(turn, now=True)
-    incident = count(turn, doc.incident, entry)
+    incident = count(turn, doc.incident, entry, restore_s=doc.restore_s)
     recovered = outcome == "recovered"
     lost = 0
     if recovered and doc.last_step is not None and doc.first_step is not None:

@@ -7,9 +7,13 @@ from everstep.messages.documents import OpenIncident
 from everstep_services.rendezvous.domain.turn import Turn
 
 
-def count(turn: Turn, incident: OpenIncident, entry: str) -> OpenIncident:
-    """The time since it was counted last goes into one entry."""
-    return _moved(turn, incident, {entry: _elapsed_s(turn, incident)})
+def count(
+    turn: Turn, incident: OpenIncident, entry: str, *, restore_s: float = 0.0
+) -> OpenIncident:
+    """The time since it was counted last goes into one entry, but for that of a restore."""
+    left_s = _elapsed_s(turn, incident)
+    restored_s = min(max(restore_s, 0.0), left_s)
+    return _moved(turn, incident, {entry: left_s - restored_s, "restore_s": restored_s})
 
 
 def count_ending(turn: Turn, incident: OpenIncident) -> OpenIncident:

@@ -1,6 +1,6 @@
 """A job's document was lost while its agents ran on: it is made again from what they say."""
 
-from everstep.messages import Join, Seat
+from everstep.messages import Join, Replication, Seat
 from everstep_services.rendezvous.domain.ending import end_round
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.losses import member_lost
@@ -82,6 +82,7 @@ def _go_on(turn: Turn, ask: Join) -> None:
         start_order=running.id,
         restarts=running.restarts,
         recent=tuple(range(1, running.restarts + 1)),
+        replication=Replication(key=running.replica_key),
         has_stepped=True,
     )
     turn.state.enter("running", "its agents say so: the document was lost", turn.now.wall)

@@ -128,7 +128,7 @@ def _first_step(turn: Turn, report: Report) -> None:
     doc = turn.state.doc
     if doc.has_stepped or doc.phase == "ending":
         return
-    turn.state.set(has_stepped=True, first_step=report.step)
+    turn.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
     turn.since("stepping", doc.round)
     if doc.phase == "running":
         _recovered(turn)

@@ -6,8 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from everstep.messages import RoundDocument, Seat, StartRanks
+from everstep.messages import Replication, RoundDocument, Seat, StartRanks
 from everstep.messages.base import Time
+from everstep_services.rendezvous.domain.replicas import Keepers
 
 AT_WORK = frozenset({"starting", "running", "finished"})
 OVER = frozenset({"done", "stopped"})
@@ -27,6 +28,7 @@ class State:
         }
         self._leaving = sum(seat.is_leaving for seat in document.seats)
         self._layout: dict[str, int] | None = None
+        self._keepers: Keepers | None = None
 
     def document(self) -> RoundDocument:
         """All of it, to be written down."""
@@ -35,6 +37,8 @@ class State:
     def set(self, **fields: Any) -> None:
         """Change fields of the document."""
         self.doc = replace(self.doc, **fields)
+        if "replication" in fields:
+            self._keepers = None
         self.is_changed = True
 
     def enter(self, phase: str, reason: str, at: Time) -> None:
@@ -95,7 +99,7 @@ class State:
         self._leaving += seat.is_leaving
         if seat.infra_rank is not None:
             self._infra[seat.infra_rank] = seat.node
-        self._layout = None
+        self._layout = self._keepers = None
         self.is_changed = True
 
     def drop(self, node: str) -> None:
@@ -103,7 +107,7 @@ class State:
         before = self._seats.pop(node, None)
         if before is not None:
             self._forget(before)
-            self._layout = None
+            self._layout = self._keepers = None
             self.is_changed = True
 
     def replace_all(self, seats: list[Seat]) -> None:
@@ -112,7 +116,7 @@ class State:
         self._stages = Counter(seat.stage for seat in seats)
         self._leaving = sum(seat.is_leaving for seat in seats)
         self._infra = {seat.infra_rank: seat.node for seat in seats if seat.infra_rank is not None}
-        self._layout = None
+        self._layout = self._keepers = None
         self.is_changed = True
 
     def first_rank(self, node: str) -> int:
@@ -126,13 +130,13 @@ class State:
 
     def start_order(self, seat: Seat) -> StartRanks:
         """What this member of the round was told to start."""
-        doc = self.doc
+        doc, slot, keepers = self.doc, seat.slot or 0, self._who_keeps()
         return StartRanks(
             id=doc.start_order,
             job=doc.job,
             round=doc.round,
             reason=doc.reason,
-            slot=seat.slot or 0,
+            slot=slot,
             slots=doc.slots,
             first_rank=self.first_rank(seat.node),
             ranks=seat.ranks,
@@ -142,7 +146,17 @@ class State:
             restarts=doc.restarts,
             max_restarts=doc.spec.max_restarts,
             incident=doc.incident.id if doc.incident else None,
+            replica_peers=keepers.peers(slot),
+            replica_sources=keepers.sources(slot),
+            replica_key=keepers.key,
+            replica_parts_needed=keepers.parts_needed,
         )
+
+    def _who_keeps(self) -> Keepers:
+        if self._keepers is None:
+            replication = self.doc.replication or Replication(key="")
+            self._keepers = Keepers(replication, self._seats.values() if replication.factor else ())
+        return self._keepers
 
     def _forget(self, seat: Seat) -> None:
         self._stages[seat.stage] -= 1

@@ -147,6 +147,39 @@ class ControlWanted(Wanted):
     )
 
 
+class CheckpointWanted(Wanted):
+    """Something done about a checkpoint."""
+
+    tier: str = Field("global", pattern="^(global|memory|peer)$", description="Where.")
+
+
+class ScanWanted(Wanted):
+    """The index compared with the files."""
+
+    root: str = Field(
+        "",
+        max_length=1024,
+        pattern=TEXT,
+        description="A folder or URL, as the catalog sees it; empty for all that it knows.",
+        examples=["s3://bucket/llama"],
+    )
+
+
+class CollectionWanted(Wanted):
+    """What retention does not keep, deleted."""
+
+    keep_last: int | None = Field(
+        None,
+        ge=1,
+        le=LARGEST,
+        description="Keep the newest so many; null as the catalog is set to.",
+    )
+    keep_every_steps: int | None = Field(
+        None, ge=0, le=LARGEST, description="Keep each step that is a multiple; null as set."
+    )
+    is_dry_run: bool = Field(default=True, description="Only say what would be deleted.")
+
+
 class BrakeWanted(Wanted):
     """The brake, which leaves every actuator only observing."""
 

@@ -1,0 +1,144 @@
+"""One contender on one rank, in a process of its own; rank 0 prints JSON.
+
+python -m benchmarks.checkpointing.case NAME MIB ROUNDS FOLDER [busy]
+"""
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.checkpointing.contenders import Contender, State, contender, do_without_cuda
+
+TENSORS = 16
+WARM = 2
+_BUSY = 512
+_STEPS = 300
+_MOST_SAVES = 5
+
+if "nvrx" in sys.argv:
+    do_without_cuda()  # here, so that its process, which imports this module, does it, too
+
+
+def main() -> None:
+    name, mib, rounds, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    state, optimizer = made(mib)
+    one = contender(name, folder, state, optimizer)
+    found = busy(one, folder, state) if "busy" in sys.argv else timed(one, folder, state, rounds)
+    one.close()
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, found)
+    if dist.get_rank() == 0:
+        slowest = {
+            key: [max(row) for row in zip(*(each[key] for each in everybody), strict=True)]
+            for key in found
+        }
+        print(json.dumps(slowest), flush=True)
+    dist.destroy_process_group()
+
+
+def made(mib: int) -> tuple[State, Any]:
+    """Parameters and both moments of Adam, different on each rank, in so many MiB."""
+    each = (mib << 20) // 4 // TENSORS
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    values = [torch.nn.Parameter(torch.randn(each)) for _ in range(TENSORS)]
+    optimizer = torch.optim.SGD(values, lr=0.1)
+    return {f"rank{rank}.{number}": one for number, one in enumerate(values)}, optimizer
+
+
+def timed(one: Contender, folder: Path, state: State, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds; the first saves, which make plans and memory, are not counted."""
+    found: dict[str, list[float]] = {"stall": [], "settle": [], "durable": [], "first": []}
+    for number in range(WARM + rounds):
+        dist.barrier()
+        path = folder / f"{one.__class__.__name__}-{number}"
+        began = time.perf_counter()
+        one.save(path, state)
+        stalled = time.perf_counter()
+        one.settle()
+        settled = time.perf_counter()
+        one.finish()
+        ended = time.perf_counter()
+        dist.barrier()
+        if number < WARM:
+            found["first"].append((stalled - began) * 1e3)
+        else:
+            found["stall"].append((stalled - began) * 1e3)
+            found["settle"].append((settled - stalled) * 1e3)
+            found["durable"].append((ended - began) * 1e3)
+        if dist.get_rank() == 0:
+            clean(folder)
+        dist.barrier()
+    return found
+
+
+def busy(one: Contender, folder: Path, state: State) -> dict[str, list[float]]:
+    """Deciles, in milliseconds, of a step of matrix products, alone and while saves drain."""
+    matrix = torch.randn(_BUSY, _BUSY)
+
+    def steps(until: threading.Event | None, most: int) -> list[float]:
+        found: list[float] = []
+        while len(found) < most and not (until is not None and until.is_set()):
+            began = time.perf_counter()
+            for _ in range(4):
+                torch.mm(matrix, matrix)
+            found.append((time.perf_counter() - began) * 1e3)
+        return found
+
+    for number in range(WARM):
+        one.save(folder / f"warm-{number}", state)
+        one.finish()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            clean(folder)
+        dist.barrier()
+    steps(None, 50)
+    alone = steps(None, _STEPS)
+    draining: list[float] = []
+    for number in range(_MOST_SAVES):
+        dist.barrier()  # as many saves on each rank, whatever it has counted
+        one.save(folder / f"busy-{number}", state)
+        durable = threading.Event()
+
+        def drain(durable: threading.Event = durable) -> None:
+            one.finish()
+            durable.set()
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        draining += steps(durable, 100_000)
+        thread.join()
+    return {"alone": deciles(alone), "draining": deciles(draining)}
+
+
+def deciles(values: list[float]) -> list[float]:
+    """Nine of them, so that two counts can be compared."""
+    return statistics.quantiles(values, n=10)
+
+
+def clean(folder: Path) -> None:
+    """All but who owns it: a disk that fills up gets slower."""
+    for one in [*folder.iterdir(), *folder.glob("own/step-*")]:
+        if one.name == "own":
+            continue
+        if one.is_dir():
+            shutil.rmtree(one)
+        else:
+            one.unlink()
+    os.sync()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Saves a state by all means there are, side by side: what the training pays, when it is durable.
+
+    python -m benchmarks.checkpoints [--gib 1] [--ranks 1] [--rounds 5] [--folder DIR]
+                                     [--nvrx NVRX/bin/python] [--saves 200]
+
+Exit code 1 when a median misses: eager, 1.15 of a copy of the bytes into warm memory; lazy, 10 ms a
+GiB; durable, 1/0.9 of a plain write of them, synced; a busy step meanwhile, 1.05.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.checkpointing.flat import flat
+from benchmarks.rig import HEAD, row
+
+OURS = ("everstep", "everstep-lazy")
+PEERS = ("dcp", "dcp-async-thread", "dcp-async-process")
+MOST_EAGER, MOST_LAZY_MS_A_GIB, LEAST_OF_WRITE, MOST_BUSY = 1.15, 10.0, 0.9, 1.05
+_WITHIN_S = 900.0
+Samples = dict[str, list[float]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gib", type=float, default=1.0, help="of all ranks together")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
+    parser.add_argument("--nvrx", type=Path, metavar="PYTHON", help="one that has NVRx, as a peer")
+    parser.add_argument("--saves", type=int, default=200, help="for memory; 0 leaves it out")
+    asked = parser.parse_args()
+    names = ["limit", *OURS, *PEERS, *(["nvrx"] if asked.nvrx else [])]
+    mib = int(asked.gib * 1024 / asked.ranks)
+    print(f"{asked.gib:g} GiB, {asked.ranks} ranks, load {os.getloadavg()[0]:.1f}; milliseconds")
+    found: dict[str, Samples] = {}
+    with tempfile.TemporaryDirectory(dir=asked.folder, prefix="everstep-bench-") as folder:
+        for name in names:
+            python = str(asked.nvrx) if name == "nvrx" else sys.executable
+            case = [name, str(mib), str(asked.rounds), folder]
+            found[name] = run(python, asked.ranks, case)
+            show(name, found[name])
+        step = run(sys.executable, asked.ranks, ["everstep-lazy", str(mib), "1", folder, "busy"])
+        show("busy step", step)
+    if asked.saves:
+        print(flat(asked.saves))
+    return judge(found, step, asked.gib / asked.ranks)
+
+
+def run(python: str, ranks: int, case: Sequence[str]) -> Samples:
+    """The slowest rank's times."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    common |= {"EVERSTEP_ATTACH": "off", "PYTHONPATH": str(Path(__file__).parents[1])}
+    common |= {"CUDA_VISIBLE_DEVICES": ""}
+    processes = [
+        subprocess.Popen(
+            [python, "-m", "benchmarks.checkpointing.case", *case],
+            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [one.communicate(timeout=_WITHIN_S)[0] for one in processes]
+    except subprocess.TimeoutExpired:
+        said = []
+    finally:
+        for one in processes:
+            one.kill()
+    if not said or any(one.returncode for one in processes):
+        return {}
+    samples: Samples = json.loads(said[0].splitlines()[-1])
+    return samples
+
+
+def show(name: str, samples: Samples) -> None:
+    if not samples:
+        print(f"\n{name}: does not run here")
+        return
+    print(f"\n{name}\n{HEAD}")
+    for key, values in samples.items():
+        print(row(f"  {key}", values))
+
+
+def judge(found: dict[str, Samples], step: Samples, gib: float) -> int:
+    middle = {
+        name: {key: statistics.median(values) for key, values in samples.items()}
+        for name, samples in found.items()
+        if samples
+    }
+    copy, write = middle["limit"]["stall"], middle["limit"]["durable"] - middle["limit"]["stall"]
+    lines = [
+        at_most("eager stall, of one copy", middle["everstep"]["stall"] / copy, MOST_EAGER),
+        at_most("lazy stall, ms a GiB", middle["everstep-lazy"]["stall"] / gib, MOST_LAZY_MS_A_GIB),
+        at_most("plain write, of durable", -write / middle["everstep"]["durable"], -LEAST_OF_WRITE),
+    ]
+    if step:
+        alone, draining = (statistics.median(step[key]) for key in ("alone", "draining"))
+        lines.append(at_most("busy step while a save drains", draining / alone, MOST_BUSY))
+    for name in (*PEERS, "nvrx"):
+        if name in middle:
+            stall, durable = (
+                middle[name][key] / middle["everstep"][key] for key in ("stall", "durable")
+            )
+            print(f"{name}: {stall:.1f} times our eager stall, {durable:.1f} times our durable")
+    return 0 if all(lines) else 1
+
+
+def at_most(what: str, value: float, limit: float) -> bool:
+    """Negative ones are floors."""
+    is_met = value <= limit
+    word = "met" if is_met else "MISSED"
+    bound = "at least" if limit < 0 else "at most"
+    print(f"{what}: {abs(value):.2f} ({bound} {abs(limit):g}): {word}")
+    return is_met
+
+
+if __name__ == "__main__":
+    sys.exit(main())

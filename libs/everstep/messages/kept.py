@@ -1,0 +1,74 @@
+"""What the catalog remembers of each checkpoint and copy: the pieces of its documents."""
+
+from everstep.messages.base import Int, Part, Time
+
+
+class KnownCheckpoint(Part, frozen=True, kw_only=True):
+    """A checkpoint that was committed, and what became of it since."""
+
+    step: Int
+    """The step."""
+    tier: str = "global"
+    """Where: `global`, or `memory` and `peer` when every slot has its part."""
+    path: str = ""
+    """Where its manifest is: a path or URL; empty for a tier in memory."""
+    round: Int | None = None
+    """The round that saved it."""
+    saved_at: Time | None = None
+    """When it was committed."""
+    size_bytes: Int = 0
+    """Of all shards."""
+    shards: Int = 0
+    """How many there are."""
+    world_size: Int = 0
+    """Ranks in the round that saved it."""
+    manifest_hash: str = ""
+    """The xxh3-128 of the manifest."""
+    has_data_position: bool = False
+    """It says where the data and the random numbers go on."""
+    verified_at: Time | None = None
+    """When it was last read back and compared; None until it was."""
+    flaw: str = ""
+    """What was found to be wrong then; empty when it was good."""
+    quarantined_for: str = ""
+    """As `cause` in `checkpoint_quarantined`; empty when it may be restored."""
+    quarantine_reason: str = ""
+    """The evidence."""
+    quarantined_by: str = ""
+    """Who decided."""
+    pinned_by: str = ""
+    """Who wants it kept whatever retention says; empty when nobody does."""
+    pin_reason: str = ""
+    """Why."""
+    missing_since: Time | None = None
+    """Its files are gone, and nobody has told us that they were removed."""
+
+    @property
+    def is_good(self) -> bool:
+        """It was read back, is what was saved, and may be restored."""
+        return self.verified_at is not None and not self.flaw and self.may_be_restored
+
+    @property
+    def may_be_restored(self) -> bool:
+        """Nothing is known that speaks against it."""
+        return not self.quarantined_for and self.missing_since is None
+
+
+class Holding(Part, frozen=True, kw_only=True, array_like=True):
+    """A state, or one part of it, that a node has in memory, as an array in this order.
+
+    An array, because those of 4,096 slots must fit into one document of 1 MiB.
+    """
+
+    slot: Int
+    """Whose state it is."""
+    holder: str
+    """The node that has it; a slot's own node has it whole."""
+    step: Int
+    """Of this step, or of a later one: not every step is told."""
+    round: Int
+    """The round in which it came there."""
+    part: Int = 0
+    """Which part."""
+    parts_needed: Int = 1
+    """How many different parts give the state back; 1 for a whole one."""

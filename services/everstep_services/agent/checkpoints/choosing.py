@@ -1,0 +1,61 @@
+"""Which step of its slot a node fetches, and from whom. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Age = tuple[int, int]
+"""A round and a step: what is greater is newer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered(Generic[T]):
+    """A copy, or a part of one, that can be had from somebody."""
+
+    age: Age
+    rank: int
+    what: T
+    part: int = 0
+    parts_needed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """A step that all ranks of the slot can have."""
+
+    age: Age
+    from_others: Mapping[int, Sequence[Offered[T]]]
+    """For each rank that does not have it here."""
+
+
+def choices(
+    ranks: Collection[int], here: Mapping[int, Collection[Age]], offers: Sequence[Offered[T]]
+) -> list[Choice[T]]:
+    """What is worth fetching, the newest first: newer than the newest that all ranks have here."""
+    newest = newest_of_all(ranks, here)
+    ages = sorted({offer.age for offer in offers}, reverse=True)
+    found = []
+    for age in ages:
+        if newest is not None and age <= newest:
+            break
+        missing = [rank for rank in ranks if age not in here.get(rank, ())]
+        at = {
+            rank: [one for one in offers if (one.age, one.rank) == (age, rank)] for rank in missing
+        }
+        if all(_is_enough(each) for each in at.values()):
+            found.append(Choice(age, at))
+    return found
+
+
+def newest_of_all(ranks: Collection[int], here: Mapping[int, Collection[Age]]) -> Age | None:
+    """The newest that each of them has."""
+    common = set.intersection(*(set(here.get(rank, ())) for rank in ranks)) if ranks else set()
+    return max(common, default=None)
+
+
+def _is_enough(offers: Sequence[Offered[T]]) -> bool:
+    """A whole one, or as many different parts as it takes."""
+    if any(offer.parts_needed == 1 for offer in offers):
+        return True
+    return bool(offers) and len({offer.part for offer in offers}) >= offers[0].parts_needed

@@ -1,0 +1,125 @@
+"""Checkpoints on this node: what ranks say becomes facts; their states are kept beside them."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from everstep.clock import Clock
+from everstep.messages import CopyReplica, DropReplica, Fact, StartRanks
+from everstep.settings import remember_secret
+from everstep_services.agent.checkpoints.facts import Story
+from everstep_services.agent.checkpoints.folder import MEMORY, opened_images
+from everstep_services.agent.checkpoints.held import Held
+from everstep_services.agent.checkpoints.holding import Store
+from everstep_services.agent.checkpoints.keep import Keep
+from everstep_services.agent.checkpoints.server import opened_door
+from everstep_services.agent.checkpoints.standing import Standing
+from everstep_services.agent.plan import RunPlan
+from trainer_sdk.wire import Checkpointed
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """One agent's. Without memory for files it only passes on what ranks say."""
+
+    def __init__(self, job: str, node: str, clock: Clock) -> None:
+        self._story = Story(job, node)
+        self._clock = clock
+        self._record: Callable[[Fact], None] = lambda _: None
+        self._keep: Keep | None = None
+        self._door: socket.socket | None = None
+        self._failed: set[tuple[int, str, str]] = set()
+        self.restore_s = 0.0
+        """How long the ranks of this round took to have their state back, as far as they said."""
+
+    @property
+    def port(self) -> int | None:
+        """Where other nodes send their states."""
+        return None if self._door is None else int(self._door.getsockname()[1])
+
+    def keeps(self, keep: Keep, door: socket.socket | None) -> None:
+        """There is memory for states."""
+        self._keep, self._door = keep, door
+
+    def reports_to(self, record: Callable[[Fact], None]) -> None:
+        """Who puts facts on record."""
+        self._record = record
+
+    async def keep_for_ever(self) -> None:
+        """Send, hold and fetch states, until cancelled."""
+        if self._keep is not None:
+            await self._keep.keep_for_ever(self._door)
+
+    def begins(self, order: StartRanks) -> None:
+        """The ranks of a round are about to be started."""
+        if order.replica_key:
+            remember_secret(order.replica_key)
+        self._failed.clear()
+        self.restore_s = 0.0
+        self._story.begins(order)
+        if self._keep is not None:
+            self._keep.begins(order)
+
+    def ends(self) -> None:
+        """They are gone."""
+        for fact in self._story.ends(self._clock.wall()):
+            self._record(fact)
+
+    def said(self, line: Checkpointed) -> None:
+        """A rank says what became of a checkpoint."""
+        for fact in self._story.heard(line, self._clock.now(), self._clock.wall()):
+            self._record(fact)
+        took_s = line.body.get("took_s")
+        if line.event == "restored" and isinstance(took_s, float):
+            self.restore_s = max(self.restore_s, took_s)
+        if self._keep is None:
+            return
+        step = line.body.get("step")
+        if line.event == "image":
+            self._keep.look()
+        elif line.event == "quarantine" and isinstance(step, int):
+            self._keep.distrust(step)
+
+    def ask(self, order: CopyReplica | DropReplica) -> None:
+        """Copy or drop what is held here."""
+        if self._keep is not None:
+            self._keep.ask(order)
+
+    def stored(self, held: Held, by: str, took_s: float) -> None:
+        """All of a slot's state is held here, for the first time in a round."""
+        self._record(self._story.replica_stored(held, by, took_s, self._clock.wall()))
+
+    def failed(self, step: int, node: str, reason: str, cause: str) -> None:
+        """A state did not reach a keeper: said once for each cause, not for each step."""
+        key = (self._story.round, node, cause)
+        if key not in self._failed:
+            self._failed.add(key)
+            self._record(self._story.not_replicated(step, reason, cause, self._clock.wall()))
+
+
+@asynccontextmanager
+async def opened_checkpoints(
+    plan: RunPlan, clock: Clock, memory: Path = MEMORY
+) -> AsyncIterator[tuple[Checkpoints, Path | None]]:
+    """The desk, and the folder where ranks keep their states; gone at the end."""
+    settings = plan.checkpoints
+    checkpoints = Checkpoints(plan.job, plan.node, clock)
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(opened_images(plan.job, plan.node, memory))
+        if folder is None:
+            log.info("no_memory_for_images place=%s", memory)
+            yield checkpoints, None
+            return
+        store = await asyncio.to_thread(Store, folder, plan.job, settings)
+        stack.callback(store.close)
+        door = None
+        if settings.replicate and plan.spec.nodes_max + plan.spec.spares > 1:
+            door = stack.enter_context(opened_door(plan.address, settings.port))
+        standing = Standing(plan.job, plan.node, settings)
+        keep = Keep(standing, folder, store, clock, checkpoints.stored, checkpoints.failed)
+        checkpoints.keeps(keep, door)
+        yield checkpoints, folder

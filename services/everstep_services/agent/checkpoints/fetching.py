@@ -1,0 +1,264 @@
+"""Fetches the states that a node's ranks need and do not find on it, before they restore."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from everstep.messages import Peer, StartRanks
+from everstep_services.agent.checkpoints.choosing import (
+    Age,
+    Choice,
+    Offered,
+    choices,
+    newest_of_all,
+)
+from everstep_services.agent.checkpoints.client import Call
+from everstep_services.agent.checkpoints.coding import CodingError, give_back
+from everstep_services.agent.checkpoints.holding import Incoming, Store
+from everstep_services.agent.checkpoints.images import CopyFile, OwnImages, read_head
+from everstep_services.agent.checkpoints.mapping import Memory
+from everstep_services.agent.checkpoints.standing import Standing
+from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
+from everstep_services.agent.checkpoints.threads import in_thread, threads
+
+log = logging.getLogger(__name__)
+
+OFFER = "offer.json"
+Source = tuple[Peer, Copy]
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """That fetching is over for a round; ranks wait for it."""
+
+    round: int
+    complete: bool
+    """Each rank of the slot finds a state of the same step on this node."""
+    reason: str
+    is_sure: bool = True
+    """Everybody who may hold a state was asked, and has given it: there is no other one."""
+
+
+def write_offer(base: Path, offer: Offer) -> None:
+    """Let the ranks see it."""
+    written = base / f".{OFFER}"
+    written.write_bytes(msgspec.json.encode(offer))
+    written.rename(base / OFFER)
+
+
+class Fetching:
+    """One round's, at most one at a time."""
+
+    def __init__(self, standing: Standing, store: Store, images: OwnImages, coded: Path) -> None:
+        self._standing = standing
+        self._store = store
+        self._images = images
+        self._coded = coded
+
+    async def fetch(self, order: StartRanks, without: frozenset[int]) -> Offer:
+        """The newest step that all ranks of the slot can have, but for those that are suspect."""
+        within_s = self._standing.settings.fetch_within_s
+        try:
+            async with asyncio.timeout(within_s):
+                offer = await self._fetched(order, without)
+        except TimeoutError:
+            late = f"nothing was fetched within {within_s:g} s"
+            offer = Offer(round=order.round, complete=False, reason=late, is_sure=False)
+        log.info(
+            "images_offered round=%d complete=%s reason=%s",
+            order.round,
+            offer.complete,
+            offer.reason,
+        )
+        return offer
+
+    async def _fetched(self, order: StartRanks, without: frozenset[int]) -> Offer:
+        ranks = range(order.first_rank, order.first_rank + order.ranks)
+        with threads(self._standing.settings.streams, "replicas-fetch") as pool:
+            offers, failures = await self._offers(pool, order, ranks, without)
+            here = await asyncio.to_thread(self._here, ranks, without)
+            for choice in choices(ranks, here, offers):
+                try:
+                    await self._take(pool, choice)
+                except (ReplicaError, CodingError, OSError) as error:
+                    failures.append(f"step {choice.age[1]}: {error}")
+                    log.warning("images_not_fetched step=%d error=%s", choice.age[1], error)
+                    continue
+                fetched = f"step {choice.age[1]} was fetched from other nodes"
+                return Offer(round=order.round, complete=True, reason=fetched)
+        newest = newest_of_all(ranks, here)
+        if newest is not None:
+            here_already = f"step {newest[1]} is on this node"
+            return Offer(round=order.round, complete=True, reason=here_already)
+        return Offer(
+            round=order.round,
+            complete=False,
+            reason="; ".join(failures) or "no node has a state of this slot in memory",
+            is_sure=not failures,
+        )
+
+    async def _offers(
+        self, pool: Executor, order: StartRanks, ranks: range, without: frozenset[int]
+    ) -> tuple[list[Offered[Source]], list[str]]:
+        """What others have, and who could not be asked."""
+
+        async def ask(source: Peer) -> tuple[Peer, tuple[Copy, ...] | ReplicaError]:
+            call = Call(source, self._standing)
+
+            def asked() -> tuple[Copy, ...]:
+                with call:
+                    return call.ask(ranks)
+
+            try:
+                return source, await in_thread(pool, call, asked)
+            except ReplicaError as error:
+                return source, error
+
+        answers = await asyncio.gather(*(ask(source) for source in order.replica_sources))
+        offers: list[Offered[Source]] = []
+        failures: list[str] = []
+        for source, said in answers:
+            if isinstance(said, ReplicaError):
+                failures.append(str(said))
+            else:
+                offers += self._fitting(order, source, said, without)
+        return offers, failures
+
+    def _fitting(
+        self, order: StartRanks, source: Peer, copies: Sequence[Copy], without: frozenset[int]
+    ) -> list[Offered[Source]]:
+        """Those that the ranks of this round could load."""
+        found = []
+        for copy in copies:
+            try:
+                head = read_head(copy.index)
+            except ReplicaError as error:
+                log.warning("copy_passed_over node=%s error=%s", source.node, error)
+                continue
+            whose = head.identity
+            fits = (whose.job, whose.world_size) == (order.job, order.world_size)
+            if not fits or whose.round > order.round or whose.step in without:
+                continue
+            ours = msgspec.structs.replace(copy, slot=order.slot, ranks=order.ranks)
+            found.append(Offered(head.age, copy.rank, (source, ours), copy.part, copy.parts_needed))
+        return found
+
+    def _here(self, ranks: range, without: frozenset[int]) -> dict[int, set[Age]]:
+        found: dict[int, set[Age]] = {}
+        for rank in ranks:
+            held = (one.head for one in self._store.of_rank(rank) if one.copy.parts == 1)
+            heads = [*(image.head for image in self._images.of(rank)), *held]
+            found[rank] = {head.age for head in heads if head.identity.step not in without}
+        return found
+
+    async def _take(self, pool: Executor, choice: Choice[Source]) -> None:
+        """All ranks at once; if one cannot be had, none is worth waiting for."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for offers in choice.from_others.values():
+                    tasks.create_task(self._take_one(pool, offers))
+        except* (ReplicaError, CodingError, OSError) as errors:
+            raise errors.exceptions[0] from None
+
+    async def _take_one(self, pool: Executor, offers: Sequence[Offered[Source]]) -> None:
+        whole = [offer for offer in offers if offer.parts_needed == 1]
+        failures: list[str] = []
+        for offer in whole:
+            source, copy = offer.what
+            try:
+                await self._take_whole(pool, source, copy)
+            except ReplicaError as error:
+                failures.append(str(error))
+                log.warning("image_not_fetched error=%s", error)
+            else:
+                return
+        parts = [offer for offer in offers if offer.parts_needed > 1]
+        if not parts:
+            raise ReplicaError("; ".join(failures))
+        await self._take_parts(pool, parts)
+
+    async def _take_whole(self, pool: Executor, source: Peer, copy: Copy) -> None:
+        call = Call(source, self._standing)
+
+        def take() -> None:
+            incoming = self._store.begin(copy, may_be_older=True)
+            if incoming is None:
+                return
+            try:
+                with call:
+                    call.get(incoming)
+                self._store.finish(incoming)
+            finally:
+                self._store.pause(incoming)
+
+        await in_thread(pool, call, take)
+
+    async def _take_parts(self, pool: Executor, offers: Sequence[Offered[Source]]) -> None:
+        """As many as are needed, then the state from them."""
+        needed = offers[0].parts_needed
+        first = offers[0].what[1]
+        folder = self._coded / f"fetched-{first.rank}-{first.step}"
+        await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+        parts: dict[int, CopyFile] = {}
+        failures: list[str] = []
+        try:
+            for offer in offers:
+                source, copy = offer.what
+                if copy.part in parts or len(parts) == needed:
+                    continue
+                path = folder / f"part-{copy.part}"
+                try:
+                    await self._take_part(pool, source, copy, path)
+                except ReplicaError as error:
+                    failures.append(str(error))
+                else:
+                    parts[copy.part] = CopyFile(copy, path)
+            if len(parts) < needed:
+                raise ReplicaError(
+                    f"{len(parts)} of {needed} parts of step {first.step} of rank {first.rank} "
+                    f"could be fetched: {'; '.join(failures)}"
+                )
+            await self._from_parts(list(parts.values()))
+        finally:
+            await asyncio.shield(asyncio.to_thread(_remove, folder))
+
+    async def _take_part(self, pool: Executor, source: Peer, copy: Copy, path: Path) -> None:
+        call = Call(source, self._standing)
+
+        def take() -> None:
+            incoming = Incoming(copy, read_head(copy.index), path, Memory(path, copy.size_bytes))
+            with call, closing(incoming.memory):
+                call.get(incoming)
+            if incoming.hash.hexdigest() != copy.hash:
+                raise ReplicaError(
+                    f"part {copy.part} from {source.node} is not what it said", "torn"
+                )
+
+        await in_thread(pool, call, take)
+
+    async def _from_parts(self, parts: Sequence[CopyFile]) -> None:
+        copy = parts[0].copy
+        head = read_head(copy.index)
+        whole = msgspec.structs.replace(
+            copy, part=0, parts=1, parts_needed=1, size_bytes=head.size_bytes, hash=head.hash
+        )
+        begin = partial(self._store.begin, whole, may_be_older=True)
+        incoming = await asyncio.to_thread(begin)
+        if incoming is None:
+            return
+        incoming.memory.close()  # another process writes it
+        try:
+            hashed = await give_back(parts, head.size_bytes, incoming.path)
+            await asyncio.to_thread(self._store.finish, incoming, hashed)
+        finally:
+            self._store.pause(incoming)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

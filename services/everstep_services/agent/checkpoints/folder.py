@@ -1,0 +1,62 @@
+"""Where the states of this node are, in memory: it outlives ranks, and an agent that was killed.
+
+/dev/shm/everstep-<uid>/images/<job>@<node>/    one agent's; its lock says that it lives
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from everstep_services.agent.checkpoints.fetching import OFFER
+from everstep_services.agent.checkpoints.keep import CODED
+from everstep_services.agent.ranks import tree
+from everstep_services.agent.workplace import private_dir
+from trainer_sdk import layout
+
+MEMORY = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
+
+
+@contextmanager
+def opened_images(job: str, node: str, memory: Path = MEMORY) -> Iterator[Path | None]:
+    """The folder; None where there is no memory for files, or another agent has it.
+
+    What an agent of the same job and node has left when it was killed is taken over; what other
+    jobs' have left is removed. At the end nothing is left.
+    """
+    if not os.access(memory, os.W_OK):
+        yield None
+        return
+    base = private_dir(private_dir(memory / f"everstep-{os.getuid()}") / "images")
+    name = f"{job}@{node}"
+    _sweep(base, name)
+    folder = private_dir(base / name)
+    lock = _locked(folder / layout.LOCK_FILE)
+    if lock is None:
+        yield None
+        return
+    try:
+        shutil.rmtree(folder / CODED, ignore_errors=True)
+        (folder / OFFER).unlink(missing_ok=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(base: Path, name: str) -> None:
+    for folder in base.iterdir():
+        if folder.name != name and tree.is_free(str(folder / layout.LOCK_FILE)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,266 @@
+"""What this node holds of other nodes' states, and has fetched of its own. Called in threads.
+
+    held/slot-<S>/rank-<R>/<step>/    a whole copy: image and index.json, or part and part.json
+    held/slot-<S>/rank-<R>/incoming/  what is being received
+
+Of each rank the two newest copies are kept; the older one's memory takes the next. So an old step
+leaves only when a newer one is complete.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from everstep_services.agent.checkpoints.held import PART, Held, found, unindex, write_index
+from everstep_services.agent.checkpoints.images import Head, read_head
+from everstep_services.agent.checkpoints.mapping import Memory
+from everstep_services.agent.checkpoints.settings import CheckpointSettings
+from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
+from trainer_sdk.checkpoint.manifest import IMAGE
+
+_INCOMING = "incoming"
+_KEPT = 2
+Owner = tuple[int, int]
+"""A slot, and one of its ranks."""
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A copy that is being received, or was when the connection broke."""
+
+    copy: Copy
+    head: Head
+    path: Path
+    memory: Memory
+    present: int = 0
+    """So much memory it had from what was here before."""
+    offset: int = 0
+    is_busy: bool = True
+    hash: "xxhash.xxh3_128" = field(default_factory=xxhash.xxh3_128)
+
+    def room(self, most: int) -> memoryview:
+        """For the next bytes; empty at the end."""
+        return self.memory.room(self.offset, min(most, self.copy.size_bytes - self.offset))
+
+    def took(self, piece: memoryview) -> None:
+        """They are there."""
+        self.hash.update(piece)
+        self.memory.wrote(self.offset, piece)
+        self.offset += len(piece)
+
+    def start_over(self) -> None:
+        """What came so far is not what was announced."""
+        self.offset, self.hash = 0, xxhash.xxh3_128()
+        self.memory.begin_again(self.path)
+
+
+class Store:
+    """Safe for several threads. A copy is received by one of them at a time."""
+
+    def __init__(self, base: Path, job: str, settings: CheckpointSettings) -> None:
+        self._base = base / "held"
+        self._job = job
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._held: dict[Owner, list[Held]] = {}
+        self._incoming: dict[Owner, Incoming] = {}
+        self._touched: set[int] = set()
+        """Slots of which something came in this round."""
+        for held in found(self._base, job):
+            self._held.setdefault((held.copy.slot, held.copy.rank), []).append(held)
+
+    def begins(self) -> None:
+        """Another round."""
+        self._touched = set()
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that all of it takes."""
+        with self._lock:
+            return self._size()
+
+    def of_rank(self, rank: int) -> list[Held]:
+        """All copies of a rank's state, the newest first."""
+        with self._lock:
+            found = [held for (_, of), each in self._held.items() if of == rank for held in each]
+        return sorted(found, key=lambda held: held.head.age, reverse=True)
+
+    def of_slot(self, slot: int, step: int) -> list[Held]:
+        """What is here of a slot's state at a step, whole copies or parts, one a rank."""
+        with self._lock:
+            return [
+                held
+                for (owner, _), each in self._held.items()
+                for held in each
+                if owner == slot and held.copy.step == step
+            ]
+
+    def has_all(self, copy: Copy) -> bool:
+        """The copies of all ranks of its slot and step are here."""
+        return len(self.of_slot(copy.slot, copy.step)) == copy.ranks
+
+    def begin(self, copy: Copy, *, may_be_older: bool = False) -> Incoming | None:
+        """Receive it, from its offset on; None if it is here. `ReplicaError` if it cannot be."""
+        head = self._checked(copy)
+        owner = (copy.slot, copy.rank)
+        with self._lock:
+            self._touched.add(copy.slot)
+            held = self._held.get(owner, [])
+            if any(one.copy.hash == copy.hash and one.copy.step == copy.step for one in held):
+                return None
+            going_on = self._incoming.get(owner)
+            if going_on is not None and going_on.is_busy:
+                raise ReplicaError(f"rank {copy.rank} is being received already", "busy")
+            if going_on is not None and going_on.copy == copy:
+                going_on.is_busy = True
+                return going_on
+            if not may_be_older and any(one.head.age > head.age for one in held):
+                raise ReplicaError(f"a newer step than {copy.step} is here", "old")
+            return self._allocate(owner, copy, head)
+
+    def finish(self, incoming: Incoming, hashed: str = "") -> Held:
+        """Verify it, and let it be seen. `ReplicaError` if it is not what was announced.
+
+        `hashed` is what its bytes were found to be, where somebody else has written them.
+        """
+        copy = incoming.copy
+        if (hashed or incoming.hash.hexdigest()) != copy.hash:
+            incoming.start_over()
+            raise ReplicaError(
+                f"step {copy.step} of rank {copy.rank} came with other bytes than its hash "
+                f"{copy.hash}: it was changed meanwhile, or on its way",
+                "torn",
+            )
+        with self._lock:
+            owner = (copy.slot, copy.rank)
+            folder = self._folder(owner)
+            target = folder / str(copy.step)
+            self._forget(
+                owner, [held for held in self._held.get(owner, ()) if held.folder == target]
+            )
+            write_index(folder / _INCOMING, copy)
+            (folder / _INCOMING).rename(target)
+            held = Held(copy, incoming.head, target, incoming.memory)
+            self._held.setdefault(owner, []).append(held)
+            del self._incoming[owner]
+        return held
+
+    def pause(self, incoming: Incoming) -> None:
+        """Nobody receives it now; it may go on where it ended."""
+        incoming.is_busy = False
+
+    def drop(
+        self, slot: int, *, step: int | None = None, before: tuple[int, int] | None = None
+    ) -> int:
+        """Forget a slot's state: of one step, or what is older. How many bytes that freed."""
+        with self._lock:
+            size = self._size()
+            for owner in [owner for owner in self._held if owner[0] == slot]:
+                gone = [
+                    held
+                    for held in self._held[owner]
+                    if (step is None or held.copy.step == step)
+                    and (before is None or held.head.age < before)
+                ]
+                self._forget(owner, gone)
+            return size - self._size()
+
+    def close(self) -> None:
+        """Nothing more is received."""
+        for incoming in self._incoming.values():
+            incoming.memory.close()
+
+    # -- inside; the lock is held ----------------------------------------------------------------
+
+    def _checked(self, copy: Copy) -> Head:
+        head = read_head(copy.index)
+        is_whole = copy.parts == 1
+        if (
+            head.identity.job != self._job
+            or head.rank != copy.rank
+            or head.identity.step != copy.step
+            or copy.size_bytes < 1
+            or (is_whole and (head.size_bytes, head.hash) != (copy.size_bytes, copy.hash))
+        ):
+            whose = f"job {head.identity.job}, rank {head.rank}, step {head.identity.step}"
+            raise ReplicaError(
+                f"what was announced as step {copy.step} of rank {copy.rank} of job {self._job} is "
+                f"of {whose}, or of another size or hash: it is not taken",
+                "foreign",
+            )
+        return head
+
+    def _allocate(self, owner: Owner, copy: Copy, head: Head) -> Incoming:
+        """Memory for it: that of the oldest copy, where there are enough, or new."""
+        folder = self._folder(owner)
+        place, path = folder / _INCOMING, folder / _INCOMING / (IMAGE if copy.parts == 1 else PART)
+        self._give_up(owner)
+        held = sorted(self._held.get(owner, ()), key=lambda one: one.head.age)
+        oldest = held[0] if len(held) >= _KEPT else None
+        present = 0 if oldest is None else oldest.copy.size_bytes
+        self._need_room(copy, copy.size_bytes - present, owner, head)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if oldest is None:
+            place.mkdir(mode=0o700)
+        else:
+            unindex(oldest.folder)
+            oldest.folder.rename(place)
+            (place / oldest.path.name).rename(path)
+            self._held[owner].remove(oldest)
+        memory = None if oldest is None else oldest.memory
+        if memory is None or memory.size_bytes != copy.size_bytes:
+            memory = Memory(path, copy.size_bytes)
+        memory.begin_again(path)
+        incoming = Incoming(copy, head, path, memory, min(present, copy.size_bytes))
+        self._incoming[owner] = incoming
+        return incoming
+
+    def _give_up(self, owner: Owner) -> None:
+        """What was being received is overtaken."""
+        incoming = self._incoming.pop(owner, None)
+        if incoming is not None:
+            incoming.memory.close()
+            shutil.rmtree(incoming.path.parent, ignore_errors=True)
+
+    def _need_room(self, copy: Copy, more: int, owner: Owner, head: Head) -> None:
+        if more <= 0 or self._room() >= more:
+            return
+        for other, each in list(self._held.items()):
+            # Whoever left it here keeps it elsewhere by now: this round has saved since.
+            if other[0] not in self._touched and other[0] != owner[0]:
+                self._forget(other, [held for held in each if held.head.age < head.age])
+        room = self._room()
+        if room < more:
+            raise ReplicaError(
+                f"step {copy.step} of rank {copy.rank} needs {more} bytes more, and {max(room, 0)} "
+                f"may be taken: raise agent.checkpoints.held_most_bytes, or enlarge /dev/shm",
+                "quota",
+            )
+
+    def _room(self) -> int:
+        """How much more may be taken."""
+        about = os.statvfs(self._base.parent)
+        unwritten = sum(
+            one.copy.size_bytes - max(one.offset, one.present) for one in self._incoming.values()
+        )
+        free = about.f_bavail * about.f_frsize - unwritten - self._settings.room_least_bytes
+        most = self._settings.held_most_bytes
+        return free if most is None else min(free, most - self._size())
+
+    def _size(self) -> int:
+        held = sum(one.copy.size_bytes for each in self._held.values() for one in each)
+        return held + sum(one.copy.size_bytes for one in self._incoming.values())
+
+    def _folder(self, owner: Owner) -> Path:
+        return self._base / f"slot-{owner[0]}" / f"rank-{owner[1]}"
+
+    def _forget(self, owner: Owner, gone: Iterable[Held]) -> None:
+        for held in gone:
+            unindex(held.folder)
+            shutil.rmtree(held.folder, ignore_errors=True)
+            self._held[owner].remove(held)

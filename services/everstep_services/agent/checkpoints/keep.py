@@ -1,0 +1,150 @@
+"""The states in the memory of this node: its own are sent and fetched, those of others are held."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from everstep.bus.beside import beside
+from everstep.clock import Clock
+from everstep.messages import CopyReplica, DropReplica, StartRanks
+from everstep_services.agent.checkpoints.coding import Coder
+from everstep_services.agent.checkpoints.fetching import Fetching, write_offer
+from everstep_services.agent.checkpoints.held import Held
+from everstep_services.agent.checkpoints.holding import Store
+from everstep_services.agent.checkpoints.images import CopyFile, OwnImages
+from everstep_services.agent.checkpoints.sending import Failed, Sending
+from everstep_services.agent.checkpoints.server import ReplicaServer
+from everstep_services.agent.checkpoints.standing import Standing
+
+log = logging.getLogger(__name__)
+
+CODED = "coded"
+Stored = Callable[[Held, str, float], None]
+"""All ranks of a slot are here for the first time in a round: one of them, from whom, how long."""
+
+
+class Keep:
+    """Below one folder; works beside the ranks and never with them."""
+
+    def __init__(
+        self, standing: Standing, folder: Path, store: Store, clock: Clock,
+        stored: Stored, failed: Failed,
+    ) -> None:  # fmt: skip
+        self._standing = standing
+        self._folder = folder
+        self._store = store
+        self._images = OwnImages(folder, standing.job)
+        self._sending = Sending(standing, self._images, Coder(folder / CODED), clock, failed)
+        self._fetching = Fetching(standing, store, self._images, folder / CODED)
+        self._stored = stored
+        self._told: set[int] = set()
+        self._suspect: set[int] = set()
+        self._changed = asyncio.Event()
+        self._tidying = asyncio.Event()
+        self._asked: asyncio.Queue[CopyReplica | DropReplica] = asyncio.Queue()
+
+    def begins(self, order: StartRanks) -> None:
+        """The ranks of a round are about to be started: fetch what they need."""
+        self._standing.order = order
+        self._told.clear()
+        self._store.begins()
+        self._sending.begins(order)
+        self._changed.set()
+
+    def look(self) -> None:
+        """A rank's state has become whole."""
+        self._sending.look()
+        self._tidying.set()
+
+    def distrust(self, step: int) -> None:
+        """Training on from this step led to no number: it is not fetched again."""
+        self._suspect.add(step)
+
+    def ask(self, order: CopyReplica | DropReplica) -> None:
+        """Copy or drop what is held here."""
+        self._asked.put_nowait(order)
+
+    async def keep_for_ever(self, door: socket.socket | None) -> None:
+        """Until cancelled. Without a door nothing is held for others."""
+        loops = [
+            self._sending.send_for_ever(),
+            self._fetch_for_ever(),
+            self._tidy_for_ever(),
+            self._obey_for_ever(),
+        ]
+        if door is not None:
+            loop = asyncio.get_running_loop()
+
+            def arrived(held: Held, by: str, took_s: float) -> None:
+                if self._store.has_all(held.copy):
+                    loop.call_soon_threadsafe(self._arrived, held, by, took_s)
+
+            server = ReplicaServer(door, self._standing, self._store, self._images, arrived)
+            loops.append(server.serve_for_ever())
+        async with beside(*loops):
+            await asyncio.Event().wait()
+
+    def _arrived(self, held: Held, by: str, took_s: float) -> None:
+        slot = held.copy.slot
+        if slot not in self._told:
+            self._told.add(slot)
+            self._stored(held, by, took_s)
+
+    async def _fetch_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            order = self._standing.order
+            async with beside(*([] if order is None else [self._fetch(order)])):
+                await self._changed.wait()
+
+    async def _fetch(self, order: StartRanks) -> None:
+        offer = await self._fetching.fetch(order, frozenset(self._suspect))
+        await asyncio.to_thread(write_offer, self._folder, offer)
+
+    async def _tidy_for_ever(self) -> None:
+        while True:
+            await self._tidying.wait()
+            self._tidying.clear()
+            if (order := self._standing.order) is not None:
+                await asyncio.to_thread(self._tidy, order)
+
+    def _tidy(self, order: StartRanks) -> None:
+        """What was fetched is of no use once every rank has a newer state of its own."""
+        newest = []
+        for rank in range(order.first_rank, order.first_rank + order.ranks):
+            images = self._images.of(rank)
+            if not images:
+                return
+            newest.append(images[0].head.age)
+        freed = self._store.drop(order.slot, before=min(newest))
+        if freed:
+            log.info("fetched_dropped slot=%d bytes=%d", order.slot, freed)
+        self._images.drop_others(range(order.first_rank, order.first_rank + order.ranks))
+
+    async def _obey_for_ever(self) -> None:
+        while True:
+            order = await self._asked.get()
+            if isinstance(order, DropReplica):
+                freed = await asyncio.to_thread(self._store.drop, order.owner_slot, step=order.step)
+                log.info("replica_dropped slot=%d bytes=%d", order.owner_slot, freed)
+                continue
+            found = await asyncio.to_thread(self._here, order)
+            log.info("replica_copied slot=%d files=%d", order.owner_slot, len(found))
+            for file in found:
+                self._sending.also(file, order.to)
+
+    def _here(self, order: CopyReplica) -> list[CopyFile]:
+        held = self._store.of_slot(order.owner_slot, order.step)
+        found = [CopyFile(one.copy, one.path) for one in held]
+        own = self._standing.order
+        if own is None or own.slot != order.owner_slot:
+            return found
+        for rank in range(own.first_rank, own.first_rank + own.ranks):
+            found.extend(
+                CopyFile(image.copy(own.slot, own.ranks), image.path)
+                for image in self._images.of(rank)
+                if image.head.identity.step == order.step
+            )
+        return found

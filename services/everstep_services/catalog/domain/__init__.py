@@ -1,0 +1,1 @@
+"""What the catalog decides, without a clock and without I/O."""

@@ -1,0 +1,135 @@
+"""A job's checkpoints and copies: what is known of them, and how it is stored."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from everstep.messages import CheckpointsDocument, Fact, Holding, KnownCheckpoint
+from everstep.messages.base import Time
+
+_CHECKPOINTS_MOST = 1000
+"""A document must fit into one message. The oldest unpinned ones are no longer known then."""
+_IN_MEMORY_MOST = 2
+
+Key = tuple[str, str, int]
+"""Tier, path and step."""
+Change = Callable[[KnownCheckpoint], KnownCheckpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When it is, and what only the shell can make."""
+
+    wall: Time
+    """By our own wall clock: what it decides outlives every process."""
+    new_id: Callable[[], str]
+
+    def about(self, job: str) -> dict[str, Any]:
+        """What every fact of the catalog says."""
+        return {"id": self.new_id(), "job": job, "at": self.wall, "source": "catalog"}
+
+
+class Index:
+    """One job. Whoever changes it writes its document, or drops both."""
+
+    def __init__(self, job: str, document: CheckpointsDocument) -> None:
+        self.job = job
+        self.known: dict[Key, KnownCheckpoint] = {_key(one): one for one in document.checkpoints}
+        self.holdings: dict[tuple[int, str, int], Holding] = {
+            (one.slot, one.holder, one.part): one for one in document.holdings
+        }
+        self.roots = set(document.roots)
+        self.round, self.slots = document.round, document.slots
+        self.world_size = document.world_size
+        self.restored_step = document.restored_step
+        self.degraded_at = document.degraded_at
+        self.survivable_losses = document.survivable_losses
+        self.facts: list[Fact] = []
+        """What was decided since it was made."""
+
+    def document(self, stream: str, sequence: int, outbox: tuple[str, ...]) -> CheckpointsDocument:
+        """All of it, as of this place in the stream of facts."""
+        return CheckpointsDocument(
+            checkpoints=tuple(sorted(self.known.values(), key=_order)),
+            holdings=tuple(sorted(self.holdings.values(), key=_place)),
+            roots=tuple(sorted(self.roots)),
+            round=self.round,
+            slots=self.slots,
+            world_size=self.world_size,
+            restored_step=self.restored_step,
+            degraded_at=self.degraded_at,
+            survivable_losses=self.survivable_losses,
+            stream=stream,
+            sequence=sequence,
+            outbox=outbox,
+        )
+
+    @property
+    def is_blank(self) -> bool:
+        """The job has no checkpoints, as far as anybody knows."""
+        return not (self.known or self.holdings or self.roots)
+
+    @property
+    def uses_replicas(self) -> bool:
+        """Some slot's state is, or was, on more than one node."""
+        holders: dict[int, str] = {}
+        return any(
+            holders.setdefault(one.slot, one.holder) != one.holder for one in self.holdings.values()
+        )
+
+    def of_step(self, step: int, tier: str, path: str = "") -> list[KnownCheckpoint]:
+        """Those of a step in a tier; in this place, if one is named."""
+        return [
+            one
+            for one in self.known.values()
+            if (one.step, one.tier) == (step, tier) and (not path or one.path == path)
+        ]
+
+    def put(self, one: KnownCheckpoint) -> None:
+        """Remember it so."""
+        self.known[_key(one)] = one
+        if one.tier == "global" and "/" in one.path:
+            self.roots.add(one.path.rpartition("/")[0])
+        self._forget_oldest(one.tier)
+
+    def change(self, step: int, tier: str, path: str, how: Change) -> None:
+        """Change what is known of a checkpoint, if it is known."""
+        for one in self.of_step(step, tier, path):
+            self.known[_key(one)] = how(one)
+
+    def drop(self, one: KnownCheckpoint) -> None:
+        """It is gone."""
+        self.known.pop(_key(one), None)
+
+    def hold(self, holding: Holding) -> None:
+        """A node has this."""
+        self.holdings[(holding.slot, holding.holder, holding.part)] = holding
+
+    def let_go(self, which: Callable[[Holding], bool]) -> list[Holding]:
+        """Nobody has these any more."""
+        gone = [key for key, one in self.holdings.items() if which(one)]
+        return [self.holdings.pop(key) for key in gone]
+
+    def _forget_oldest(self, tier: str) -> None:
+        most = _CHECKPOINTS_MOST if tier == "global" else _IN_MEMORY_MOST
+        of_tier = sorted((one for one in self.known.values() if one.tier == tier), key=_order)
+        loose = [one for one in of_tier if not one.pinned_by]
+        for one in loose[: max(len(of_tier) - most, 0)]:
+            self.drop(one)
+
+
+def newest_first(known: Iterable[KnownCheckpoint]) -> list[KnownCheckpoint]:
+    """In the order in which people ask for them."""
+    return sorted(known, key=_order, reverse=True)
+
+
+def _key(one: KnownCheckpoint) -> Key:
+    return one.tier, one.path, one.step
+
+
+def _order(one: KnownCheckpoint) -> tuple[int, str, str]:
+    return one.step, one.tier, one.path
+
+
+def _place(one: Holding) -> tuple[int, str, int]:
+    return one.slot, one.holder, one.part

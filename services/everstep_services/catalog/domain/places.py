@@ -1,0 +1,129 @@
+"""What is said of a checkpoint to whoever asks: how it stands, where it can be had from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from everstep.messages import (
+    CheckpointPlace,
+    Holding,
+    KnownCheckpoint,
+    Peer,
+    RejectedStep,
+    ReplicaPlace,
+    Seat,
+)
+from everstep_services.catalog.domain.index import Index, newest_first
+from everstep_services.catalog.domain.survival import current, step_held, survivable
+
+_REPLICAS = ("memory", "peer")
+
+
+def listed(index: Index, most: int, tier: str, seats: Sequence[Seat]) -> Sequence[CheckpointPlace]:
+    """Everything that is known, the newest first."""
+    places = [place_of(one) for one in newest_first(index.known.values())]
+    in_memory = _in_memory(index, seats)
+    if in_memory is not None:
+        places.append(in_memory)
+    places.sort(key=lambda one: (one.step, one.tier), reverse=True)
+    return [one for one in places if not tier or one.tier == tier][:most]
+
+
+def located(
+    index: Index, step: int | None, world_size: int, seats: Sequence[Seat]
+) -> tuple[Sequence[CheckpointPlace], Sequence[RejectedStep]]:
+    """What can be restored, the newest first; and what cannot, with the reason."""
+    places: list[CheckpointPlace] = []
+    rejected: list[RejectedStep] = []
+    in_memory = _in_memory(index, seats)
+    fits = world_size == index.world_size
+    if in_memory is not None and fits and step in (None, in_memory.step):
+        places.append(in_memory)
+    for one in newest_first(index.known.values()):
+        if step not in (None, one.step) or one.tier in _REPLICAS:
+            continue
+        why = unfit(one)
+        if why:
+            rejected.append(RejectedStep(step=one.step, tier=one.tier, reason=why))
+        else:
+            places.append(place_of(one))
+    places.sort(key=lambda one: one.step, reverse=True)
+    return places, rejected
+
+
+def unfit(one: KnownCheckpoint) -> str:
+    """Why it is not to be restored; empty when nothing speaks against it."""
+    if one.quarantined_for:
+        return f"quarantined ({one.quarantined_for}): {one.quarantine_reason}"
+    if one.missing_since is not None:
+        return f"its files are gone from {one.path}"
+    return one.flaw
+
+
+def place_of(one: KnownCheckpoint) -> CheckpointPlace:
+    """All that is known of a checkpoint in files."""
+    return CheckpointPlace(
+        step=one.step,
+        tier=one.tier,
+        path=one.path,
+        saved_at=one.saved_at,
+        size_bytes=one.size_bytes,
+        world_size=one.world_size or None,
+        is_verified=one.is_good,
+        is_pinned=bool(one.pinned_by),
+        is_quarantined=bool(one.quarantined_for),
+        is_missing=one.missing_since is not None,
+        verified_at=one.verified_at,
+        round=one.round,
+        shards=one.shards,
+        has_data_position=one.has_data_position,
+        note=_note(one),
+    )
+
+
+def _in_memory(index: Index, seats: Sequence[Seat]) -> CheckpointPlace | None:
+    """What the nodes of the running round hold together, if that is all of it."""
+    held = current(index.holdings.values())
+    losses, _ = survivable(index.holdings.values(), index.slots)
+    step = step_held(held, index.slots)
+    if losses is None or step is None:
+        return None
+    return CheckpointPlace(
+        step=step,
+        tier="peer" if index.uses_replicas else "memory",
+        round=index.round,
+        survivable_losses=losses,
+        replicas=tuple(_replicas(held, {seat.node: seat for seat in seats})),
+        note=_of_memory(index),
+    )
+
+
+def _replicas(
+    held: Mapping[int, Sequence[Holding]], seats: Mapping[str, Seat]
+) -> Sequence[ReplicaPlace]:
+    return [
+        ReplicaPlace(slot=slot, holders=tuple(_peers(slot, several, seats)))
+        for slot, several in sorted(held.items())
+    ]
+
+
+def _peers(slot: int, held: Sequence[Holding], seats: Mapping[str, Seat]) -> Iterator[Peer]:
+    """Those that are here now, the slot's own node first."""
+    here = [seats[one.holder] for one in held if one.holder in seats]
+    for seat in sorted(here, key=lambda one: (one.slot != slot, one.node)):
+        if seat.slot is not None:
+            yield Peer(
+                node=seat.node, slot=seat.slot, address=seat.address, port=seat.replica_port or 0
+            )
+
+
+def _note(one: KnownCheckpoint) -> str:
+    said = [unfit(one)]
+    if one.pinned_by:
+        said.append(f"pinned by {one.pinned_by}: {one.pin_reason}")
+    return "; ".join(text for text in said if text)
+
+
+def _of_memory(index: Index) -> str:
+    said = "this step or a later one: not every save is told"
+    if index.survivable_losses is None:
+        return said
+    return f"{said}; fewer nodes may be lost than wanted, and copies are asked for"

@@ -1,0 +1,128 @@
+"""Whether enough nodes may be lost, and which copy would help."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.messages import Holding, ReplicationDegraded, ReplicationRestored, Seat
+from everstep_services.catalog.domain.index import Index, Moment
+from everstep_services.catalog.domain.survival import current, survivable
+from everstep_services.catalog.domain.taking import say
+
+_SLOTS_SAID = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One node is to send a slot's state to another."""
+
+    slot: int
+    step: int
+    holder: str
+    to: str
+    reason: str
+
+
+def judge(index: Index, wanted: int, after_s: float, now: Moment) -> None:
+    """Say when too few losses can be survived, once it has lasted; and when that is over."""
+    if not index.slots or not index.uses_replicas:
+        index.degraded_at = index.survivable_losses = None
+        return
+    least, each = survivable(index.holdings.values(), index.slots)
+    have = -1 if least is None else least
+    if have >= wanted:
+        _restored(index, have, now)
+        return
+    if index.degraded_at is None:
+        index.degraded_at = now.wall
+    if (now.wall - index.degraded_at).total_seconds() < after_s or index.survivable_losses == have:
+        return
+    index.survivable_losses = have
+    weak = weak_slots(each, wanted)
+    say(
+        index,
+        ReplicationDegraded(
+            **now.about(index.job),
+            round=index.round,
+            wanted_losses=wanted,
+            survivable_losses=max(have, 0),
+            reason=_reason(weak, each, wanted),
+            slots=tuple(weak[:_SLOTS_SAID]),
+        ),
+        now,
+    )
+
+
+def is_quiet(index: Index, wanted: int) -> bool:
+    """Enough may be lost, as before: there is nothing to say."""
+    least, _ = survivable(index.holdings.values(), index.slots)
+    return index.degraded_at is None and least is not None and least >= wanted
+
+
+def weak_slots(each: Mapping[int, int], wanted: int) -> Sequence[int]:
+    """Those whose state survives too few losses."""
+    return [slot for slot, losses in each.items() if losses < wanted]
+
+
+def repairs(index: Index, wanted: int, seats: Sequence[Seat]) -> Sequence[Repair]:
+    """One copy for each slot that has too few, from a node that has it to one that can take it."""
+    _, each = survivable(index.holdings.values(), index.slots)
+    held = current(index.holdings.values())
+    load = Counter(one.holder for several in held.values() for one in several)
+    found: list[Repair] = []
+    for slot in weak_slots(each, wanted):
+        repair = _repair(slot, held.get(slot, ()), seats, load)
+        if repair is not None:
+            load[repair.to] += 1
+            found.append(repair)
+    return found
+
+
+def _repair(
+    slot: int, held: Iterable[Holding], seats: Sequence[Seat], load: Counter[str]
+) -> Repair | None:
+    here = {seat.node: seat for seat in seats if seat.replica_port and seat.stage == "running"}
+    have = {one.holder for one in held}
+    sources = [one for one in held if one.parts_needed <= 1 and one.holder in here]
+    if not sources:
+        return None
+    domains = {here[node].failure_domain for node in have if node in here} - {""}
+    others = [seat for node, seat in here.items() if node not in have]
+    if not others:
+        return None
+    source = max(sources, key=lambda one: (one.step, one.holder))
+    to = min(others, key=lambda one: (one.failure_domain in domains, load[one.node], one.node))
+    return Repair(
+        slot,
+        source.step,
+        source.holder,
+        to.node,
+        f"the state of slot {slot} is on {', '.join(sorted(have))} only",
+    )
+
+
+def _restored(index: Index, have: int, now: Moment) -> None:
+    if index.degraded_at is not None and index.survivable_losses is not None:
+        say(
+            index,
+            ReplicationRestored(
+                **now.about(index.job),
+                round=index.round,
+                survivable_losses=have,
+                degraded_s=round((now.wall - index.degraded_at).total_seconds(), 3),
+            ),
+            now,
+        )
+    index.degraded_at = index.survivable_losses = None
+
+
+def _reason(weak: Sequence[int], each: Mapping[int, int], wanted: int) -> str:
+    lost = [slot for slot in weak if each[slot] < 0]
+    named = ", ".join(map(str, weak[:10])) + (" …" if len(weak) > 10 else "")
+    if lost:
+        gone = ", ".join(map(str, lost[:10])) + (" …" if len(lost) > 10 else "")
+        return f"no node has the state of slot {gone} any more: a restore falls back to files"
+    return (
+        f"slots {named}: the loss of {min(each[slot] for slot in weak) + 1} node(s) would take "
+        f"the state with it, {wanted} should be survived; copies are asked for"
+    )

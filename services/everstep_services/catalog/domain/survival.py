@@ -1,0 +1,68 @@
+"""How many nodes may be lost before a state in memory is: plain arithmetic on who holds what."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from itertools import combinations
+
+from everstep.messages import Holding
+
+
+def survivable(holdings: Iterable[Holding], slots: int) -> tuple[int | None, Mapping[int, int]]:
+    """How many nodes may be lost, whichever, with every slot's state still to be had.
+
+    None when a slot's state is lost already. And the same for each slot, -1 for one that is lost.
+    """
+    held = current(holdings)
+    each = {slot: _fatal(held.get(slot, ())) - 1 for slot in range(slots)}
+    least = min(each.values(), default=-1)
+    return (None if least < 0 else least), each
+
+
+def current(holdings: Iterable[Holding]) -> Mapping[int, tuple[Holding, ...]]:
+    """What counts of each slot: of the newest round that anything is known of."""
+    found: dict[int, list[Holding]] = defaultdict(list)
+    newest: dict[int, int] = {}
+    for one in holdings:
+        found[one.slot].append(one)
+        newest[one.slot] = max(newest.get(one.slot, one.round), one.round)
+    return {
+        slot: tuple(one for one in several if one.round == newest[slot])
+        for slot, several in found.items()
+    }
+
+
+def step_held(held: Mapping[int, tuple[Holding, ...]], slots: int) -> int | None:
+    """The newest step that every slot is known to have; None when one has nothing."""
+    if not slots or any(not held.get(slot) for slot in range(slots)):
+        return None
+    return min(max(one.step for one in held[slot]) for slot in range(slots))
+
+
+def _fatal(holdings: Collection[Holding]) -> int:
+    """The least number of nodes whose loss takes the state with them; 0 when it is lost."""
+    whole = {one.holder for one in holdings if one.parts_needed <= 1}
+    parts: dict[str, set[int]] = defaultdict(set)
+    needed = 0
+    for one in holdings:
+        if one.parts_needed > 1 and one.holder not in whole:  # whoever is lost loses both
+            parts[one.holder].add(one.part)
+            needed = max(needed, one.parts_needed)
+    return len(whole) + _broken_by(list(parts.values()), needed)
+
+
+def _broken_by(parts: list[set[int]], needed: int) -> int:
+    """How many of these must go so that the rest have fewer parts than are needed."""
+    if len(set().union(*parts)) < needed or not needed:
+        return 0
+    if sum(map(len, parts)) == len(set().union(*parts)):  # no part is in two places
+        left, gone = sum(map(len, parts)), 0
+        for size in sorted(map(len, parts), reverse=True):
+            if left < needed:
+                break
+            left, gone = left - size, gone + 1
+        return gone
+    for gone in range(1, len(parts)):
+        for rest in combinations(parts, len(parts) - gone):
+            if len(set().union(*rest)) < needed:
+                return gone
+    return len(parts)

@@ -1,0 +1,201 @@
+"""What facts say about a job's checkpoints and copies.
+
+The same facts in the same order make the same index, in whichever replica; a fact that comes a
+second time changes nothing.
+"""
+
+from msgspec.structs import replace
+
+from everstep.messages import (
+    CheckpointCommitted,
+    CheckpointDeleted,
+    CheckpointPinned,
+    CheckpointQuarantined,
+    CheckpointReleased,
+    CheckpointRestored,
+    CheckpointUnpinned,
+    CheckpointVerified,
+    Fact,
+    Holding,
+    JobEnded,
+    KnownCheckpoint,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeReturned,
+    ReplicaLost,
+    ReplicaStored,
+    RoundFormed,
+    ShardsWritten,
+)
+from everstep_services.catalog.domain.index import Change, Index, Moment
+
+READ: tuple[type[Fact], ...] = (
+    CheckpointCommitted,
+    CheckpointDeleted,
+    CheckpointPinned,
+    CheckpointQuarantined,
+    CheckpointReleased,
+    CheckpointRestored,
+    CheckpointUnpinned,
+    CheckpointVerified,
+    JobEnded,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeReturned,
+    ReplicaLost,
+    ReplicaStored,
+    RoundFormed,
+    ShardsWritten,
+)
+"""The facts that say something about checkpoints, or about nodes that hold some."""
+_TEXT_MOST = 500
+
+
+def say(index: Index, fact: Fact, now: Moment) -> None:
+    """Put it on record with the next write, and take it as any other."""
+    index.facts.append(fact)
+    take(index, fact, now)
+
+
+def take(index: Index, fact: Fact, now: Moment) -> None:
+    """What a fact says about the job's checkpoints and copies."""
+    match fact:
+        case CheckpointCommitted():
+            _committed(index, fact)
+        case ReplicaStored() | ReplicaLost() | ShardsWritten():
+            _held(index, fact)
+        case RoundFormed() | JobEnded() | CheckpointRestored():
+            _course(index, fact)
+        case NodeLost() | NodeLeft() | NodeReturned() | NodeJoined():
+            _node(index, fact, now)
+        case _:
+            _judged(index, fact)
+
+
+def _committed(index: Index, fact: CheckpointCommitted) -> None:
+    before = index.known.get((fact.tier, fact.path, fact.step), KnownCheckpoint(step=fact.step))
+    is_same = bool(fact.manifest_hash) and before.manifest_hash == fact.manifest_hash
+    kept = before if is_same else KnownCheckpoint(step=fact.step)  # another one of the same name
+    index.put(
+        replace(
+            kept,
+            tier=fact.tier,
+            path=fact.path,
+            round=fact.round,
+            saved_at=fact.at,
+            size_bytes=fact.size_bytes,
+            shards=fact.shards,
+            world_size=fact.world_size,
+            manifest_hash=fact.manifest_hash,
+            has_data_position=fact.has_data_position,
+            pinned_by=before.pinned_by,
+            pin_reason=before.pin_reason,
+            missing_since=None,
+        )
+    )
+
+
+def _judged(index: Index, fact: Fact) -> None:
+    match fact:
+        case CheckpointVerified():
+            flaw = "" if fact.is_good else (fact.reason or "it is not what was saved")[:_TEXT_MOST]
+            changed: Change = lambda one: replace(one, verified_at=fact.at, flaw=flaw)  # noqa: E731
+            index.change(fact.step, fact.tier, fact.path, changed)
+        case CheckpointQuarantined():
+            _quarantined(index, fact)
+        case CheckpointReleased():
+            changed = lambda one: replace(  # noqa: E731
+                one, quarantined_for="", quarantine_reason="", quarantined_by=""
+            )
+            index.change(fact.step, fact.tier, "", changed)
+        case CheckpointPinned():
+            reason = fact.reason[:_TEXT_MOST]
+            changed = lambda one: replace(one, pinned_by=fact.by, pin_reason=reason)  # noqa: E731
+            index.change(fact.step, "global", "", changed)
+        case CheckpointUnpinned():
+            changed = lambda one: replace(one, pinned_by="", pin_reason="")  # noqa: E731
+            index.change(fact.step, "global", "", changed)
+        case CheckpointDeleted():
+            for one in index.of_step(fact.step, fact.tier, fact.path):
+                index.drop(one)
+        case _:
+            return
+
+
+def _quarantined(index: Index, fact: CheckpointQuarantined) -> None:
+    index.change(
+        fact.step,
+        fact.tier,
+        fact.path,
+        lambda one: replace(
+            one,
+            quarantined_for=fact.cause,
+            quarantine_reason=fact.reason[:_TEXT_MOST],
+            quarantined_by=fact.by,
+        ),
+    )
+
+
+def _held(index: Index, fact: ReplicaStored | ReplicaLost | ShardsWritten) -> None:
+    match fact:
+        case ReplicaStored():
+            slot, step, round_ = fact.owner_slot, fact.step, fact.round
+            index.hold(Holding(slot=slot, holder=fact.owner, step=step, round=round_))
+            index.hold(
+                Holding(
+                    slot=slot,
+                    holder=fact.holder,
+                    step=step,
+                    round=round_,
+                    part=fact.part,
+                    parts_needed=fact.parts_needed,
+                )
+            )
+        case ReplicaLost():
+            index.let_go(lambda one: (one.slot, one.holder) == (fact.owner_slot, fact.holder))
+        case ShardsWritten(tier="memory"):
+            index.hold(Holding(slot=fact.slot, holder=fact.node, step=fact.step, round=fact.round))
+        case _:
+            return
+
+
+def _course(index: Index, fact: RoundFormed | JobEnded | CheckpointRestored) -> None:
+    match fact:
+        case RoundFormed():
+            index.round, index.slots = fact.round, len(fact.members)
+            index.restored_step = None
+            if fact.world_size != index.world_size:
+                index.let_go(lambda _: True)
+            index.world_size = fact.world_size
+        case CheckpointRestored():
+            index.restored_step = fact.step
+        case JobEnded():  # what is in memory goes with the agents
+            index.slots, index.restored_step = 0, None
+            index.let_go(lambda _: True)
+            for one in [one for one in index.known.values() if one.tier != "global"]:
+                index.drop(one)
+
+
+def _node(index: Index, fact: NodeLost | NodeLeft | NodeReturned | NodeJoined, now: Moment) -> None:
+    """Memory goes with the agent that holds it; one that only paused says again what it has."""
+    match fact:
+        case NodeLost():
+            why = f"{fact.node} is lost: {fact.reason}"
+        case NodeLeft():
+            why = f"{fact.node} has left: {fact.reason}"
+        case NodeReturned(how="restarted") | NodeJoined(last_round=None):
+            why = f"the agent of {fact.node} is another one"
+        case _:
+            return
+    for one in index.let_go(lambda holding: holding.holder == fact.node):
+        lost = ReplicaLost(
+            **now.about(index.job),
+            round=one.round,
+            owner_slot=one.slot,
+            holder=one.holder,
+            reason=why[:_TEXT_MOST],
+            step=one.step,
+        )
+        index.facts.append(lost)

@@ -1,0 +1,177 @@
+"""Reads and changes checkpoints where they are, in threads: a storage may take for ever."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from everstep.errors import EverstepError
+from trainer_sdk.checkpoint.manifest import step_name
+from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
+from trainer_sdk.checkpoint.storage.shelf import (
+    PINNED,
+    QUARANTINED,
+    Mark,
+    Shelved,
+    Verdict,
+    look,
+    mark,
+    owner_of,
+    shelved,
+    unmark,
+    verify,
+)
+
+T = TypeVar("T")
+_SOON_S = 2.0
+
+
+class OutOfReachError(EverstepError):
+    """The catalog does not see these files; nobody says that they are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is in a root that can be seen."""
+
+    root: str
+    job: str
+    checkpoints: Sequence[Shelved]
+
+
+class Shelves:
+    """The files of checkpoints, as far as they can be reached from here."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+
+    async def scan(self, root: str) -> Seen:
+        """Every checkpoint in a root. `OutOfReachError` when it is no root that we can see."""
+
+        def work() -> Seen:
+            storage = storage_for(root)
+            job = _owner(storage, root)
+            return Seen(root, job, shelved(storage))
+
+        return await _in_thread(work)
+
+    async def look(self, job: str, root: str, step: int) -> Shelved | None:
+        """One checkpoint, as its files stand; None when it is not there."""
+        return await _soon(root, self._with(job, root, lambda storage: look(storage, step)))
+
+    async def verify(self, job: str, root: str, step: int) -> tuple[Verdict, float]:
+        """Every byte compared, no faster than is allowed; and how long it took."""
+        pace = _Pace(self._bytes_per_s)
+
+        def work(storage: Storage) -> tuple[Verdict, float]:
+            began = time.monotonic()
+            found = look(storage, step)
+            if found is None:
+                return Verdict(f"{root}/{step_name(step)} has no manifest", 0), 0.0
+            return verify(storage, found, pace), time.monotonic() - began
+
+        try:
+            return await self._with(job, root, work)
+        finally:
+            pace.stop()
+
+    async def pin(self, job: str, root: str, step: int, what: Mark | None) -> None:
+        """Say beside the files that they stay, or no longer."""
+        await self._mark(job, root, step, PINNED, what)
+
+    async def quarantine(self, job: str, root: str, step: int, what: Mark | None) -> None:
+        """Say beside the files that they are not to be restored, or may be."""
+        await self._mark(job, root, step, QUARANTINED, what)
+
+    async def remove(self, job: str, root: str, step: int) -> int:
+        """Remove a checkpoint; how many bytes that frees."""
+        return await self._with(job, root, lambda storage: storage.remove(step_name(step)))
+
+    async def _mark(self, job: str, root: str, step: int, name: str, what: Mark | None) -> None:
+        def work(storage: Storage) -> None:
+            if what is None:
+                unmark(storage, step, name)
+            elif look(storage, step) is not None:  # never the only file of a folder
+                mark(storage, step, name, what)
+
+        await _soon(root, self._with(job, root, work))
+
+    async def _with(self, job: str, root: str, work: Callable[[Storage], T]) -> T:
+        def owned() -> T:
+            storage = storage_for(root)
+            owner = _owner(storage, root)
+            if owner != job:
+                raise OutOfReachError(f"{root} has checkpoints of {owner}, not of {job}")
+            return work(storage)
+
+        return await _in_thread(owned)
+
+
+class _Pace:
+    """Lets so many bytes through in a second, until nobody waits for them any more."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._began = time.monotonic()
+        self._read = 0
+        self._stopped = threading.Event()
+
+    def __call__(self, size: int) -> None:
+        self._read += size
+        ahead_s = self._read / self._bytes_per_s - (time.monotonic() - self._began)
+        if self._stopped.wait(max(ahead_s, 0.0)):
+            raise OutOfReachError("nobody waits for it any more")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def _owner(storage: Storage, root: str) -> str:
+    job = owner_of(storage)
+    if job is None:
+        raise OutOfReachError(f"{root} cannot be seen from here: it has no owner.json")
+    return job
+
+
+async def _soon(root: str, doing: Awaitable[T]) -> T:
+    """What is small, and that somebody waits for."""
+    try:
+        async with asyncio.timeout(_SOON_S):
+            return await doing
+    except TimeoutError as error:
+        raise OutOfReachError(f"{root} did not answer within {_SOON_S:g} s") from error
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Its result. The thread is a daemon: a storage that hangs keeps no process from its end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        outcome = _outcome(work)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, done, *outcome)
+
+    threading.Thread(target=run, name="shelf", daemon=True).start()
+    return await done
+
+
+def _outcome(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return work(), None
+    except StorageError as error:
+        return None, OutOfReachError(str(error))
+    except BaseException as error:  # noqa: BLE001  whoever awaits it gets it
+        return None, error
+
+
+def _settle(done: "asyncio.Future[T]", result: T | None, error: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(cast("T", result))

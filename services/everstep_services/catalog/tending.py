@@ -1,0 +1,228 @@
+"""Does what is to be done by itself: reads back, deletes, scans, asks for copies."""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from everstep.bus.errors import BusError
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep.messages import ControlDocument, Done, RequestCopy
+from everstep.messages.codec import BadMessageError, decode_as
+from everstep.subjects import CLUSTER
+from everstep_services.catalog.deeds import Deeds
+from everstep_services.catalog.domain.duties import (
+    Reading,
+    is_braked,
+    rules_for,
+    to_delete,
+    to_verify,
+)
+from everstep_services.catalog.domain.files import compare
+from everstep_services.catalog.domain.index import Index
+from everstep_services.catalog.domain.replication import Repair, is_quiet, judge, repairs
+from everstep_services.catalog.domain.retention import Rules
+from everstep_services.catalog.indexing import Indexer
+from everstep_services.catalog.rounds import Rounds
+from everstep_services.catalog.settings import CatalogSettings
+from everstep_services.catalog.shelves import OutOfReachError, Shelves
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+Work = Callable[[], Awaitable[object]]
+_ASK_S = 4.0
+_WAITING_MOST = 1000
+_RETRY_S = 60.0
+_REMEMBERED = 10_000
+
+
+class Tender:
+    """Every replica does what it was asked; the one with the lease looks for what nobody asks."""
+
+    def __init__(
+        self, settings: CatalogSettings, bus: Bus, clock: Clock, indexer: Indexer, shelves: Shelves
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._clock = clock
+        self._indexer = indexer
+        self._shelves = shelves
+        self.deeds = Deeds(indexer, shelves)
+        self.rounds = Rounds(bus)
+        self._waiting: deque[Work] = deque()
+        self._has_work = asyncio.Event()
+        self._scanned: dict[str, float] = {}
+        self._asked: dict[tuple[str, int], float] = {}
+        self._not_before: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
+
+    def statistics(self) -> dict[str, float]:
+        """What it counted so far, for metrics."""
+        names = ("verified", "flawed", "deleted", "scans", "repairs")
+        return {f"{name}_total": float(self._counts[name]) for name in names}
+
+    def soon(self, work: Work) -> bool:
+        """Have it done, after what was asked before; False when too much waits already."""
+        if len(self._waiting) >= _WAITING_MOST:
+            return False
+        self._waiting.append(work)
+        self._has_work.set()
+        return True
+
+    async def work_for_ever(self) -> None:
+        """Do what was asked, one after the other."""
+        while True:
+            while not self._waiting:
+                self._has_work.clear()
+                await self._has_work.wait()
+            work = self._waiting.popleft()
+            try:
+                await work()
+            except (EverstepError, TimeoutError) as error:
+                log.warning("not_done error=%s", error)
+
+    async def look_for_ever(self) -> None:
+        """While this replica leads, look what is to be done about each job."""
+        while True:
+            await self._clock.sleep(self._settings.tend_every_s)
+            if not self._indexer.leads:
+                continue
+            try:
+                await self._scan_settings()
+                for job, index in self._indexer.known():
+                    await self._tend(job, index)
+            except (EverstepError, TimeoutError) as error:
+                log.warning("not_tended error=%s", error)
+
+    async def read_back_for_ever(self) -> None:
+        """While this replica leads, read back what nobody has read back yet."""
+        while True:
+            await self._clock.sleep(self._settings.tend_every_s)
+            if not self._indexer.leads:
+                continue
+            try:
+                for job, index in self._indexer.known():
+                    await self._read_back(job, index)
+            except (EverstepError, TimeoutError) as error:
+                log.warning("not_read_back error=%s", error)
+
+    async def scan(self, root: str, job: str | None = None) -> str:
+        """Compare the index with a root; what came of it."""
+        seen = await self._shelves.scan(root)
+        if job not in (None, seen.job):
+            raise OutOfReachError(f"{root} has checkpoints of {seen.job}, not of {job}")
+        new, missing = await self._indexer.change(
+            seen.job, lambda index, now: compare(index, root, seen.checkpoints, now)
+        )
+        self._counts["scans"] += 1
+        if new or missing:
+            log.info("scanned job=%s root=%s new=%d missing=%d", seen.job, root, new, missing)
+        return (
+            f"{root}: {len(seen.checkpoints)} checkpoints of {seen.job}, {new} of them new to the "
+            f"index, {missing} gone"
+        )
+
+    async def rules(self, job: str) -> tuple[Rules, bool]:
+        """What is kept of a job's checkpoints, and whether nothing may be deleted now."""
+        switches = [await self._switches(CLUSTER), await self._switches(job)]
+        default = Rules(self._settings.keep_last, self._settings.keep_every_steps)
+        return rules_for(default, *switches), is_braked(*switches)
+
+    async def _tend(self, job: str, index: Index) -> None:
+        try:
+            await self._tend_copies(job, index)
+            if not self._is_out_of_reach(job):
+                await self._tend_files(job, index)
+        except BusError as error:
+            log.info("job_not_tended job=%s error=%s", job, error)
+        except OutOfReachError as error:
+            self._not_before[job] = self._clock.now() + _RETRY_S
+            log.info("files_not_tended job=%s error=%s", job, error)
+
+    async def _read_back(self, job: str, index: Index) -> None:
+        how = self._settings
+        reading = Reading(how.verify, how.verify_objects, how.verify_again_s)
+        one = to_verify(index, reading, self._clock.wall())
+        if one is None or self._is_out_of_reach(job):
+            return
+        try:
+            flaw = await self.deeds.verify(job, one)
+        except OutOfReachError as error:
+            self._not_before[job] = self._clock.now() + _RETRY_S
+            log.info("not_read_back path=%s error=%s", one.path, error)
+            return
+        self._counts["verified"] += 1
+        self._counts["flawed"] += bool(flaw)
+
+    def _is_out_of_reach(self, job: str) -> bool:
+        """Its files could not be reached a moment ago."""
+        return self._clock.now() < self._not_before.get(job, 0.0)
+
+    async def _tend_files(self, job: str, index: Index) -> None:
+        for root in sorted(index.roots):
+            if self._is_due(self._scanned, root, self._settings.scan_every_s):
+                await self.scan(root, job)
+                index = await self._indexer.read(job)
+        rules, braked = await self.rules(job)
+        for doomed, reason in () if braked else to_delete(index, rules):
+            done: Done = await self.deeds.delete(job, doomed, reason, "retention")
+            self._counts["deleted"] += not done.is_refused
+
+    async def _tend_copies(self, job: str, index: Index) -> None:
+        if not index.slots or not index.uses_replicas:
+            return
+        wanted = await self.rounds.wanted_losses(job, index.round)
+        if wanted is None or is_quiet(index, wanted):
+            return
+        after_s = self._settings.degraded_after_s
+        await self._indexer.change(job, lambda found, now: judge(found, wanted, after_s, now))
+        index = await self._indexer.read(job)
+        if index.survivable_losses is None:
+            return
+        for repair in repairs(index, wanted, await self.rounds.seats(job)):
+            if self._is_due(self._asked, (job, repair.slot), self._settings.repair_every_s):
+                await self._ask_for(job, index.round, repair)
+
+    async def _ask_for(self, job: str, round_: int, repair: Repair) -> None:
+        question = RequestCopy(
+            job=job,
+            round=round_,
+            owner_slot=repair.slot,
+            step=repair.step,
+            holder=repair.holder,
+            to=repair.to,
+            reason=repair.reason,
+        )
+        done = await self._bus.ask("rendezvous", "copy", question, Done, job=job, within_s=_ASK_S)
+        self._counts["repairs"] += 1
+        log.info("copy_asked job=%s slot=%d to=%s text=%r", job, repair.slot, repair.to, done.text)
+
+    async def _scan_settings(self) -> None:
+        for root in self._settings.roots:
+            if self._is_due(self._scanned, root, self._settings.scan_every_s):
+                try:
+                    await self.scan(root)
+                except OutOfReachError as error:
+                    log.info("root_not_scanned root=%s error=%s", root, error)
+
+    def _is_due(self, last: dict[K, float], key: K, every_s: float) -> bool:
+        now = self._clock.now()
+        if key in last and now - last[key] < every_s:
+            return False
+        if len(last) >= _REMEMBERED:
+            last.clear()
+        last[key] = now
+        return True
+
+    async def _switches(self, key: str) -> ControlDocument | None:
+        found = await self._bus.documents("CONTROL").get(key)
+        if found.data is None:
+            return None
+        try:
+            return decode_as(found.data, ControlDocument)
+        except BadMessageError as error:
+            raise OutOfReachError(f"the switches of {key} cannot be read: {error}") from error

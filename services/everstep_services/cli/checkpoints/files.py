@@ -1,0 +1,268 @@
+"""Checkpoints in a folder or URL: needs no service, the files say everything."""
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from everstep.messages import KnownCheckpoint
+from everstep_services.catalog.domain.retention import Judged, Rules, judged
+from everstep_services.cli.checkpoints.page import print_judged, print_list
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.layout import aligned, moment, size, span
+from everstep_services.cli.operating import asker
+from everstep_services.cli.output import cell, print_record, print_records, say
+from trainer_sdk.checkpoint.manifest import step_name, step_of
+from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
+from trainer_sdk.checkpoint.storage.port import MissingError
+from trainer_sdk.checkpoint.storage.shelf import (
+    PINNED,
+    QUARANTINED,
+    Mark,
+    Shelved,
+    Verdict,
+    look,
+    mark,
+    owner_of,
+    pull,
+    shelved,
+    unmark,
+    verify,
+)
+
+VERIFY_COLUMNS = ("step", "state", "size", "took", "place", "reason")
+
+
+def print_shelf(invocation: Invocation, place: str, most: int) -> None:
+    """Every checkpoint in a place."""
+    with _told():
+        found = _all(place)
+    print_list(invocation, [_record(one) for one in found[:most]])
+
+
+def print_shelved(invocation: Invocation, place: str, step: int) -> None:
+    """One checkpoint, and its files."""
+    with _told():
+        one = _one(storage_for(place), step)
+    record = _record(one)
+    files = () if one.manifest is None else one.manifest.files
+    if invocation.output is not None:
+        shards = [msgspec.structs.asdict(file) for file in files]
+        print_record(invocation, "checkpoint", {**record, "files": shards}, "step")
+        return
+    click.echo(f"step {step}: {cell(record['note']) or 'committed'}")
+    lines = [
+        ("place", one.path),
+        ("job", "-" if one.manifest is None else one.manifest.identity.job),
+        ("saved", moment(record["saved_at"])),
+        ("round", record["round"]),
+        ("ranks", record["world_size"]),
+        ("size", size(record["size_bytes"])),
+        ("manifest", one.manifest_hash),
+    ]
+    for line in aligned(lines):
+        click.echo(line)
+    for line in aligned([(file.name, size(file.size_bytes), file.hash) for file in files]):
+        click.echo(line)
+
+
+def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
+    """Read back all checkpoints of a place, or one; 1 when one is not what was saved."""
+    if step is None:
+        place, step = _of_folder(place)
+    with _told():
+        storage = storage_for(place)
+        chosen = _all(place) if step is None else [_one(storage, step)]
+        rows = [_verified(storage, one) for one in chosen]
+    is_for_people = invocation.output in {None, "table"}
+    people = [
+        {**row, "size": size(row["size_bytes"]), "took": span(row["took_s"]), "place": place}
+        for row in rows
+    ]
+    print_records(
+        invocation, "verified_checkpoint", people if is_for_people else rows, VERIFY_COLUMNS
+    )
+    return Exit.OK if all(row["is_good"] for row in rows) else Exit.ERROR
+
+
+def mark_shelved(invocation: Invocation, place: str, step: int, action: str, reason: str) -> None:
+    """Pin or unpin, quarantine or release, by a file beside the manifest."""
+    name = PINNED if action in {"pin", "unpin"} else QUARANTINED
+    with _told():
+        storage = storage_for(place)
+        one = _one(storage, step)
+        if action in {"pin", "quarantine"}:
+            cause = "operator" if action == "quarantine" else ""
+            at = datetime.now(UTC).isoformat()
+            mark(storage, step, name, Mark(by=asker(), reason=reason, cause=cause, at=at))
+            text = f"{step_name(step)}/{name} says so now"
+        else:
+            unmark(storage, step, name)
+            text = f"{step_name(step)}/{name} is gone"
+    record = {"place": one.path, "step": step, "action": action, "text": text}
+    if invocation.output is None:
+        click.echo(f"{one.path}: {text}")
+    else:
+        print_record(invocation, "marked_checkpoint", record, "step")
+
+
+def collect_shelf(
+    invocation: Invocation, place: str, keep: tuple[int, int], *, wants_it: bool
+) -> None:
+    """Say what retention does not keep, and delete it if that is wanted."""
+    with _told():
+        storage = storage_for(place)
+        known = _with_a_good_one(storage, _all(place))
+        found = judged(known, Rules(*keep))
+        print_judged(invocation, [_judged_record(one) for one in found])
+        doomed = [one.checkpoint for one in found if not one.is_kept]
+        freed = sum(one.size_bytes for one in doomed)
+        if wants_it:
+            freed = sum(storage.remove(step_name(one.step)) for one in reversed(doomed))
+    end = "" if wants_it else "; nothing was deleted: say --delete"
+    verb = "are gone, which freed" if wants_it else "go, which would free"
+    say(f"{len(doomed)} of {len(found)} checkpoints {verb} {size(freed)}{end}")
+
+
+def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
+    """Copy one into a folder of this machine."""
+    began = time.monotonic()
+    with _told():
+        storage = storage_for(place)
+        path, verdict = pull(storage, _one(storage, step), str(to))
+    if not verdict.is_good:
+        raise CliError(f"nothing is in {to}: {verdict.flaw}")
+    took_s = time.monotonic() - began
+    record = {"path": path, "step": step, "size_bytes": verdict.size_bytes, "took_s": took_s}
+    if invocation.output is None:
+        click.echo(f"{path}: {size(verdict.size_bytes)} in {span(took_s)}, every byte compared")
+    else:
+        print_record(invocation, "pulled_checkpoint", record, "path")
+
+
+def _all(place: str) -> Sequence[Shelved]:
+    storage = storage_for(place)
+    found = shelved(storage)
+    if not found and owner_of(storage) is None:
+        raise CliError(
+            f"{place} has no checkpoints: there is neither owner.json nor a step-… folder",
+            Exit.NOT_FOUND,
+        )
+    return found
+
+
+def _one(storage: Storage, step: int) -> Shelved:
+    found = look(storage, step)
+    if found is None:
+        raise CliError(f"{storage.url} has no checkpoint of step {step}", Exit.NOT_FOUND)
+    return found
+
+
+def _of_folder(place: str) -> tuple[str, int | None]:
+    """The root and the step, if it is the folder of one checkpoint."""
+    root, _, name = place.rstrip("/").rpartition("/")
+    step = step_of(name)
+    return (place, None) if step is None else (root or ".", step)
+
+
+def _verified(storage: Storage, one: Shelved) -> dict[str, Any]:
+    began = time.monotonic()
+    verdict: Verdict = verify(storage, one)
+    return {
+        "step": one.step,
+        "state": "good" if verdict.is_good else "NOT GOOD",
+        "is_good": verdict.is_good,
+        "size_bytes": verdict.size_bytes,
+        "took_s": round(time.monotonic() - began, 3),
+        "path": one.path,
+        "reason": verdict.flaw,
+    }
+
+
+def _with_a_good_one(storage: Storage, found: Sequence[Shelved]) -> list[KnownCheckpoint]:
+    """All of them as the catalog knows them, the newest that is good read back."""
+    known = [_known(one) for one in found]
+    for number, one in enumerate(found):
+        if one.quarantined or one.manifest is None:
+            continue
+        say(f"reading back {one.path}")
+        flaw = verify(storage, one).flaw
+        known[number] = msgspec.structs.replace(
+            known[number],
+            verified_at=datetime.now(UTC),
+            flaw=flaw,
+            quarantined_for="corrupt" if flaw else "",
+            quarantine_reason=flaw,
+        )
+        if not flaw:
+            break
+        say(flaw)
+    return known
+
+
+def _known(one: Shelved) -> KnownCheckpoint:
+    pinned, quarantined = one.pinned, one.quarantined
+    return KnownCheckpoint(
+        step=one.step,
+        path=one.path,
+        saved_at=one.saved_at,
+        size_bytes=0 if one.manifest is None else one.manifest.size_bytes,
+        pinned_by=(pinned.by or "somebody") if pinned else "",
+        pin_reason=pinned.reason if pinned else "",
+        quarantined_for=(quarantined.cause or "operator") if quarantined else one.flaw,
+        quarantine_reason=quarantined.reason if quarantined else one.flaw,
+    )
+
+
+def _record(one: Shelved) -> dict[str, Any]:
+    """As REST shows it, as far as the files say it."""
+    manifest = one.manifest
+    said = [one.flaw]
+    if one.quarantined:
+        said.append(f"quarantined: {one.quarantined.reason or one.quarantined.cause}")
+    if one.pinned:
+        said.append(f"pinned by {one.pinned.by or 'somebody'}: {one.pinned.reason}")
+    return {
+        "step": one.step,
+        "tier": "global",
+        "path": one.path,
+        "saved_at": None if one.saved_at is None else one.saved_at.isoformat(),
+        "round": None if manifest is None else manifest.identity.round,
+        "size_bytes": 0 if manifest is None else manifest.size_bytes,
+        "shards": 0 if manifest is None else len(manifest.files),
+        "world_size": None if manifest is None else manifest.identity.world_size,
+        "survivable_losses": None,
+        "is_verified": False,
+        "is_pinned": one.pinned is not None,
+        "is_quarantined": one.quarantined is not None or bool(one.flaw),
+        "is_missing": False,
+        "has_data_position": manifest is not None and manifest.has_data_position,
+        "note": "; ".join(text for text in said if text) or None,
+    }
+
+
+def _judged_record(one: Judged) -> dict[str, Any]:
+    return {
+        "step": one.checkpoint.step,
+        "is_kept": one.is_kept,
+        "reason": one.reason,
+        "path": one.checkpoint.path,
+        "size_bytes": one.checkpoint.size_bytes,
+    }
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """One line for what the storage says."""
+    try:
+        yield
+    except MissingError as error:
+        raise CliError(str(error), Exit.NOT_FOUND) from error
+    except StorageError as error:
+        raise CliError(str(error)) from error

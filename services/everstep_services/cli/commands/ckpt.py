@@ -1,0 +1,246 @@
+"""List checkpoints, read them back, pin, clean up or pull them."""
+
+from pathlib import Path
+
+import click
+
+from everstep_services.cli.checkpoints.wishes import CheckpointWish, ScanWish
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.operating import fulfil, with_reason
+
+_STEP = click.IntRange(min=0)
+_TIER = click.option(
+    "--tier",
+    type=click.Choice(["global", "memory", "peer"]),
+    help="Only in this tier; memory and peer are known to services only.",
+)
+
+
+@click.group()
+def command() -> None:
+    """List checkpoints, read them back, pin, clean up or pull them.
+
+    WHERE is a job, which the catalog is asked about, or a folder or URL of checkpoints, which needs
+    no service: it has a slash in it, as ./ckpt or s3://bucket/llama.
+    """
+
+
+@command.command("ls")
+@click.argument("where")
+@_TIER
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=100, help="The newest (100).")
+@with_api_options
+@click.pass_obj
+def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> None:
+    """List checkpoints, the newest first, with what is known of each."""
+    if is_place(where):
+        from everstep_services.cli.checkpoints.files import print_shelf
+
+        print_shelf(invocation, where, limit)
+        return
+    from everstep_services.cli.checkpoints.page import print_checkpoints
+    from everstep_services.cli.location import open_api
+
+    with open_api(invocation) as api:
+        print_checkpoints(invocation, api, where, tier, limit)
+
+
+@command.command()
+@click.argument("where")
+@click.argument("step", type=_STEP)
+@_TIER
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> None:
+    """Show one checkpoint: its files, or who has it in memory."""
+    if is_place(where):
+        from everstep_services.cli.checkpoints.files import print_shelved
+
+        print_shelved(invocation, where, step)
+        return
+    from everstep_services.cli.checkpoints.page import print_checkpoint
+    from everstep_services.cli.location import open_api
+
+    with open_api(invocation) as api:
+        print_checkpoint(invocation, api, where, step, tier)
+
+
+@command.command()
+@click.argument("where")
+@click.argument("step", type=_STEP, required=False)
+@with_reason
+@click.pass_obj
+def verify(invocation: Invocation, *, where: str, step: int | None, reason: str) -> int:
+    """Read every byte again and compare it with what was saved.
+
+    Of a folder or URL: here and now, all checkpoints in it or the one of this step; WHERE may be
+    the folder of one checkpoint, too. Of a job: the catalog does it, and quarantines what is not
+    good.
+
+    Exit codes: 0 all are good, 1 one is not.
+    """
+    if is_place(where):
+        from everstep_services.cli.checkpoints.files import verify_shelf
+
+        return verify_shelf(invocation, where, step)
+    if step is None:
+        raise click.UsageError("of a job, name the STEP that is to be read back")
+    fulfil(invocation, CheckpointWish.of("verify", where, step, reason))
+    return Exit.OK
+
+
+@command.command()
+@click.argument("job")
+@click.option("--step", type=_STEP, help="Only this step; by default the newest.")
+@with_api_options
+@click.pass_obj
+def locate(invocation: Invocation, *, job: str, step: int | None) -> None:
+    """Say what a job's next round would restore, and from where."""
+    from everstep_services.cli.checkpoints.page import print_located
+    from everstep_services.cli.location import open_api
+
+    with open_api(invocation) as api:
+        print_located(invocation, api, job, step)
+
+
+@command.command()
+@click.argument("where")
+@click.argument("step", type=_STEP)
+@with_reason
+@click.pass_obj
+def pin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+    """Keep a checkpoint, whatever retention says."""
+    _do(invocation, "pin", where, step, reason)
+
+
+@command.command()
+@click.argument("where")
+@click.argument("step", type=_STEP)
+@with_reason
+@click.pass_obj
+def unpin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+    """Let retention have a checkpoint again."""
+    _do(invocation, "unpin", where, step, reason)
+
+
+@command.command()
+@click.argument("where")
+@click.argument("step", type=_STEP)
+@with_reason
+@click.pass_obj
+def quarantine(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+    """Have nobody restore a checkpoint, and keep it."""
+    _do(invocation, "quarantine", where, step, reason)
+
+
+@command.command()
+@click.argument("where")
+@click.argument("step", type=_STEP)
+@with_reason
+@click.pass_obj
+def release(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+    """Let a quarantined checkpoint be restored again."""
+    _do(invocation, "release", where, step, reason)
+
+
+@command.command()
+@click.argument("job")
+@click.option(
+    "--root", default="", metavar="PLACE", help="A folder or URL, as the catalog sees it."
+)
+@with_reason
+@click.pass_obj
+def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
+    """Have the catalog compare its index with the files, or make it again from them."""
+    fulfil(invocation, ScanWish("scan", reason, job, details={"root": root}))
+
+
+@command.command()
+@click.argument("where")
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest so many.")
+@click.option(
+    "--keep-every",
+    "keep_every_steps",
+    type=click.IntRange(1),
+    metavar="STEPS",
+    help="Of the older ones, keep each whose step is a multiple of this.",
+)
+@click.option("--delete", "wants_it", is_flag=True, help="Do it; otherwise only say what would go.")
+@with_reason
+@click.pass_obj
+def gc(
+    invocation: Invocation,
+    /,
+    *,
+    where: str,
+    keep_last: int | None,
+    keep_every_steps: int | None,
+    wants_it: bool,
+    reason: str,
+) -> None:
+    """Say which checkpoints retention does not keep, and with --delete delete them.
+
+    Of a job, what is not said is as the catalog is set to. Of a folder or URL, the newest is read
+    back first. The last good one stays, and so do those that are pinned or quarantined.
+    """
+    if is_place(where):
+        from everstep_services.cli.checkpoints.files import collect_shelf
+
+        if keep_last is None:
+            raise click.UsageError("of a folder or URL, say how many are to stay: --keep-last N")
+        collect_shelf(invocation, where, (keep_last, keep_every_steps or 0), wants_it=wants_it)
+        return
+    from everstep_services.cli.checkpoints.page import print_collected
+    from everstep_services.cli.location import open_api
+
+    asked = {
+        "keep_last": keep_last,
+        "keep_every_steps": keep_every_steps,
+        "is_dry_run": not wants_it,
+        "reason": reason,
+    }
+    with open_api(invocation) as api:
+        print_collected(invocation, api, where, asked)
+
+
+@command.command()
+@click.argument("where")
+@click.argument("step", type=_STEP)
+@click.argument("to", type=click.Path(file_okay=False, path_type=Path))
+@with_api_options
+@click.pass_obj
+def pull(invocation: Invocation, *, where: str, step: int, to: Path) -> None:
+    """Copy a checkpoint into a folder of this machine, comparing every byte.
+
+    It is seen there when it is whole and good. Of a job, the catalog says where it is.
+    """
+    from everstep_services.cli.checkpoints.files import pull_to
+
+    place = where if is_place(where) else _path(invocation, where, step)
+    pull_to(invocation, place, step, to)
+
+
+def is_place(where: str) -> bool:
+    """It is a folder or URL, and no job: no job has a slash in its name."""
+    return "/" in where or where in {".", ".."}
+
+
+def _do(invocation: Invocation, action: str, where: str, step: int, reason: str) -> None:
+    if is_place(where):
+        from everstep_services.cli.checkpoints.files import mark_shelved
+
+        mark_shelved(invocation, where, step, action, reason)
+        return
+    fulfil(invocation, CheckpointWish.of(action, where, step, reason))
+
+
+def _path(invocation: Invocation, job: str, step: int) -> str:
+    from everstep_services.cli.checkpoints.page import found_in
+    from everstep_services.cli.location import open_api
+
+    with open_api(invocation) as api:
+        path = found_in(api, job, step, "global")["path"]
+    if not path:
+        raise CliError(f"step {step} of {job} is in no file: wait for its save", Exit.NOT_FOUND)
+    return str(path).rpartition("/")[0]

@@ -1,0 +1,178 @@
+"""Checkpoints, as REST shows them."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from everstep_services.history.api.dto.answer import Answer
+
+
+class Holder(Answer):
+    """A node that has a slot's state in memory."""
+
+    node: str
+    slot: int
+    address: str
+    port: int = Field(description="Of its replica server.")
+
+
+class Replica(Answer):
+    """Where the state of one slot can be had from."""
+
+    slot: int
+    holders: list[Holder] = Field(description="The slot's own node first.")
+
+
+class Checkpoint(Answer):
+    """A checkpoint, as far as the catalog knows; the files are the truth."""
+
+    step: int
+    tier: str = Field(description="`global`, `peer` or `memory`.")
+    path: str | None = Field(description="Where its manifest is; null for a tier in memory.")
+    saved_at: datetime | None
+    round: int | None = Field(description="The round that saved it.")
+    size_bytes: int
+    shards: int = Field(description="How many files or objects hold it.")
+    world_size: int | None
+    survivable_losses: int | None = Field(
+        description="For a tier in memory: how many nodes may be lost before it is."
+    )
+    verified_at: datetime | None = Field(description="When it was last read back and compared.")
+    is_verified: bool = Field(description="It was, and every byte is what was saved.")
+    is_pinned: bool
+    is_quarantined: bool
+    is_missing: bool = Field(description="Its files are gone, and nobody said that they go.")
+    has_data_position: bool
+    note: str | None = Field(description="What else people should know.")
+    replicas: list[Replica]
+
+
+class Checkpoints(Answer):
+    """The checkpoints of a job, the newest first."""
+
+    job: str
+    items: list[Checkpoint]
+    is_live: bool = Field(description="The catalog said so now.")
+    note: str | None = Field(description="Why this may not be how they are now.")
+
+
+class Saves(Answer):
+    """How saving goes in one tier, as is on record."""
+
+    tier: str = Field(description="`global`, `memory` or `peer`.")
+    committed_step: int | None = Field(description="The newest checkpoint that was committed.")
+    committed_at: datetime | None
+    committed_round: int | None
+    path: str | None
+    size_bytes: int | None
+    occasion: str | None = Field(
+        description="`interval`, `requested`, `preemption` or `end`.", examples=["interval"]
+    )
+    lag_s: float | None = Field(description="From the call that saved it until it was visible.")
+    stall_s: float | None = Field(description="What the training step paid.")
+    write_s: float | None
+    commits: int | None = Field(description="How many there have been.")
+    failed_at: datetime | None = Field(description="When a save came to nothing last.")
+    failed_step: int | None
+    failed_node: str | None
+    failed_stage: str | None
+    failed_reason: str | None
+    failures: int | None
+    every_steps: int | None = Field(description="How often it saves now.")
+    every_s: float | None
+    interval_reason: str | None
+    bad_found: int | None = Field(description="How many were quarantined.")
+    deleted: int | None
+
+
+class SaveDelay(Answer):
+    """A node whose saves wait for their storage, or did not fit."""
+
+    node: str
+    delay_at: datetime | None
+    delay_lag_s: float | None = Field(description="Age of the oldest save that is not durable.")
+    waiting: int | None = Field(description="Saves that wait; 0 when that is over.")
+    waiting_bytes: int | None
+    delay_reason: str | None
+    refusal_at: datetime | None = Field(description="When a save was not begun last.")
+    refusal_step: int | None
+    refusal_reason: str | None
+    needed_bytes: int | None
+    available_bytes: int | None
+    place: str | None
+    refusals: int | None
+
+
+class TierReadOut(Answer):
+    """What a restore took from one tier."""
+
+    tier: str
+    ranks: int
+    size_bytes: int
+    read_s: float
+
+
+class Restores(Answer):
+    """What the newest round began from, and what copies in memory survive."""
+
+    restored_at: datetime | None
+    restored_round: int | None
+    outcome: str | None = Field(description="`restored`, `fresh` or `failed`.")
+    restored_step: int | None
+    tiers: list[TierReadOut] | None
+    restored_reason: str | None
+    restored_s: float | None
+    rejected: int | None = Field(description="Newer ones that could not be used.")
+    restores: int | None
+    failed_restores: int | None
+    fresh_starts: int | None
+    copies_at: datetime | None = Field(description="When that changed last.")
+    survivable_losses: int | None = Field(description="How many nodes may be lost at once.")
+    is_degraded: bool | None = Field(description="Fewer than wanted.")
+    copies_reason: str | None
+
+
+class JobSaves(Answer):
+    """How saving and restoring goes, from the record: true while the catalog is away, too."""
+
+    job: str
+    tiers: list[Saves]
+    delays: list[SaveDelay] = Field(description="At most 1000 nodes, those that wait first.")
+    restore: Restores | None = Field(description="Null when nothing was restored yet.")
+
+
+class RejectedOut(Answer):
+    """A checkpoint that cannot be restored."""
+
+    step: int
+    tier: str
+    reason: str
+
+
+class LocatedCheckpoints(Answer):
+    """What a round would restore, the newest first, and what it would pass over."""
+
+    job: str
+    places: list[Checkpoint]
+    rejected: list[RejectedOut]
+
+
+class JudgedOut(Answer):
+    """What retention says of a checkpoint."""
+
+    step: int
+    is_kept: bool
+    reason: str
+    path: str
+    size_bytes: int
+
+
+class Collected(Answer):
+    """What retention keeps and what it does not."""
+
+    job: str
+    judged: list[JudgedOut] = Field(description="The newest first.")
+    text: str = Field(
+        description="What happens now.",
+        examples=["3 of 8 checkpoints go, which frees 12884901888 bytes; nothing was deleted"],
+    )

@@ -1,0 +1,55 @@
+"""A real S3 server process on a free port of loopback, with one bucket."""
+
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.waiting import until
+
+BUCKET = "checkpoints"
+# One request at a time: moto looks and then writes, which is atomic only so, as it is in S3.
+_SERVE = """
+import sys, threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app))
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdout.write("%d\\n" % server.port)
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def s3_server(folder: Path) -> Generator[dict[str, str]]:
+    """The environment in which the bucket can be used."""
+    said = folder / "port"
+    with said.open("w") as out, (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=out, stderr=log
+        )
+    try:
+        port = until(said.read_text, "the S3 server says where it listens", holds=str.strip)
+        url = f"http://127.0.0.1:{port.strip()}"
+        environment = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+        _make_bucket(url)
+        yield environment
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _make_bucket(url: str) -> None:
+    import httpx2
+
+    assert httpx2.put(f"{url}/{BUCKET}", timeout=30).status_code == 200

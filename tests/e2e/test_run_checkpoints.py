@@ -1,0 +1,117 @@
+"""A real training is restored from where it should be, and every step of it has one loss."""
+
+import signal
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from tests.e2e.cluster import Agent, Cluster
+from tests.e2e.operators import ask
+from tests.e2e.processes import SCRIPTS
+from tests.waiting import until
+
+START_WITHIN_S = 90.0
+SELDOM = 1_000_000
+
+
+def training(cluster: Cluster, *options: str, every: int, memory_every: int = 0) -> Agent:
+    script = (str(SCRIPTS / "saving_model.py"), str(cluster.folder), str(every), str(memory_every))
+    return cluster.run("--nproc-per-node", "2", *options, *script)
+
+
+def losses(folder: Path, rank: int) -> dict[int, set[str]]:
+    """Those of each step; more than one if the training went another way after a restart."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for line in (folder / f"losses-{rank}").read_text().splitlines():
+        step, loss = line.split()
+        found[int(step)].add(loss)
+    return found
+
+
+def restored(cluster: Cluster, number: int) -> list[tuple[int, str]]:
+    """The step and the tier of each rank of a round."""
+    cluster.until_stepping(number, START_WITHIN_S)
+    told = [(cluster.folder / f"restored-{number}-{rank}").read_text() for rank in range(2)]
+    return [(int(step), tier) for step, tier in (one.split(" ") for one in told)]
+
+
+def until_step(cluster: Cluster, step: int) -> None:
+    until(
+        lambda: max(losses(cluster.folder, 0), default=0),
+        f"step {step} is made",
+        holds=lambda made: made >= step,
+        despite=FileNotFoundError,
+        within_s=START_WITHIN_S,
+    )
+
+
+def test_after_a_kill_the_training_goes_on_from_memory_as_if_nothing_had_been(
+    cluster: Cluster,
+) -> None:
+    training(cluster, every=SELDOM, memory_every=5)
+    cluster.until_fact("fresh_started", within_s=START_WITHIN_S)
+    until_step(cluster, 40)
+    cluster.kill_rank(1, 1)
+    found = restored(cluster, 2)
+    assert {tier for _, tier in found} == {"memory"}
+    assert len({step for step, _ in found}) == 1
+    assert found[0][0] >= 30
+    until_step(cluster, found[0][0] + 20)
+    cluster.finish()
+    cluster.until_done()
+    for rank in range(2):
+        assert all(len(of_step) == 1 for of_step in losses(cluster.folder, rank).values())
+    fact = cluster.until_fact("checkpoint_restored")
+    assert (fact["step"], [tier["tier"] for tier in fact["tiers"]]) == (found[0][0], ["memory"])
+    (incident,) = cluster.closed(1)
+    assert incident["ledger"]["restore_s"] > 0
+
+
+def test_a_loss_that_is_no_number_after_a_restore_puts_that_checkpoint_aside(
+    cluster: Cluster,
+) -> None:
+    training(cluster, every=10, memory_every=5)
+    cluster.until_fact("checkpoint_committed", within_s=START_WITHIN_S)
+    until_step(cluster, 45)
+    (cluster.folder / "wrong").touch()
+    cluster.kill_rank(0, 1)
+    blamed = cluster.until_fact("checkpoint_quarantined", within_s=START_WITHIN_S)
+    assert (blamed["tier"], blamed["cause"]) == ("memory", "nan_after_load")
+    found = restored(cluster, 3)
+    assert len(set(found)) == 1
+    assert found[0][0] < blamed["step"] or found[0][1] == "global"
+    cluster.finish()
+    cluster.until_done()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_operator_has_it_saved_and_plain_torch_reads_that(cluster: Cluster) -> None:
+    training(cluster, every=SELDOM)
+    until_step(cluster, 5)
+    ask(cluster, "save", cluster.job, "--reason", "to compare")
+    saved = cluster.until_fact("checkpoint_committed", within_s=START_WITHIN_S)
+    assert saved["occasion"] == "requested"
+    weight = torch.zeros(64, 16)
+    load({"model": {"module.0.weight": weight}}, checkpoint_id=saved["path"])
+    assert weight.abs().sum() > 0
+    cluster.finish()
+    cluster.until_done()
+
+
+def test_before_it_is_taken_away_it_saves_and_the_next_allocation_goes_on_from_there(
+    cluster: Cluster,
+) -> None:
+    first = training(cluster, every=SELDOM)
+    until_step(cluster, 10)
+    first.send(signal.SIGTERM)
+    assert first.wait(START_WITHIN_S) == 91
+    saved = cluster.until_fact("checkpoint_committed")
+    assert saved["occasion"] == "preemption"
+    training(cluster, every=SELDOM)
+    assert restored(cluster, 2) == [(saved["step"], "global")] * 2
+    cluster.finish()
+    assert cluster.agents[1].wait(START_WITHIN_S) == 0
+    assert all(len(of_step) == 1 for of_step in losses(cluster.folder, 0).values())

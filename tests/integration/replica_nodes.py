@@ -1,0 +1,159 @@
+"""Nodes of one job, as far as they keep states for each other: real servers, on loopback."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from everstep.clock import SystemClock
+from everstep.messages import Peer, StartRanks
+from everstep_services.agent.checkpoints.fetching import OFFER, Offer
+from everstep_services.agent.checkpoints.held import Held
+from everstep_services.agent.checkpoints.holding import Store
+from everstep_services.agent.checkpoints.keep import Keep
+from everstep_services.agent.checkpoints.server import opened_door
+from everstep_services.agent.checkpoints.settings import CheckpointSettings
+from everstep_services.agent.checkpoints.standing import Standing
+from tests.waiting import until_async
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Entry, Identity, ImageIndex, encode
+
+JOB, KEY = "j", "the-key-of-one-job"
+SIZE = 300_000
+
+
+def state_of(rank: int, step: int, size: int = SIZE) -> bytes:
+    return random.Random(rank * 100_003 + step).randbytes(size)
+
+
+@dataclass
+class Node:
+    """One of them; `keep` works only inside of `running`."""
+
+    name: str
+    folder: Path
+    store: Store
+    keep: Keep
+    standing: Standing
+    port: int = 0
+    stored: list[Held] = field(default_factory=list)
+    failed: list[tuple[int, str, str, str]] = field(default_factory=list)
+
+    def peer(self, slot: int) -> Peer:
+        return Peer(node=self.name, slot=slot, address="127.0.0.1", port=self.port)
+
+    def save(
+        self, rank: int, step: int, *, buffer: str = "a", round: int = 1, world: int = 8,
+        size: int = SIZE, octets: bytes | None = None,
+    ) -> ImageIndex:  # fmt: skip
+        """As a rank's writer does; `octets` are other ones than the index says."""
+        place = self.folder / "own" / f"rank-{rank}" / buffer
+        place.mkdir(parents=True, exist_ok=True)
+        (place / INDEX).unlink(missing_ok=True)
+        data = state_of(rank, step, size)
+        index = ImageIndex(
+            identity=Identity(job=JOB, round=round, step=step, world_size=world, layout="l"),
+            rank=rank,
+            size_bytes=size,
+            hash=xxhash.xxh3_128_hexdigest(data),
+            entries=(Entry(key="w", offset=0, length=size, dtype="torch.uint8", shape=(size,)),),
+        )
+        (place / IMAGE).write_bytes(data if octets is None else octets)
+        (place / f".{INDEX}").write_bytes(encode(index))
+        (place / f".{INDEX}").rename(place / INDEX)
+        self.keep.look()
+        return index
+
+    def held(self, slot: int, rank: int) -> dict[int, bytes]:
+        """The whole copies here, by step."""
+        places = (self.folder / "held" / f"slot-{slot}" / f"rank-{rank}").glob("*")
+        return {
+            int(place.name): (place / IMAGE).read_bytes()
+            for place in places
+            if (place / INDEX).exists()
+        }
+
+    def offer(self) -> Offer | None:
+        """What was said when fetching was over."""
+        path = self.folder / OFFER
+        return msgspec.json.decode(path.read_bytes(), type=Offer) if path.exists() else None
+
+    async def has_held(self, slot: int, rank: int, step: int) -> bytes:
+        found = await until_async(
+            lambda: self.held(slot, rank),
+            f"{self.name} holds step {step} of slot {slot}",
+            holds=lambda held: step in held,
+            despite=OSError,
+        )
+        return found[step]
+
+    async def has_offer(self, round: int) -> Offer:
+        return await until_async(
+            self.offer, f"an offer for round {round}", holds=lambda offer: offer.round == round
+        )
+
+
+def made(name: str, folder: Path, settings: CheckpointSettings | None = None) -> Node:
+    """A node that does nothing yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = settings or CheckpointSettings(room_least_bytes=0, silent_s=1.0)
+    standing = Standing(JOB, name, settings)
+    store = Store(folder, JOB, settings)
+    stored: list[Held] = []
+    failed: list[tuple[int, str, str, str]] = []
+    keep = Keep(
+        standing, folder, store, SystemClock(),
+        lambda held, _by, _took_s: stored.append(held),
+        lambda *what: failed.append(what),
+    )  # fmt: skip
+    return Node(name, folder, store, keep, standing, stored=stored, failed=failed)
+
+
+@asynccontextmanager
+async def running(nodes: Sequence[Node]) -> AsyncIterator[None]:
+    """While they are up; each has a port then, and the same when it comes back."""
+    doors = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            loops = []
+            for node in nodes:
+                door = opened_door("127.0.0.1", node.port)
+                doors.append(door)
+                node.port = int(door.getsockname()[1])
+                loops.append(tasks.create_task(node.keep.keep_for_ever(door), name=node.name))
+            yield
+            for loop in loops:
+                loop.cancel()
+        for node in nodes:
+            node.store.close()
+    finally:
+        for door in doors:
+            door.close()
+
+
+def order(
+    slot: int, *, slots: int = 8, ranks: int = 1, round: int = 1, peers: Sequence[Peer] = (),
+    sources: Sequence[Peer] = (), key: str = KEY, parts_needed: int = 1,
+) -> StartRanks:  # fmt: skip
+    """What rendezvous tells the holder of a slot."""
+    return StartRanks(
+        id="0" * 32,
+        job=JOB,
+        round=round,
+        reason="",
+        slot=slot,
+        slots=slots,
+        first_rank=slot * ranks,
+        ranks=ranks,
+        world_size=slots * ranks,
+        master_address="127.0.0.1",
+        master_port=1,
+        replica_peers=tuple(peers),
+        replica_sources=tuple(sources),
+        replica_key=key,
+        replica_parts_needed=parts_needed,
+    )

@@ -1,0 +1,108 @@
+"""Ranks that save for a test, in this process: a real writer each, real files, real gloo."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import state_dict_loader
+
+from tests.unit.saved_states import Told
+from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
+from trainer_sdk.checkpoint.readying import Setup, Wish
+from trainer_sdk.checkpoint.save import OnError, Patience, Save
+from trainer_sdk.checkpoint.saver import Saver
+from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.whose import Whose
+
+JOB = "vit-l"
+WITHIN_S = 40.0
+
+
+@dataclass
+class Saving:
+    """One rank."""
+
+    saver: Saver
+    queue: SaveQueue
+    told: Told
+
+    def save(self, step: int, state: Mapping[str, Any], **wish: Any) -> Save | None:
+        return self.saver.save(Wish(step=step, to_root=True, **wish), state)
+
+    def finish(self) -> list[int]:
+        return self.queue.maybe_finalize(blocking=True, within_s=WITHIN_S)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [body for event, body in self.told.events if event == name]
+
+
+@contextmanager
+def saving(
+    folder: Path,
+    group: Group | None = None,
+    on_error: OnError = "warn",
+    optimizers: tuple[Any, ...] = (),
+    patience: Patience | None = None,
+    **changes: Any,
+) -> Iterator[Saving]:
+    """A rank that saves into `folder / "root"`, and keeps images in `folder / "images"`."""
+    group = group or Group(None)
+    known: dict[str, Any] = {
+        "whose": Whose(JOB, 1, str(folder / "images"), has_keeper=True),
+        "group": group,
+        "root": str(folder / "root"),
+        "keeps": False,
+        "is_lazy": True,
+        "buffers": 1,
+        "memory_limit": 0,
+        "wait_within_s": WITHIN_S,
+    }
+    told = Told()
+    queue = SaveQueue(group.rank, told, on_error, patience)
+    saver = Saver(Setup(**known | changes), queue, told, optimizers)
+    try:
+        yield Saving(saver, queue, told)
+    finally:
+        saver.settle()
+        queue.close(abort=True)
+        saver.close(keeps_images=False)
+
+
+def load(folder: Path, step: int, state: dict[str, Any]) -> dict[str, Any]:
+    """By torch alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is alone, torch says each time
+        state_dict_loader.load(state, checkpoint_id=path_of(folder, step), no_dist=True)
+    return state
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / "root" / step_name(step)
+
+
+def manifest_of(folder: Path, step: int) -> Manifest:
+    path = path_of(folder, step) / MANIFEST
+    return decode(path.read_bytes(), Manifest, str(path))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return (
+            one.dtype == other.dtype and one.shape == other.shape and _bytes(one) == _bytes(other)
+        )
+    return bool(one == other)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return bytes(flat.numpy().tobytes())

@@ -1,0 +1,127 @@
+"""What is copied at once, what later, and who waits for it."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from trainer_sdk.checkpoint import staging
+from trainer_sdk.checkpoint.staging import ChangedError, Copy, Owned, Stager, Staging
+
+
+class Held:
+    """A stager that copies nothing later until it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.over = threading.Event()
+        self.error: ChangedError | None = None
+        self.stager = Stager()
+        copy_beside = staging._copy_beside
+
+        def wait(one: Copy) -> None:
+            self.go_on.wait(30)
+            copy_beside(one)
+
+        monkeypatch.setattr(staging, "_copy_beside", wait)
+
+    def stage(self, now: list[Copy], later: list[Copy]) -> None:
+        def then(error: ChangedError | None) -> None:
+            self.error = error
+            self.over.set()
+
+        one = Staging(later, then)
+        self.stager.copy(now, one)
+        self.stager.go_on(one)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Held(monkeypatch)
+    yield made
+    made.go_on.set()
+    made.stager.close()
+
+
+def copy_of(source: torch.Tensor) -> Copy:
+    return Copy("w", source, torch.zeros_like(source), source._version)
+
+
+def test_what_cannot_wait_is_copied_before_the_call_returns(held: Held) -> None:
+    now, later = copy_of(torch.ones(5)), copy_of(torch.ones(5))
+    held.stage([now], [later])
+    assert now.target.sum() == 5
+    assert later.target.sum() == 0
+    held.go_on.set()
+    assert held.over.wait(30)
+    assert later.target.sum() == 5
+    assert held.error is None
+
+
+def test_an_optimizer_waits_with_its_step_and_changes_nothing_before(held: Held) -> None:
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    held.stager.watch([optimizer])
+    later = copy_of(weight.detach())
+    held.stage([], [later])
+    weight.grad = torch.ones(1000)
+    stepping = threading.Thread(target=optimizer.step)
+    stepping.start()
+    assert not held.over.wait(0.05)
+    assert weight.sum() == 1000, "the step waits"
+    held.go_on.set()
+    stepping.join()
+    assert weight.sum() == 0
+    assert later.target.sum() == 1000
+    assert held.error is None
+    assert held.stager.waited_s > 0
+
+
+def test_a_change_before_that_is_seen(held: Held) -> None:
+    source = torch.ones(9)
+    held.stage([], [copy_of(source)])
+    source.add_(1)
+    held.go_on.set()
+    assert held.over.wait(30)
+    assert "w was changed before the optimizer's step" in str(held.error)
+
+
+def test_the_next_save_waits_for_this_one(held: Held) -> None:
+    first, second = copy_of(torch.ones(3)), copy_of(torch.ones(3))
+    held.stage([], [first])
+    held.go_on.set()
+    held.stage([], [second])
+    assert first.target.sum() == 3
+
+
+def test_only_what_an_optimizer_owns_may_wait() -> None:
+    linear = torch.nn.Linear(3, 3)
+    model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.Adam(one for one in model.parameters() if one is not linear.bias)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    owned = Owned()
+    assert owned.add([optimizer]) == [optimizer]
+    assert owned.add([optimizer]) == []
+
+    def can_wait(tensor: torch.Tensor, key: str = "moment") -> bool:
+        return owned.has(key, tensor)
+
+    waits = {key for key, one in model.state_dict().items() if can_wait(one, key)}
+    assert waits == {"0.weight", "1.weight", "1.bias"}
+    assert can_wait(linear.weight.detach(), "0.weight"), "known from before"
+    assert not can_wait(torch.ones(3, 3), "0.weight"), "another tensor has taken its place"
+    moments = optimizer.state[linear.weight]
+    assert can_wait(moments["exp_avg"])
+    assert not can_wait(linear.weight.detach().clone())
+    with torch.inference_mode():
+        assert not can_wait(torch.ones(3))
+
+
+def test_what_is_not_contiguous_is_copied_by_value(held: Held) -> None:
+    later = copy_of(torch.arange(12.0).view(3, 4).t())
+    held.go_on.set()
+    held.stage([], [later])
+    assert held.over.wait(30)
+    assert torch.equal(later.target, later.source)

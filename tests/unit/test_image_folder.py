@@ -1,0 +1,84 @@
+"""Where the states of a node are: taken over from a dead agent, removed with the job."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from everstep_services.agent.checkpoints.folder import opened_images
+
+
+def leave(memory: Path, job: str, node: str) -> Path:
+    """As an agent that was killed: nobody holds the lock, and everything is there."""
+    with opened_images(job, node, memory) as folder:
+        assert folder is not None
+        name, base = folder.name, folder.parent
+        (folder / "own").mkdir()
+        kept = folder.rename(base.parent / "kept")
+    return kept.rename(base / name)
+
+
+def test_it_is_there_for_as_long_as_its_agent(tmp_path: Path) -> None:
+    with opened_images("j", "n1", tmp_path) as folder:
+        assert folder is not None
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "own" / "rank-0").mkdir(parents=True)
+    assert not folder.exists()
+
+
+def test_what_a_dead_agent_of_the_same_node_and_job_has_left_is_taken_over(tmp_path: Path) -> None:
+    left = leave(tmp_path, "j", "n1")
+    (left / "offer.json").write_text("{}")
+    (left / "coded" / "part").mkdir(parents=True)
+    with opened_images("j", "n1", tmp_path) as folder:
+        assert folder == left
+        assert {one.name for one in left.iterdir()} == {"own", "lock"}
+    assert not left.exists()
+
+
+def test_what_dead_agents_of_other_jobs_have_left_is_removed_and_the_living_are_not_touched(
+    tmp_path: Path,
+) -> None:
+    dead = leave(tmp_path, "other", "n1")
+    with ExitStack() as stack:
+        alive = stack.enter_context(opened_images("another", "n1", tmp_path))
+        stack.enter_context(opened_images("j", "n1", tmp_path))
+        assert not dead.exists()
+        assert alive is not None
+        assert alive.exists()
+
+
+def test_two_agents_never_share_one(tmp_path: Path) -> None:
+    with opened_images("j", "n1", tmp_path) as first:
+        with opened_images("j", "n1", tmp_path) as second:
+            assert second is None
+        assert first is not None
+        assert first.exists()
+
+
+def test_an_agent_that_is_killed_with_the_lock_keeps_nobody_out(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib\n"
+        "from everstep_services.agent.checkpoints.folder import opened_images\n"
+        "with opened_images('j', 'n1', pathlib.Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'own').mkdir()\n"
+        "    print(folder, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    killed = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with killed:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().decode().strip())
+        with opened_images("j", "n1", tmp_path) as busy:
+            assert busy is None
+        killed.kill()
+    with opened_images("j", "n1", tmp_path) as folder:
+        assert folder == left
+        assert (left / "own").is_dir()
+
+
+def test_without_memory_for_files_there_is_none(tmp_path: Path) -> None:
+    with opened_images("j", "n1", tmp_path / "missing") as folder:
+        assert folder is None

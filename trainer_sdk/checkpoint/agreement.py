@@ -1,0 +1,79 @@
+"""What ranks tell each other: bytes of JSON through a process group, never a pickle."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Said = TypeVar("Said")
+
+
+class Group:
+    """The ranks that agree. Every call is one that all of them make, in the same order."""
+
+    def __init__(self, group: "ProcessGroup | None") -> None:
+        self._group = group
+        self.rank = 0 if group is None else group.rank()
+        self.size = 1 if group is None else group.size()
+
+    def gather(self, own: Said, of: type[Said]) -> list[Said]:
+        """What every rank says, in the order of ranks."""
+        if self._group is None:
+            return [own]
+        octets = msgspec.json.encode(own)
+        lengths = self._all(torch.tensor([len(octets)]))
+        longest = int(max(lengths))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(octets)] = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+        return [
+            msgspec.json.decode(said[: int(length)].numpy().tobytes(), type=of)
+            for said, length in zip(self._all(padded), lengths, strict=True)
+        ]
+
+    def follow(self, own: Said, of: type[Said]) -> Said:
+        """What rank 0 says; the others' words are not heard."""
+        if self._group is None:
+            return own
+        octets = bytearray(msgspec.json.encode(own))
+        length = self._first(torch.tensor([len(octets)]))
+        said = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            said = torch.frombuffer(octets, dtype=torch.uint8)
+        return msgspec.json.decode(self._first(said).numpy().tobytes(), type=of)
+
+    def highest(self, own: Sequence[int]) -> list[int]:
+        """For each of these numbers, the highest that a rank says."""
+        if self._group is None:
+            return list(own)
+        said = torch.tensor(own)
+        dist.all_reduce(said, dist.ReduceOp.MAX, self._group)
+        return [int(one) for one in said]
+
+    def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
+        assert self._group is not None
+        heard = [torch.empty_like(own) for _ in range(self.size)]
+        self._group.allgather([heard], [own]).wait()
+        return heard
+
+    def _first(self, own: torch.Tensor) -> torch.Tensor:
+        assert self._group is not None
+        self._group.broadcast(own, 0).wait()
+        return own
+
+
+def group_of_all() -> Group:
+    """All ranks of this process's world; alone, where it has no process group.
+
+    Where collectives need a device, it makes a group of its own: all ranks call this together.
+    """
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return Group(None)
+    whole = dist.group.WORLD
+    if "gloo" not in dist.get_backend(whole):
+        whole = dist.new_group(backend="gloo")
+    return Group(whole)

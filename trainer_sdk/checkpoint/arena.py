@@ -1,0 +1,227 @@
+"""The memory that a rank's state is copied into, save after save: shared with the writer, mapped.
+
+Fresh memory costs thirty times what a copy costs, so it is made once and used again. Where images
+are kept, it outlives the process, and the next one of the same rank has the state that it holds.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import time
+from contextlib import suppress
+
+import torch
+
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, BadManifestError, ImageIndex, decode
+from trainer_sdk.checkpoint.room import available_bytes
+
+_PAGE = 4096
+_NAMES = "abcdefgh"
+_LOCK = "lock"
+_LOOK_EVERY_S = 0.02
+_WITHIN_S = 10.0
+
+
+class NoRoomError(Exception):
+    """The memory for it is not there; nothing was begun."""
+
+    def __init__(self, place: str, needed_bytes: int, room_bytes: int) -> None:
+        super().__init__(
+            f"{place} has {room_bytes >> 20} MiB left, and the save needs "
+            f"{-(-needed_bytes >> 20)} MiB there: give more (--shm-size or --memory of a "
+            "container), or memory_limit to save in waves"
+        )
+        self.place = place
+        self.needed_bytes = needed_bytes
+        self.available_bytes = room_bytes
+
+
+class TakenError(Exception):
+    """Another process uses these images."""
+
+
+class Buffer:
+    """Memory for one state: a file in a folder, or without a name, so that it ends with us."""
+
+    def __init__(self, folder: str = "") -> None:
+        self.folder = folder
+        self.path = os.path.join(folder, IMAGE) if folder else ""
+        """Where the writer finds it."""
+        self.size = 0
+        self.filled_for: object = None
+        """The plan whose fixed parts are in it."""
+        self.targets: list[torch.Tensor] = []
+        """Where that plan's pieces go."""
+        self.step = _step_in(folder)
+        """Of the whole image that it holds."""
+        self.is_free = True
+        self._descriptor = -1
+        self._octets: torch.Tensor | None = None
+        self._mapped: mmap.mmap | None = None
+
+    @property
+    def octets(self) -> torch.Tensor:
+        """All of it."""
+        assert self._octets is not None, "a buffer is fitted before it is used"
+        return self._octets
+
+    @property
+    def mapped(self) -> mmap.mmap:
+        """The same, for what is no tensor."""
+        assert self._mapped is not None, "a buffer is fitted before it is used"
+        return self._mapped
+
+    def fit(self, size: int) -> None:
+        """Have this size, and all of its memory; NoRoomError if that is not there."""
+        if self.size == size:
+            return
+        self.forget()
+        self.close()
+        self._descriptor = self._open()
+        held = os.fstat(self._descriptor).st_blocks * 512
+        place = self.folder or "the memory of this machine"
+        room = held + available_bytes(self._descriptor if self.folder else None)
+        if size > room:
+            self.close()
+            raise NoRoomError(place, size, room)
+        try:
+            os.ftruncate(self._descriptor, size)
+            os.posix_fallocate(self._descriptor, 0, size)
+            self._mapped = mmap.mmap(self._descriptor, size)
+        except OSError as error:
+            self.close()
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise
+            raise NoRoomError(place, size, room) from error
+        self._octets = torch.frombuffer(self._mapped, dtype=torch.uint8)
+        self._octets[::_PAGE].add_(0)  # enters every page into the tables of this process
+        _pin(self._octets)
+        self.size = size
+
+    def forget(self) -> None:
+        """What it holds is not whole any more."""
+        if self.folder:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.folder, INDEX))
+        self.step = None
+
+    def close(self) -> None:
+        """Let go of the memory; a file stays."""
+        if self._octets is not None:
+            _unpin(self._octets)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+        self._octets = self._mapped = None
+        self.size = 0
+        self.filled_for = None
+        self.targets = []
+
+    def remove(self) -> None:
+        """Leave nothing."""
+        self.forget()
+        self.close()
+        if self.folder:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+                os.rmdir(self.folder)
+
+    def _open(self) -> int:
+        if self.folder:
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.memfd_create("everstep-save", os.MFD_CLOEXEC)
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        return descriptor
+
+
+class Arena:
+    """A rank's buffers; with a folder, what they hold outlives this process."""
+
+    def __init__(self, count: int, folder: str = "") -> None:
+        self._folder = folder
+        self._lock = _locked(folder) if folder else -1
+        names = _NAMES[:count]
+        self.buffers = [Buffer(os.path.join(folder, one) if folder else "") for one in names]
+
+    def next(self) -> Buffer | None:
+        """The buffer for the next state; None while all are in use."""
+        return min(self.spare(), key=_age, default=None)
+
+    def spare(self) -> list[Buffer]:
+        """Those that may be filled. The newest whole image stays until there is a newer one."""
+        whole = [one for one in self.buffers if one.step is not None]
+        newest = max(whole, key=_age, default=None) if self._folder else None
+        return [one for one in self.buffers if one.is_free and one is not newest]
+
+    def close(self, *, keeps_images: bool) -> None:
+        """Let go of the memory; images stay if they are wanted."""
+        for one in self.buffers:
+            if keeps_images:
+                one.close()
+            else:
+                one.remove()
+        if self._lock < 0:
+            return
+        if not keeps_images:
+            os.unlink(os.path.join(self._folder, _LOCK))
+            _remove_empty(self._folder)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def folder_of(images: str, rank: int) -> str:
+    """Where a rank's own buffers are."""
+    return os.path.join(images, "own", f"rank-{rank}")
+
+
+def _age(buffer: Buffer) -> int:
+    return -1 if buffer.step is None else buffer.step
+
+
+def _step_in(folder: str) -> int | None:
+    path = os.path.join(folder, INDEX)
+    try:
+        with open(path, "rb") as file:
+            return decode(file.read(), ImageIndex, path).identity.step
+    except (OSError, BadManifestError):
+        return None
+
+
+def _locked(folder: str) -> int:
+    """Hold the folder as long as this process lives; its last one may be on its way out."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    deadline = time.monotonic() + _WITHIN_S
+    while True:
+        held = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+        else:
+            return held
+        if time.monotonic() > deadline:
+            raise TakenError(
+                f"another process has the images in {folder}: give this training a job of its own "
+                "(job=… or EVERSTEP_JOB)"
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _remove_empty(folder: str) -> None:
+    with suppress(OSError):
+        for _ in range(3):
+            os.rmdir(folder)
+            folder = os.path.dirname(folder)
+
+
+def _pin(octets: torch.Tensor) -> None:
+    """Let CUDA copy into it beside everything else."""
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostRegister(octets.data_ptr(), octets.numel(), 0)  # type: ignore[no-untyped-call]
+
+
+def _unpin(octets: torch.Tensor) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostUnregister(octets.data_ptr())  # type: ignore[no-untyped-call]

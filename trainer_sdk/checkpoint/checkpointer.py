@@ -1,0 +1,197 @@
+"""What a training uses: saves that cost a copy or less, and the way back."""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+from trainer_sdk.checkpoint.agreement import group_of_all
+from trainer_sdk.checkpoint.data import has_position
+from trainer_sdk.checkpoint.interval import parse_every
+from trainer_sdk.checkpoint.pacing import Pacing
+from trainer_sdk.checkpoint.readying import Setup, Wish
+from trainer_sdk.checkpoint.restore.restoring import Restored
+from trainer_sdk.checkpoint.save import OnError, Patience, SaveError
+from trainer_sdk.checkpoint.saver import Saver
+from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.way_back import WayBack
+from trainer_sdk.checkpoint.whose import whose
+from trainer_sdk.rank_session import session
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+State = Mapping[str, Any]
+
+
+class Checkpointer:
+    """The checkpoints of one training. All ranks make the same calls of it.
+
+    `root` is a folder or URL for the global tier; without one there are images in memory alone.
+    `every` is a number of steps, a time as "10min", or "auto": what loses least to saves and
+    failures, as measured.
+    `lazy` copies what an optimizer owns while forward and backward run, and has the optimizer wait
+    for what is left; the optimizers are found in the state, or given.
+    `memory_limit` is in bytes, for this rank: a larger state is written in waves, and the training
+    waits for them.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of the training
+        self,
+        root: "str | os.PathLike[str]" = "",
+        *,
+        every: int | str = "auto",
+        memory_every: int = 0,
+        keep_memory: bool = False,
+        on_error: OnError = "warn",
+        lazy: bool = True,
+        optimizers: tuple[Any, ...] = (),
+        in_flight: int = 1,
+        memory_limit: int = 0,
+        job: str = "",
+        patience: Patience | None = None,
+    ) -> None:
+        self._session = session()
+        self._every = parse_every(every)
+        self._memory_every = memory_every
+        self._patience = patience or Patience()
+        keeps = keep_memory or bool(memory_every)
+        group = group_of_all()
+        about = whose(os.environ, job)  # noqa: TID251 - a script has no settings file of ours
+        setup = Setup(
+            whose=about,
+            group=group,
+            root=os.fspath(root),
+            keeps=keeps,
+            is_lazy=lazy,
+            buffers=in_flight + keeps,
+            memory_limit=memory_limit,
+            wait_within_s=self._patience.exit_within_s,
+        )
+        self._root = setup.root
+        self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
+        self._queue = SaveQueue(group.rank, self._teller, on_error, self._patience)
+        self._queue.warm()
+        self._saver = Saver(setup, self._queue, self._teller, optimizers)
+        self._way_back = WayBack(
+            about, group, self._teller, root=self._root, has_images=keeps or about.has_keeper
+        )
+        self._pacing: Pacing | None = None
+        self._has_saved_to_stop = False
+        self._pid = os.getpid()
+        self._is_open = True
+        atexit.register(self._leave)
+
+    @property
+    def unfinished(self) -> int:
+        """How many saves were begun and are not finalized."""
+        return self._queue.unfinished
+
+    def restore(
+        self,
+        state: MutableMapping[str, Any],
+        *,
+        step: int | None = None,
+        allow_fresh_start: bool = False,
+    ) -> Restored | None:
+        """Load the newest state that all ranks can have and verify, or that of `step`.
+
+        None for a fresh start: there has never been a checkpoint, or none can be used and a fresh
+        start is allowed. Otherwise nothing to load is a `RestoreError`.
+        """
+        found = self._way_back.restore(state, step=step, allow_fresh_start=allow_fresh_start)
+        if found is not None:
+            self._session.start_at(found.step)
+            self._saver.prepare(state)
+        return found
+
+    def loss(self, value: SupportsFloat) -> None:
+        """The loss of each step: no number soon after a restore quarantines that checkpoint."""
+        self._way_back.see_loss(value)
+
+    def step(self, step: int, state: State) -> None:
+        """Call it after each step: saves when it is due, and when the training is to stop."""
+        self._queue.maybe_finalize()
+        if self._session.should_stop:
+            if not self._has_saved_to_stop:
+                self._has_saved_to_stop = True
+                self.save(step, state, occasion="preemption", wait=True)
+        elif self._session.should_save:
+            self.save(step, state, wait=True)
+        elif self._root and self._is_due(step):
+            self.save(step, state, occasion="interval")
+        elif self._memory_every and step % self._memory_every == 0:
+            self.save(step, state, to_root=False, occasion="interval")
+
+    def save(
+        self,
+        step: int,
+        state: State,
+        *,
+        to_root: bool = True,
+        occasion: str = "requested",
+        wait: bool = False,
+        finalize: tuple[Callable[[], None], ...] = (),
+    ) -> int | None:
+        """Save now; the number of this save, or None if it was not begun.
+
+        What is saved is the state at this call, whatever the training does next. With `wait`, wait
+        for memory that earlier saves have, rather than skip.
+        """
+        wish = Wish(
+            step=step,
+            to_root=to_root and bool(self._root),
+            occasion=occasion,
+            wait=wait,
+            has_data_position=has_position(state.values()),
+            user=self._way_back.texts(),
+            finalize=finalize,
+        )
+        begun = self._saver.save(wish, state)
+        if begun is not None and wish.to_root and self._pacing is not None:
+            self._pacing.saved(begun.stall_s)
+        return None if begun is None else begun.number
+
+    def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
+        """Call what was to be called after the saves that are durable; their numbers."""
+        return self._queue.maybe_finalize(blocking, within_s)
+
+    def close(self, abort: bool = False) -> None:
+        """Wait for the last save, with a bound, or abandon it; then leave nothing behind."""
+        self._close(abort=abort, is_failing=False)
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None",
+        error: "BaseException | None",
+        trace: "TracebackType | None",
+    ) -> None:
+        self._close(abort=False, is_failing=error is not None)
+
+    def _is_due(self, step: int) -> bool:
+        if self._pacing is None:  # what a restore has found of earlier rounds counts
+            self._pacing = self._way_back.pacing(self._every, os.environ)  # noqa: TID251 - as above
+        return self._pacing.is_due(step, is_saving=self._queue.unfinished > 0)
+
+    def _close(self, *, abort: bool, is_failing: bool) -> None:
+        if not self._is_open or os.getpid() != self._pid:
+            return
+        self._is_open = False
+        atexit.unregister(self._leave)
+        self._way_back.close()
+        self._saver.settle()
+        failure = self._queue.close(abort)
+        self._saver.close(keeps_images=is_failing)
+        if failure is not None and not is_failing and self._queue.on_error != "warn":
+            raise failure
+
+    def _leave(self) -> None:
+        """The interpreter ends without `close`: perhaps by an exception, which stays the reason."""
+        with suppress(SaveError):  # it was said; here nobody can catch it
+            self._close(abort=False, is_failing=getattr(sys, "last_value", None) is not None)

@@ -1,0 +1,214 @@
+"""Where the data and the random numbers go on, as parts of the state that is saved.
+
+sampler = PositionedSampler(len(dataset), batch_size=8, seed=1)
+loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
+state = {"model": model, "optimizer": optimizer, "data": sampler, "random": Randomness()}
+saves.restore(state)
+for batch in sampler.counted(loader):
+    ...
+    saves.step(step, state)
+"""
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from trainer_sdk.saying import say_once
+
+Batch = TypeVar("Batch")
+
+
+class Resumable(Protocol):
+    """Anything that knows its place, as a `StatefulDataLoader`."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> None: ...
+
+
+class OfRank:
+    """A state that each rank has for itself, as that of a `StatefulDataLoader`; kept whole.
+
+    It fits ranks of the same world size only: with another one the checkpoint is refused, rather
+    than samples be lost or repeated.
+    """
+
+    of_one_world = True
+    is_data_position = True
+
+    def __init__(self, inner: Resumable) -> None:
+        self._inner = inner
+        self._key = _own_key()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, as one value."""
+        return {self._key: (self._inner.state_dict(),)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._inner.load_state_dict(state[self._key][0])
+
+
+class Randomness:
+    """The random numbers of Python, numpy, torch and the current CUDA device, on each rank.
+
+    With another world size they go on as the script has seeded them.
+    """
+
+    may_be_absent = True
+
+    def __init__(self) -> None:
+        self._key = _own_key()
+        self._asked: object = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where they all are."""
+        found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        if "numpy" in sys.modules:
+            name, keys, *rest = sys.modules["numpy"].random.get_state()
+            found["numpy"] = (name, keys.tobytes(), *rest)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            found["cuda"] = torch.cuda.get_rng_state()
+        self._asked = (found,)
+        return {self._key: self._asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        whole = state[self._key]
+        if whole is self._asked:
+            say_once(
+                "random numbers go on as the script has seeded them: they were saved with another "
+                "world size"
+            )
+            return
+        found = whole[0]
+        random.setstate(found["python"])
+        torch.set_rng_state(found["torch"])
+        if "numpy" in found and "numpy" in sys.modules:
+            numpy: Any = sys.modules["numpy"]
+            name, keys, *rest = found["numpy"]
+            numpy.random.set_state((name, numpy.frombuffer(keys, dtype="uint32"), *rest))
+        if "cuda" in found and torch.cuda.is_available():
+            torch.cuda.set_rng_state(found["cuda"])
+
+
+class PositionedSampler:
+    """Batches of one endless stream of samples: each epoch in an order of its own, none left out.
+
+    All ranks share the stream, and its place is one number, so the samples that were used are the
+    same whether the training was interrupted or not, also with another world or batch size. Give
+    it to a `DataLoader` as `batch_sampler`.
+    """
+
+    is_data_position = True
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        if size < 1 or batch_size < 1:
+            raise ValueError(
+                f"a sampler needs samples and batches, and got size={size}, batch_size={batch_size}"
+            )
+        self._size = size
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._rank, self._world_size = _place() if place is None else place
+        self._consumed = 0
+        self._given = 0
+        self._order: tuple[int, torch.Tensor] | None = None
+
+    @property
+    def consumed(self) -> int:
+        """How many samples all ranks have used."""
+        return self._consumed
+
+    @property
+    def epoch(self) -> int:
+        """In which pass over the samples that is, from 0 up."""
+        return self._consumed // self._size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of one rank, from where the training is; loaders take some in advance."""
+        at = self._consumed
+        while True:
+            self._given += 1
+            yield self._samples(at + self._rank * self._batch_size)
+            at += self._batch_size * self._world_size
+
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The loader's batches, each counted as used once it is handed out."""
+        for batch in batches:
+            self.advance()
+            yield batch
+
+    def advance(self) -> None:
+        """Each rank has used a batch."""
+        self._consumed += self._batch_size * self._world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stream, and what makes it the same stream."""
+        if self._given and not self._consumed:
+            say_once(
+                "the sampler's batches are not counted, and a restart would repeat them: iterate "
+                "over sampler.counted(loader)"
+            )
+        return {"place": (self._consumed, self._size, self._seed, self._shuffle)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        consumed, *stream = state["place"]
+        if stream != [self._size, self._seed, self._shuffle]:
+            raise ValueError(
+                f"the data was (size, seed, shuffle) = {tuple(stream)} when it was saved, and is "
+                f"{(self._size, self._seed, self._shuffle)} now: give the same, or leave the "
+                "sampler out of the state to begin anew"
+            )
+        self._consumed = consumed
+
+    def _samples(self, at: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < self._batch_size:
+            epoch, begin = divmod(at + len(found), self._size)
+            if not self._shuffle:
+                end = min(self._size, begin + self._batch_size - len(found))
+                found += range(begin, end)
+            else:
+                order = self._order_of(epoch)
+                found += order[begin : begin + self._batch_size - len(found)].tolist()
+        return found
+
+    def _order_of(self, epoch: int) -> torch.Tensor:
+        if self._order is None or self._order[0] != epoch:
+            # Torch's generator looks at 32 bits of its seed.
+            mixed = xxhash.xxh32_intdigest(f"{self._seed}/{epoch}".encode())
+            generator = torch.Generator().manual_seed(mixed)
+            self._order = epoch, torch.randperm(self._size, generator=generator)
+        return self._order[1]
+
+
+def has_position(state: Iterable[object]) -> bool:
+    """Among these objects is one that says where the data goes on."""
+    return any(getattr(one, "is_data_position", False) for one in state)
+
+
+def _place() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _own_key() -> str:
+    rank, world_size = _place()
+    return f"rank-{rank}-of-{world_size}"

@@ -1,0 +1,140 @@
+"""What a checkpoint says of itself: whose it is, what belongs to it, and the hash of every byte.
+
+A rank writes its `Part` beside its shard; a `Manifest` of all parts makes the checkpoint visible.
+An image, which is a rank's state in the memory of a node, has its `ImageIndex` beside it.
+"""
+
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+VERSION = 1
+MANIFEST = "manifest.json"
+"""Whoever has it is complete: it is written last."""
+METADATA = ".metadata"
+"""What torch's own loader reads."""
+IMAGE = "image"
+INDEX = "index.json"
+"""Beside an image, written when the image is whole."""
+
+
+class BadManifestError(Exception):
+    """It is not what was written, or was written by a newer release."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose state it is. A state of another identity is never loaded."""
+
+    job: str
+    round: int
+    """The round that saved it."""
+    step: int
+    """The step after which it was saved."""
+    world_size: int
+    layout: str
+    """The hash of keys, shapes, dtypes and shardings of all ranks."""
+
+
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file or object of a checkpoint."""
+
+    name: str
+    """Relative to the manifest."""
+    size_bytes: int
+    hash: str
+    """The xxh3-128 of its bytes, in hex."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank has made durable."""
+
+    identity: Identity
+    rank: int
+    files: tuple[ShardFile, ...]
+    stall_s: float = 0.0
+    write_s: float = 0.0
+    version: int = VERSION
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole checkpoint of the global tier."""
+
+    identity: Identity
+    files: tuple[ShardFile, ...]
+    """All shards of all ranks, and torch's metadata."""
+    saved_at: str
+    """UTC, for people."""
+    occasion: str = "interval"
+    """`interval`, `requested`, `preemption` or `end`."""
+    has_data_position: bool = False
+    user: dict[str, str] = {}
+    """What the training wants to find again, as short texts."""
+    version: int = VERSION
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(one.size_bytes for one in self.files)
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A tensor, or another value, in an image."""
+
+    key: str
+    offset: int
+    """Of its bytes in the image."""
+    length: int
+    dtype: str = ""
+    """As `torch.float32`; empty for a value that is no tensor, which is what `torch.save` makes."""
+    shape: tuple[int, ...] = ()
+
+
+class ImageIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in an image: all that one rank needs to go on."""
+
+    identity: Identity
+    rank: int
+    size_bytes: int
+    hash: str
+    """The xxh3-128 of these bytes, in hex."""
+    entries: tuple[Entry, ...]
+    version: int = VERSION
+
+
+_CHECK, _END = b',"check":"', b'"}'
+Document = TypeVar("Document", Part, Manifest, ImageIndex)
+
+
+def encode(document: Part | Manifest | ImageIndex) -> bytes:
+    """As JSON, for people too. Its last field is the hash of all that comes before."""
+    said = msgspec.json.encode(document).removesuffix(b"}")
+    return said + _CHECK + xxhash.xxh3_128_hexdigest(said).encode() + _END
+
+
+def decode(octets: bytes, of: type[Document], place: str) -> Document:
+    """What was written; `place` is named if it is not that."""
+    said, _, check = octets.rpartition(_CHECK)
+    if check != xxhash.xxh3_128_hexdigest(said).encode() + _END:
+        raise BadManifestError(f"{place} is not what was written: it is cut short, or has changed")
+    try:
+        document = msgspec.json.decode(octets, type=of)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadManifestError(f"{place} is not what was written: {error}") from error
+    if document.version > VERSION:
+        raise BadManifestError(
+            f"{place} has version {document.version}, and this release reads {VERSION} at most: "
+            "use a newer release"
+        )
+    return document
+
+
+def step_name(step: int) -> str:
+    """The folder, or prefix, of a step."""
+    return f"step-{step:09d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of such a name."""
+    head, _, digits = name.partition("-")
+    return int(digits) if head == "step" and digits.isdigit() else None

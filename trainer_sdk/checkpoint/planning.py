@@ -1,0 +1,250 @@
+"""Which rank saves what, and where it is in that rank's image; made once, and used while it fits.
+
+Every rank tells all others what it has, and each makes the same plan from that: by torch's own
+planner, so that what is saved is what `torch.distributed.checkpoint` reads.
+"""
+
+import io
+import pickle  # noqa: TID251 - torch's metadata is one; it is written here, and never read
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+import xxhash
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.manifest import Entry
+from trainer_sdk.checkpoint.reading import Flat, Local, Piece, read_form
+from trainer_sdk.checkpoint.template import around
+
+PAGE_BYTES = 4096
+_ALIGNED = 64
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a rank tells the others."""
+
+    pieces: tuple[Piece, ...]
+    mark: str
+    error: str = ""
+
+
+class PlanError(Exception):
+    """Some rank's state cannot be saved at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a piece of the state is in the image."""
+
+    number: int
+    """Of the piece, among this rank's."""
+    offset: int
+    """Of its data."""
+    length: int
+    head: bytes = b""
+    tail: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one rank does at each save."""
+
+    local: Local
+    """The form of the state that it fits."""
+    placed: tuple[Placed, ...]
+    """First those of the shard file, then those that other ranks write for all."""
+    values: tuple[int, ...]
+    """The numbers of those that are copied as bytes."""
+    file_bytes: int
+    image_bytes: int
+    entries: bytes
+    """Of the image, as JSON."""
+    metadata: bytes
+    """What torch's loader reads; of rank 0."""
+    layout: str
+    mark: str
+    """Rank 0's, so that all ranks have the same."""
+
+    @property
+    def beside(self) -> bytes:
+        """What the writer needs besides, behind the image."""
+        return self.metadata + self.entries
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of everything."""
+        return self.image_bytes + self.beside_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """Of `beside`, in whole pages."""
+        return _up(len(self.metadata) + len(self.entries), PAGE_BYTES)
+
+
+def make_plan(flat: Flat, group: Group, mark: str, *, with_all: bool) -> Plan:
+    """Plan with all ranks, which all call this; `with_all` puts all of a rank into its image."""
+    local, error = _form_of(flat)
+    told = group.gather(_Told(local.pieces, mark, error), _Told)
+    for rank, one in enumerate(told):
+        if one.error:
+            raise PlanError(f"rank {rank} has a state that cannot be saved: {one.error}")
+    planner = DefaultSavePlanner()
+    plans, metadata = planner._create_global_plan([_as_torch(one.pieces) for one in told])  # noqa: SLF001 - the public one keeps plans for the whole process
+    mine = _kept(local.pieces, plans[group.rank])
+    placed, file_bytes = _place(local.pieces, mine, 0)
+    file_bytes = _up(file_bytes, PAGE_BYTES)
+    image_bytes = file_bytes
+    if with_all:
+        others = sorted(set(range(len(local.pieces))) - set(mine))
+        more, image_bytes = _place_bare(local.pieces, others, file_bytes)
+        placed += more
+        image_bytes = _up(image_bytes, PAGE_BYTES)
+    if group.rank == 0:
+        metadata.storage_data = _storage_data(told, plans)
+        metadata.version = CURRENT_DCP_VERSION
+    return Plan(
+        local=local,
+        placed=tuple(placed),
+        values=tuple(at.number for at in placed if not local.pieces[at.number].is_bare),
+        file_bytes=file_bytes,
+        image_bytes=image_bytes,
+        entries=msgspec.json.encode(_entries(local.pieces, placed)) if with_all else b"",
+        metadata=_pickled(metadata) if group.rank == 0 else b"",
+        layout=layout_of([one.pieces for one in told]),
+        mark=told[0].mark,
+    )
+
+
+def shard_name(rank: int) -> str:
+    """The file of a rank, as torch names it."""
+    return f"__{rank}_0.distcp"
+
+
+def layout_of(pieces: Sequence[Sequence[Piece]]) -> str:
+    """The hash of keys, shapes, dtypes and shardings of all ranks."""
+    said = [
+        [(one.key, one.dtype, one.shape, one.offsets, one.sizes) for one in rank if one.dtype]
+        for rank in pieces
+    ]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
+
+
+def _form_of(flat: Flat) -> tuple[Local, str]:
+    """And what is wrong with it: the other ranks wait to hear that."""
+    try:
+        return read_form(flat), ""
+    except Exception as error:  # noqa: BLE001 - what a class of the user's may raise
+        return Local((), (), ()), f"{type(error).__name__}: {error}"
+
+
+def _as_torch(pieces: Sequence[Piece]) -> SavePlan:
+    return SavePlan(
+        [_write_item(one) for one in pieces],
+        planner_data={one.key: one.path for one in pieces},
+    )
+
+
+def _write_item(piece: Piece) -> WriteItem:
+    if not piece.dtype:
+        return WriteItem(MetadataIndex(piece.key), WriteItemType.BYTE_IO)
+    return WriteItem(
+        index=MetadataIndex(piece.key, piece.offsets),
+        type=WriteItemType.SHARD if piece.is_shard else WriteItemType.TENSOR,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)),
+            properties=TensorProperties(
+                dtype=getattr(torch, piece.dtype), requires_grad=piece.requires_grad
+            ),
+            size=torch.Size(piece.shape),
+        ),
+    )
+
+
+def _kept(pieces: Sequence[Piece], plan: SavePlan) -> list[int]:
+    wanted = {item.index for item in plan.items}
+    return [number for number, one in enumerate(pieces) if _index(one) in wanted]
+
+
+def _index(piece: Piece) -> MetadataIndex:
+    return MetadataIndex(piece.key, piece.offsets if piece.dtype else None)
+
+
+def _place(pieces: Sequence[Piece], numbers: Sequence[int], at: int) -> tuple[list[Placed], int]:
+    """In the form of a file: with what `torch.save` puts around each tensor."""
+    placed = []
+    for number in numbers:
+        piece = pieces[number]
+        head, tail = (
+            around(getattr(torch, piece.dtype), piece.sizes) if piece.is_bare else (b"",) * 2
+        )
+        end = at + len(head) + piece.length + len(tail)
+        tail += bytes(_up(end, _ALIGNED) - end)
+        placed.append(Placed(number, at + len(head), piece.length, head, tail))
+        at = _up(end, _ALIGNED)
+    return placed, at
+
+
+def _place_bare(
+    pieces: Sequence[Piece], numbers: Sequence[int], at: int
+) -> tuple[list[Placed], int]:
+    placed = []
+    for number in numbers:
+        placed.append(Placed(number, at, pieces[number].length))
+        at = _up(at + pieces[number].length, _ALIGNED)
+    return placed, at
+
+
+def _storage_data(
+    told: Sequence[_Told], plans: Sequence[SavePlan]
+) -> dict[MetadataIndex, _StorageInfo]:
+    found = {}
+    for rank, (one, plan) in enumerate(zip(told, plans, strict=True)):
+        for placed in _place(one.pieces, _kept(one.pieces, plan), 0)[0]:
+            begin = placed.offset - len(placed.head)
+            length = len(placed.head) + placed.length + len(placed.tail)
+            index = _index(one.pieces[placed.number])
+            found[index] = _StorageInfo(shard_name(rank), begin, length)
+    return found
+
+
+def _entries(pieces: Sequence[Piece], placed: Sequence[Placed]) -> tuple[Entry, ...]:
+    times = Counter(one.key for one in pieces)
+    return tuple(_entry(pieces[one.number], one, times) for one in placed)
+
+
+def _entry(piece: Piece, placed: Placed, times: Mapping[str, int]) -> Entry:
+    shard = f"@{','.join(map(str, piece.offsets))}" if times[piece.key] > 1 else ""
+    return Entry(
+        key=piece.key + shard,
+        offset=placed.offset,
+        length=placed.length,
+        dtype=f"torch.{piece.dtype}" if piece.is_bare else "",
+        shape=piece.sizes if piece.is_bare else (),
+    )
+
+
+def _pickled(metadata: Metadata) -> bytes:
+    octets = io.BytesIO()
+    pickle.dump(metadata, octets)
+    return octets.getvalue()
+
+
+def _up(size: int, to: int) -> int:
+    return -(-size // to) * to

@@ -1,0 +1,182 @@
+"""A loss that is no number, soon after a load: the checkpoint is not to be loaded again.
+
+What was saved since that load comes from it, and is marked, too. Nothing is deleted, and a
+checkpoint is marked at most once. If the loss fails again at the same step of the training, after
+another checkpoint, then the training is to blame, and nothing more is marked.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import SupportsFloat
+
+import msgspec
+
+from trainer_sdk.checkpoint.manifest import (
+    INDEX,
+    MANIFEST,
+    BadManifestError,
+    Identity,
+    ImageIndex,
+    Manifest,
+    decode,
+    step_name,
+    step_of,
+)
+from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY, PEER
+from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
+from trainer_sdk.checkpoint.telling import Teller
+
+MARKED_INDEX = "index.quarantined.json"
+"""In the place of the index of an image that is not to be restored."""
+WITHIN_STEPS = 20
+_CAUSE = "nan_after_load"
+
+
+class BadLossError(Exception):
+    """The loss is no number soon after a load."""
+
+
+class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of the index of an image."""
+
+    identity: Identity
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What this rank has loaded, and where what comes from it is saved."""
+
+    identity: Identity
+    tier: str
+    round: int
+    """The present one."""
+    images: Path | None
+    """The base folder of images on this node."""
+    storage: Storage | None
+    failed_before: frozenset[int]
+    """Steps at which the loss has failed after earlier loads."""
+
+
+class LossWatch:
+    """Looks at the loss of the first steps after a load."""
+
+    def __init__(self, loaded: Loaded, teller: Teller, rank: int, within: int) -> None:
+        self._loaded = loaded
+        self._teller = teller
+        self._rank = rank
+        self._by = f"rank {rank}"
+        self._left = within
+        self._step = loaded.identity.step
+
+    def see(self, loss: SupportsFloat) -> None:
+        """The loss of the next step; BadLossError if it is no number."""
+        if not self._left:
+            return
+        self._left -= 1
+        self._step += 1
+        value = float(getattr(loss, "detach", lambda: loss)())  # torch warns of a conversion
+        if math.isfinite(value):
+            return
+        self._left = 0
+        step, tier = self._loaded.identity.step, self._loaded.tier
+        said = f"the loss is {value} at step {self._step}"
+        if self._step in self._loaded.failed_before:
+            raise BadLossError(
+                f"{said}, as it was after another checkpoint: look at the data of that step and "
+                "at the learning rate; no checkpoint is to blame, and none is quarantined"
+            )
+        after = self._step - step
+        reason = f"{said}, {after} step{'s' if after > 1 else ''} after loading step {step}"
+        self._quarantine(
+            Mark(by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step)
+        )
+        raise BadLossError(
+            f"{reason} from the {tier} tier: that checkpoint is quarantined, and the next restore "
+            "takes another tier or an older step"
+        )
+
+    def _quarantine(self, mark: Mark) -> None:
+        own = self._loaded
+        if own.tier == GLOBAL:
+            self._mark_published(step_name(own.identity.step), mark)
+        for _, folder in image_folders(own.images, self._rank):
+            self._mark_image(folder, mark)
+        if own.storage is None or not own.round:
+            return
+        for name in own.storage.folders():
+            if (step_of(name) or 0) > own.identity.step:
+                self._mark_published(name, mark)
+
+    def _mark_image(self, folder: Path, mark: Mark) -> None:
+        try:
+            index = decode((folder / INDEX).read_bytes(), ImageIndex, str(folder))
+        except (OSError, BadManifestError):
+            return  # there is nothing that anybody could load
+        if self._is_tainted(index.identity):
+            mark_image(folder, index.identity, mark)
+            self._tell(index.identity.step, MEMORY, str(folder), mark)
+
+    def _mark_published(self, name: str, mark: Mark) -> None:
+        storage = self._loaded.storage
+        assert storage is not None
+        try:
+            octets = storage.read(f"{name}/{MANIFEST}")
+            identity = decode(octets, Manifest, name).identity
+            if self._is_tainted(identity):
+                storage.put_if_absent(f"{name}/{QUARANTINED}", msgspec.json.encode(mark))
+                self._tell(identity.step, GLOBAL, f"{storage.url}/{name}", mark)
+        except (BadManifestError, StorageError) as error:
+            self._teller.warn(f"{name} cannot be quarantined: {error}")
+
+    def _is_tainted(self, identity: Identity) -> bool:
+        """It is what was loaded, or was saved in this round, after that."""
+        own = self._loaded
+        return identity == own.identity or (
+            identity.round == own.round != 0 and identity.step > own.identity.step
+        )
+
+    def _tell(self, step: int, tier: str, path: str, mark: Mark) -> None:
+        self._teller.tell(
+            "quarantine",
+            step=step,
+            tier=tier,
+            cause=_CAUSE,
+            reason=mark.reason,
+            path=path,
+            by=self._by,
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:
+    """Take its index away, and say why."""
+    marked = msgspec.json.encode(MarkedImage(identity=identity, mark=mark))
+    (folder / MARKED_INDEX).write_bytes(marked)
+    (folder / INDEX).unlink(missing_ok=True)
+
+
+def image_folders(images: Path | None, rank: int) -> Iterator[tuple[str, Path]]:
+    """Where a rank has images on this node: its own, and those that others have held for it."""
+    if images is None:
+        return
+    for folder in _inside(images / "own" / f"rank-{rank}"):
+        yield MEMORY, folder
+    for slot in _inside(images / "held"):
+        for folder in _inside(slot / f"rank-{rank}"):
+            yield PEER, folder
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(Path(one.path) for one in os.scandir(folder) if one.is_dir())
+    except OSError:
+        return []

@@ -1,0 +1,174 @@
+"""The state of a rank, taken apart: tensors that are copied as they are, and values as bytes."""
+
+import io
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.tensor import DTensor
+
+Numbers = tuple[int, ...]
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)})
+_DICTS = frozenset({dict, OrderedDict, defaultdict})
+_ALIGNED = 64
+# Torch looks for the end of a value from the end of its room, in blocks of 4 KiB and up to 64 KiB
+# back; in its second block it must not come to the beginning.
+_MOST_SLACK = 32 << 10
+_MOST_SLACK_OF_SMALL = 4000
+_SMALL = 8192
+_SPARE = 16 << 10
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor, a shard of one, or a value; as ranks tell each other."""
+
+    key: str
+    path: tuple[str | int, ...]
+    length: int
+    """Of its data, or of the room for it."""
+    is_bare: bool
+    """Its data is the tensor's own; otherwise it is what `torch.save` makes of it."""
+    dtype: str = ""
+    """Empty for a value."""
+    shape: Numbers = ()
+    """Of the whole tensor."""
+    offsets: Numbers = ()
+    sizes: Numbers = ()
+    """Of this shard."""
+    is_shard: bool = False
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The state as it is now, with one level of keys."""
+
+    values: dict[str, Any]
+    paths: dict[str, tuple[Any, ...]]
+
+    @property
+    def fingerprint(self) -> object:
+        """Changes when the plan must."""
+        return [(key, _form(value)) for key, value in self.values.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The form of a rank's state."""
+
+    fingerprint: object
+    """Of the state; the same while its plan may be used."""
+    pieces: tuple[Piece, ...]
+    indices: tuple[MetadataIndex, ...]
+
+
+def flatten(state: Mapping[str, Any]) -> Flat:
+    """As torch does it, in a tenth of its time: objects with a `state_dict` are asked for it."""
+    flat = Flat({}, {})
+    asked = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
+    _collect("", (), asked, flat)
+    return flat
+
+
+def read_form(flat: Flat) -> Local:
+    """What there is to save."""
+    items = create_default_local_save_plan(flat.values, is_coordinator=False).items
+    return Local(
+        fingerprint=flat.fingerprint,
+        pieces=tuple(_piece(flat, item) for item in items),
+        indices=tuple(item.index for item in items),
+    )
+
+
+def is_bare(found: object) -> bool:
+    """Its bytes can be copied as they are."""
+    return (
+        type(found) in (torch.Tensor, torch.nn.Parameter)
+        and isinstance(found, torch.Tensor)
+        and found.layout == torch.strided
+        and found.device.type in ("cpu", "cuda")
+        and not (found.is_quantized or found.is_conj() or found.is_neg())
+    )
+
+
+def found_at(flat: Flat, index: MetadataIndex) -> Any:
+    """The tensor of this rank, or the value."""
+    found = flat.values[index.fqn]
+    if type(found) not in _PLAIN:
+        found = find_state_dict_object(flat.values, index)
+    return found.detach() if isinstance(found, torch.Tensor) and found.requires_grad else found
+
+
+def as_bytes(found: object) -> bytes:
+    """What `torch.save` makes of it."""
+    if isinstance(found, torch.Tensor):
+        found = found.cpu().clone()
+    octets = io.BytesIO()
+    torch.save(found, octets)
+    return octets.getvalue()
+
+
+def room_for(size: int) -> int:
+    """The room of a value, whose size may change a little."""
+    size += min(size // 4 + 512, _SPARE)
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def fits(size: int, room: int) -> bool:
+    """Whether a value of this size can be in such a room, and be found there."""
+    return size <= room <= size + (_MOST_SLACK if size >= _SMALL else _MOST_SLACK_OF_SMALL)
+
+
+def _piece(flat: Flat, item: WriteItem) -> Piece:
+    found = found_at(flat, item.index)
+    key, path = item.index.fqn, tuple(flat.paths[item.index.fqn])
+    bare = is_bare(found)
+    length = found.nbytes if bare else room_for(len(as_bytes(found)))
+    if item.tensor_data is None:
+        return Piece(key, path, length, bare)
+    about = item.tensor_data
+    return Piece(
+        key=key,
+        path=path,
+        length=length,
+        is_bare=bare,
+        dtype=str(about.properties.dtype).removeprefix("torch."),
+        shape=tuple(about.size),
+        offsets=tuple(about.chunk.offsets),
+        sizes=tuple(about.chunk.sizes),
+        is_shard=item.type is WriteItemType.SHARD,
+        requires_grad=about.properties.requires_grad,
+    )
+
+
+def _collect(prefix: str, path: tuple[Any, ...], mapping: Mapping[Any, Any], into: Flat) -> None:
+    for key, value in mapping.items():
+        name, kind = f"{prefix}{key}", type(value)
+        if kind in _PLAIN:
+            into.values[name], into.paths[name] = value, (*path, str(key))
+        elif kind in _DICTS:
+            _collect(f"{name}.", (*path, str(key)), value, into)
+        else:
+            values, paths = flatten_state_dict({str(key): value})
+            into.values.update({prefix + one: found for one, found in values.items()})
+            into.paths.update({prefix + one: (*path, *rest) for one, rest in paths.items()})
+
+
+def _form(value: object) -> object:
+    if type(value) in _PLAIN and isinstance(value, torch.Tensor):
+        return (value.shape, value.dtype, value.device)
+    if isinstance(value, DTensor):
+        local = value.to_local()
+        return (value.shape, value.dtype, value.placements, local.shape, local.device)
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.dtype, value.device)
+    return None

@@ -1,0 +1,226 @@
+"""Before a rank copies its state: the plan, the memory, and whether all ranks have both."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError, folder_of
+from trainer_sdk.checkpoint.planning import Plan, PlanError, make_plan
+from trainer_sdk.checkpoint.reading import Flat, as_bytes, fits, flatten, found_at
+from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.waves import window_for
+from trainer_sdk.checkpoint.whose import Whose
+
+_LOOK_EVERY_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One save, as it was asked for."""
+
+    step: int
+    to_root: bool
+    """Into the global tier."""
+    occasion: str = "interval"
+    wait: bool = False
+    """Wait for a free buffer rather than skip."""
+    has_data_position: bool = False
+    user: tuple[tuple[str, str], ...] = ()
+    finalize: tuple[Callable[[], None], ...] = ()
+
+
+class _Hindrance(IntEnum):
+    """Why a save is not begun; the highest of all ranks holds for all."""
+
+    NONE = 0
+    BUSY = 1
+    NO_ROOM = 2
+    BROKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What stays the same for all saves."""
+
+    whose: Whose
+    group: Group
+    root: str
+    keeps: bool
+    """There are images in the memory of the node."""
+    is_lazy: bool
+    buffers: int
+    memory_limit: int
+    """Of all buffers; 0 for none."""
+    wait_within_s: float
+    """For a free buffer, where waiting was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Everything is there to copy a state."""
+
+    plan: Plan
+    flat: Flat
+    values: dict[int, bytes]
+    """Those of its pieces that are copied as bytes."""
+    buffer: Buffer
+    window: int
+    """How much of the file fits, if not all of it does; else 0."""
+
+
+class Readying:
+    """Makes a rank ready, together with all others. It is called from one thread."""
+
+    def __init__(self, setup: Setup, queue: SaveQueue, teller: Teller) -> None:
+        self._setup = setup
+        self._queue = queue
+        self._teller = teller
+        self._group = setup.group
+        self.arena = Arena(
+            setup.buffers,
+            folder_of(setup.whose.images, setup.group.rank) if setup.keeps else "",
+        )
+        self.plan: Plan | None = None
+        self._mark = os.urandom(4).hex()
+        self._no_room: NoRoomError | None = None
+        self._broken = ""
+        self._fitting = threading.Lock()
+        self._making: threading.Thread | None = None
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Plan with all ranks, and have the memory made meanwhile: the first save takes it over."""
+        flat = self._flatten(state)
+        if self._group.highest([flat is None]) == [1] or flat is None:
+            return
+        with suppress(PlanError):  # the first save says it
+            self.plan = make_plan(flat, self._group, self._mark, with_all=self._setup.keeps)
+            self._make_memory(self.plan)
+
+    def close(self, *, keeps_images: bool) -> None:
+        """Let go of the memory; images stay where an agent has them, or they are wanted."""
+        if self._making is not None:
+            self._making.join()
+        keeps = self._setup.keeps and (keeps_images or self._setup.whose.has_keeper)
+        self.arena.close(keeps_images=keeps)
+
+    def ready(self, wish: Wish, state: Mapping[str, Any]) -> Ready | None:
+        """All ranks are ready to copy, or none is, and it was said why."""
+        flat = self._flatten(state)
+        plan = self.plan
+        values = self._values(plan, flat) if plan is not None and flat is not None else None
+        buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
+        if plan is not None and values is not None:
+            buffer, hindrance = self._buffer(wish, plan)
+        is_new, worst = self._group.highest([values is None, hindrance])
+        if is_new and worst != _Hindrance.BROKEN and flat is not None:
+            _release(buffer)
+            try:
+                plan = make_plan(flat, self._group, self._mark, with_all=self._setup.keeps)
+            except PlanError as error:  # on all ranks
+                self._queue.refuse(wish.step, "plan", str(error))
+                return None
+            self.plan = plan
+            values = self._values(plan, flat)
+            buffer, hindrance = self._buffer(wish, plan)
+            (worst,) = self._group.highest([hindrance])
+            self._make_memory(plan)
+        if worst or flat is None or plan is None or values is None or buffer is None:
+            _release(buffer)
+            self._say_hindrance(wish, _Hindrance(worst), of_other=worst > hindrance)
+            return None
+        return Ready(plan, flat, values, buffer, self._window(plan))
+
+    def _flatten(self, state: Mapping[str, Any]) -> Flat | None:
+        try:
+            return flatten(state)
+        except Exception as error:  # noqa: BLE001 - what a `state_dict` of the user's may raise
+            self._broken = f"its state cannot be read: {type(error).__name__}: {error}"
+            return None
+
+    def _values(self, plan: Plan, flat: Flat) -> dict[int, bytes] | None:
+        """What is copied as bytes, by the number of its piece; None if the plan does not fit."""
+        if plan.local.fingerprint != flat.fingerprint:
+            return None
+        found = {}
+        for number in plan.values:
+            try:
+                octets = as_bytes(found_at(flat, plan.local.indices[number]))
+            except Exception:  # noqa: BLE001 - the next plan says what it is
+                return None
+            if not fits(len(octets), plan.local.pieces[number].length):
+                return None
+            found[number] = octets
+        return found
+
+    def _buffer(self, wish: Wish, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
+        deadline = time.monotonic() + (self._setup.wait_within_s if wish.wait else 0.0)
+        while (buffer := self.arena.next()) is None:
+            if time.monotonic() >= deadline:
+                return None, _Hindrance.BUSY
+            time.sleep(_LOOK_EVERY_S)
+        try:
+            with self._fitting:
+                buffer.fit(self._size_for(plan))
+                buffer.is_free = False
+        except NoRoomError as error:
+            self._no_room = error
+            return None, _Hindrance.NO_ROOM
+        return buffer, _Hindrance.NONE
+
+    def _size_for(self, plan: Plan) -> int:
+        return (self._window(plan) or plan.image_bytes) + plan.beside_bytes
+
+    def _make_memory(self, plan: Plan) -> None:
+        """For all that may be filled, in the background."""
+
+        def make() -> None:
+            for one in self.arena.spare():
+                with self._fitting, suppress(NoRoomError):
+                    if self.plan is plan and one.is_free:
+                        one.fit(self._size_for(plan))
+
+        self._making = threading.Thread(target=make, name="everstep-memory", daemon=True)
+        self._making.start()
+
+    def _window(self, plan: Plan) -> int:
+        limit = self._setup.memory_limit // self._setup.buffers
+        if not limit or plan.arena_bytes <= limit:
+            return 0
+        window = window_for(plan, limit)
+        if self._setup.keeps or window <= 0:
+            needed = plan.arena_bytes * self._setup.buffers
+            raise NoRoomError("memory_limit", needed, self._setup.memory_limit)
+        return window
+
+    def _say_hindrance(self, wish: Wish, hindrance: _Hindrance, *, of_other: bool) -> None:
+        if of_other:
+            return  # the rank that it is about says it
+        if hindrance is _Hindrance.BUSY:
+            self._queue.skip(wish.step)
+            return
+        if hindrance is _Hindrance.BROKEN:
+            self._queue.refuse(wish.step, "plan", self._broken)
+            return
+        error = self._no_room
+        assert error is not None
+        self._teller.warn(f"step {wish.step} is not saved: {error}")
+        self._teller.tell(
+            "refused",
+            step=wish.step,
+            reason=str(error),
+            needed_bytes=error.needed_bytes,
+            available_bytes=error.available_bytes,
+            place=error.place,
+        )
+
+
+def _release(buffer: Buffer | None) -> None:
+    if buffer is not None:
+        buffer.is_free = True

@@ -1,0 +1,204 @@
+"""Ranks agree on a state: what each sees, what all can have, and what each has verified.
+
+Every rank runs this at once, and each call to the group is made by all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.manifest import step_of
+from trainer_sdk.checkpoint.planning import layout_of
+from trainer_sdk.checkpoint.reading import Piece
+from trainer_sdk.checkpoint.restore.choosing import (
+    GLOBAL,
+    MEMORY,
+    Choice,
+    Field,
+    Offer,
+    Passed,
+    Sight,
+    choose,
+    missing,
+)
+from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.images import Image
+from trainer_sdk.checkpoint.restore.looking import (
+    Home,
+    published_steps,
+    see_images,
+    see_published,
+    wait_for_agent,
+)
+from trainer_sdk.checkpoint.restore.shards import Shards
+from trainer_sdk.checkpoint.restore.target import Target
+from trainer_sdk.checkpoint.storage import StorageError
+
+_PAGE = 8
+"""So many steps of the global tier are looked at, and as many more each time that none will do."""
+
+_NAMED = 8
+
+
+class _Unfit(msgspec.Struct, frozen=True):
+    offer: Offer
+    reason: str
+
+
+class Agreeing:
+    """One rank's part in the choice."""
+
+    def __init__(
+        self, home: Home, group: Group, step: int | None, verified: Mapping[Offer, Image]
+    ) -> None:
+        self._home = home
+        self._group = group
+        self._step = step
+        self._names: list[str] = []
+        self._steps: set[int] = set()
+        self.keys: frozenset[str] = frozenset()
+        """Of what is in this rank's images."""
+        self._sources: dict[Offer, Image | Shards] = dict(verified)
+        self.passed: list[Passed] = []
+        """What is passed over, in the order in which that was found; on all ranks the same."""
+        self.failed_at: set[int] = set()
+        """Steps whose loss was no number after other loads."""
+        self.unsure = ""
+        """Why there may be more in memory than anybody can have."""
+        self.ran_s = 0.0
+        """For how long the job had been running when the newest checkpoint was saved."""
+
+    def look(self) -> Field:
+        """What there is."""
+        sights = self._group.gather(self._own_sight(), Sight)
+        for one in sights:
+            self.passed += one.passed
+            self.failed_at |= set(one.failed_at)
+            self.ran_s = max(self.ran_s, one.ran_s)
+            self.unsure = self.unsure or one.unsure
+        return Field.of(sights, self._step)
+
+    def agree(self, field: Field, target: Target) -> Choice | None:
+        """A state that every rank has verified, and that fits the live one."""
+        field = self._of_this_layout(field, target)
+        while True:
+            choice = choose(field)
+            while choice is None and (older := self._older()):
+                field = field.with_published(older)
+                choice = choose(field)
+            known = {one.step for one in self.passed}
+            self.passed += [one for one in missing(field, choice) if one.step not in known]
+            if choice is None:
+                return None
+            verdicts = self._group.gather(self._judge(choice, target), tuple[_Unfit, ...])
+            unfit = [(rank, one) for rank, each in enumerate(verdicts) for one in each]
+            if not unfit:
+                return choice
+            self._pass_over(unfit)
+            field = field.without([(rank, one.offer) for rank, one in unfit])
+
+    def newer(self, step: int) -> list[int]:
+        """The steps after it, as far as this rank has seen."""
+        return sorted(one for one in self._steps if one > step)
+
+    def others(self) -> str:
+        """Which steps there are, as far as rank 0 has seen."""
+        newest = sorted(self._steps, reverse=True)[:_NAMED]
+        return f"there are {', '.join(map(str, newest))}" if newest else "there are no others"
+
+    def source(self, offer: Offer) -> Image | Shards:
+        """What is behind an offer, verified; of the global tier, this rank's share of it."""
+        known = self._sources.get(offer)
+        if known is not None:
+            return known
+        if offer.tier != GLOBAL:
+            image = Image(offer.place, offer.identity)
+            image.verify()
+            return self._sources.setdefault(offer, image)
+        assert self._home.storage is not None
+        shards = Shards(self._home.storage, offer.place, offer.identity)
+        shards.verify(self._group.rank, self._group.size)
+        return self._sources.setdefault(offer, shards)
+
+    def _pass_over(self, unfit: Sequence[tuple[int, _Unfit]]) -> None:
+        """What is in the files is told once, by the first rank that found it."""
+        told = set()
+        for rank, one in unfit:
+            if one.offer in told:
+                continue
+            if one.offer.tier == GLOBAL:
+                told.add(one.offer)
+            step, tier = one.offer.identity.step, one.offer.tier
+            self.passed.append(Passed(step=step, tier=tier, rank=rank, reason=one.reason))
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for one in self._sources.values():
+            one.close()
+
+    def _own_sight(self) -> Sight:
+        late = wait_for_agent(self._home)
+        try:
+            sight, self.keys = see_images(self._home)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+            sight = Sight().with_passed(0, MEMORY, self._group.rank, _said(error))
+        self._steps |= {one.identity.step for one in sight.offers}
+        return sight.with_more(Sight(unsure=late)).with_more(self._published())
+
+    def _published(self) -> Sight:
+        """Rank 0 looks for all: thousands that list one folder would be a burden."""
+        if self._home.storage is None or self._group.rank:
+            return Sight()
+        try:
+            names = published_steps(self._home.storage)
+        except Exception as error:  # noqa: BLE001 - likewise
+            return Sight().with_passed(0, GLOBAL, 0, _said(error))
+        self._steps |= {step for one in names if (step := step_of(one)) is not None}
+        self._names = [one for one in names if self._step in (None, step_of(one))]
+        return self._next_page()
+
+    def _next_page(self) -> Sight:
+        page, self._names = self._names[:_PAGE], self._names[_PAGE:]
+        if self._home.storage is None or not page:
+            return Sight()
+        try:
+            return see_published(self._home.storage, self._home.job, page)
+        except Exception as error:  # noqa: BLE001 - likewise
+            return Sight().with_passed(step_of(page[0]) or 0, GLOBAL, 0, _said(error))
+
+    def _older(self) -> tuple[Offer, ...]:
+        """The next ones of the global tier; none when all have been looked at."""
+        while True:
+            page = self._group.follow(self._next_page(), Sight)
+            self.passed += page.passed
+            if page.offers or not page.passed:
+                return page.offers
+
+    def _of_this_layout(self, field: Field, target: Target) -> Field:
+        """An image is all that one rank had: it fits where every rank has the same again."""
+        if not any(field.images):
+            return field
+        told = self._group.gather(target.pieces, tuple[Piece, ...])
+        field, passed = field.of_layout(layout_of(told))
+        self.passed += passed
+        return field
+
+    def _judge(self, choice: Choice, target: Target) -> tuple[_Unfit, ...]:
+        own = choice.offers[self._group.rank]
+        unfit = []
+        for offer in dict.fromkeys((own, *choice.published)):
+            try:
+                source = self.source(offer)
+                if offer == own:
+                    source.fit(target)
+            except Exception as error:  # noqa: BLE001 - likewise
+                unfit.append(_Unfit(offer, _said(error)))
+        return tuple(unfit)
+
+
+def _said(error: Exception) -> str:
+    """Our own errors say what they are about."""
+    if isinstance(error, (UnfitError, StorageError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

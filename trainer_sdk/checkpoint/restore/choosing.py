@@ -1,0 +1,186 @@
+"""Which checkpoint all ranks load. Pure: every rank decides it from the same words, alike."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from trainer_sdk.checkpoint.manifest import Identity
+
+MEMORY, PEER, GLOBAL = "memory", "peer", "global"
+_NEAREST_FIRST = (MEMORY, PEER, GLOBAL)
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A state that a rank could load."""
+
+    identity: Identity
+    tier: str
+    place: str
+    """The folder of its image, or the name of the step in the global tier."""
+
+
+class Passed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A checkpoint that is passed over, and why; the words of the fact `RejectedStep`."""
+
+    step: int
+    reason: str
+    tier: str = ""
+    rank: int | None = None
+
+
+class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one rank sees in the memory of its node, and the first one in the global tier."""
+
+    offers: tuple[Offer, ...] = ()
+    passed: tuple[Passed, ...] = ()
+    suspect: tuple[Identity, ...] = ()
+    """Quarantined on this node: no rank loads an image of it."""
+    unsure: str = ""
+    """Why there may be more in the memory of other nodes than anybody can have."""
+    ran_s: float = 0.0
+    """For how long the job had been running when the newest of these was saved."""
+    failed_at: tuple[int, ...] = ()
+    """Steps at which the loss failed, which led to a quarantine."""
+
+    def with_passed(self, step: int, tier: str, rank: int, reason: str) -> "Sight":
+        """The same, and something that is passed over."""
+        more = Passed(step=step, tier=tier, rank=rank, reason=reason)
+        return msgspec.structs.replace(self, passed=(*self.passed, more))
+
+    def with_more(self, other: "Sight") -> "Sight":
+        """Both."""
+        return Sight(
+            offers=(*self.offers, *other.offers),
+            passed=(*self.passed, *other.passed),
+            suspect=(*self.suspect, *other.suspect),
+            failed_at=(*self.failed_at, *other.failed_at),
+            ran_s=max(self.ran_s, other.ran_s),
+            unsure=self.unsure or other.unsure,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One state for all ranks, and where each has it from."""
+
+    identity: Identity
+    offers: tuple[Offer, ...]
+
+    @property
+    def published(self) -> tuple[Offer, ...]:
+        """What some rank loads from the global tier, if so: all ranks verify it together."""
+        return tuple({one for one in self.offers if one.tier == GLOBAL})
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Everything that there is to choose from."""
+
+    images: tuple[tuple[Offer, ...], ...]
+    """Those of each rank."""
+    published: tuple[Offer, ...]
+    """The global tier's, for all ranks."""
+
+    @classmethod
+    def of(cls, sights: Sequence[Sight], step: int | None = None) -> "Field":
+        """What all ranks see, or of one step, without images that are under suspicion."""
+        suspect = {one for sight in sights for one in sight.suspect}
+
+        def chosen(sight: Sight, *, is_global: bool) -> tuple[Offer, ...]:
+            return tuple(
+                one
+                for one in sight.offers
+                if (one.tier == GLOBAL) == is_global
+                and (is_global or one.identity not in suspect)
+                and step in (None, one.identity.step)
+            )
+
+        return cls(
+            tuple(chosen(sight, is_global=False) for sight in sights),
+            tuple(one for sight in sights for one in chosen(sight, is_global=True)),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing left."""
+        return not self.published and not any(self.images)
+
+    def with_published(self, more: Sequence[Offer]) -> "Field":
+        """The same, and older ones of the global tier."""
+        return replace(self, published=(*self.published, *more))
+
+    def without(self, passed: Sequence[tuple[int, Offer]]) -> "Field":
+        """The same without what these ranks could not have; what is global, no rank can have."""
+        gone = set(passed)
+        lost = {one for _, one in passed if one.tier == GLOBAL}
+        return Field(
+            tuple(
+                tuple(one for one in own if (rank, one) not in gone)
+                for rank, own in enumerate(self.images)
+            ),
+            tuple(one for one in self.published if one not in lost),
+        )
+
+    def of_layout(self, layout: str) -> tuple["Field", list[Passed]]:
+        """The same without images of other layouts, and what those were."""
+        others = [
+            (rank, one)
+            for rank, own in enumerate(self.images)
+            for one in own
+            if one.identity.layout != layout
+        ]
+        reason = "it was saved with other tensors, or with tensors that were sharded otherwise"
+        passed = [
+            Passed(step=one.identity.step, tier=one.tier, rank=rank, reason=reason)
+            for rank, one in others
+        ]
+        return self.without(others), passed
+
+    def newest_first(self) -> Iterator[Identity]:
+        """All states of which somebody has something; of one step, that of the latest round."""
+        found = {one.identity for own in (*self.images, self.published) for one in own}
+        return iter(sorted(found, key=lambda one: (one.step, one.round, one.layout), reverse=True))
+
+
+def choose(field: Field) -> Choice | None:
+    """The newest state that every rank can have, each from its nearest tier."""
+    for identity in field.newest_first():
+        offers = [_nearest(own, field.published, identity) for own in field.images]
+        if None not in offers:
+            return Choice(identity, tuple(one for one in offers if one is not None))
+    return None
+
+
+def missing(field: Field, chosen: Choice | None) -> list[Passed]:
+    """The newer states that were not chosen, as not every rank has them."""
+    found = []
+    for identity in field.newest_first():
+        if chosen is not None and identity.step <= chosen.identity.step:
+            break
+        without = [
+            rank
+            for rank, own in enumerate(field.images)
+            if _nearest(own, field.published, identity) is None
+        ]
+        if without:
+            found.append(_incomplete(identity, without, len(field.images)))
+    return found
+
+
+def _incomplete(identity: Identity, without: Sequence[int], world_size: int) -> Passed:
+    named = ", ".join(map(str, without[:8])) + (" …" if len(without) > 8 else "")
+    has = "has" if len(without) == 1 else "have"
+    there = world_size - len(without)
+    return Passed(
+        step=identity.step,
+        tier=MEMORY,
+        rank=without[0],
+        reason=f"rank {named} {has} nothing of it, as saved in round {identity.round}; "
+        f"{there} of {world_size} ranks have",
+    )
+
+
+def _nearest(own: Sequence[Offer], published: Sequence[Offer], wanted: Identity) -> Offer | None:
+    fitting = [one for one in (*own, *published) if one.identity == wanted]
+    return min(fitting, key=lambda one: _NEAREST_FIRST.index(one.tier), default=None)

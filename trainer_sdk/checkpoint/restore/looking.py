@@ -1,0 +1,204 @@
+"""What there is to restore: images in the memory of this node, manifests in the global tier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+
+from trainer_sdk.checkpoint.manifest import (
+    IMAGE,
+    INDEX,
+    MANIFEST,
+    BadManifestError,
+    ImageIndex,
+    Manifest,
+    decode,
+    step_of,
+)
+from trainer_sdk.checkpoint.quarantine import MARKED_INDEX, MarkedImage, image_folders
+from trainer_sdk.checkpoint.restore.choosing import GLOBAL, Offer, Passed, Sight
+from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage.port import MissingError
+from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
+
+OFFER = "offer.json"
+"""The agent's word that it has fetched what it can."""
+RAN_S = "ran_s"
+"""Among a manifest's texts: for how long the job had been running, in all its rounds."""
+_LOOK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Which rank restores, and where it looks."""
+
+    job: str
+    round: int
+    """0 where nobody counts rounds."""
+    rank: int
+    world_size: int
+    images: Path | None
+    """The base folder of images on this node; None where nobody keeps them."""
+    storage: Storage | None
+    """The global tier."""
+    agent_within_s: float = 0.0
+    """For how long the node's agent may fetch images from other nodes; 0 without an agent."""
+
+
+class _Offering(msgspec.Struct):
+    round: int
+    complete: bool
+    reason: str = ""
+    is_sure: bool = True
+
+
+def wait_for_agent(home: Home) -> str:
+    """Wait until the agent has fetched what it can for this round.
+
+    Why there may be states in the memory of other nodes that nobody can have, if so.
+    """
+    deadline = monotonic() + home.agent_within_s
+    while home.images is not None and home.agent_within_s:
+        try:
+            said = msgspec.json.decode((home.images / OFFER).read_bytes(), type=_Offering)
+        except (OSError, msgspec.DecodeError):
+            said = None
+        if said is not None and said.round >= home.round:
+            return "" if said.complete or said.is_sure else said.reason
+        if monotonic() > deadline:
+            return f"the agent has fetched nothing within {home.agent_within_s:g} s"
+        sleep(_LOOK_EVERY_S)
+    return ""
+
+
+def see_images(home: Home) -> tuple[Sight, frozenset[str]]:
+    """A rank's own images here, and those that others have held for it; the keys in any of them."""
+    keys: set[str] = set()
+    offers, passed, suspect, failed_at = [], [], [], []
+    for tier, folder in image_folders(home.images, home.rank):
+        marked = _mark(folder / MARKED_INDEX)
+        if marked is not None:
+            suspect.append(marked.identity)
+            failed_at.append(marked.mark.failed_at)
+            step, reason = marked.identity.step, f"{folder} is quarantined: {marked.mark.reason}"
+            passed.append(Passed(step=step, tier=tier, rank=home.rank, reason=reason))
+        index = _index(folder / INDEX)
+        if index is None:
+            continue  # it is being filled
+        try:
+            offers.append(_offer(home, tier, folder, index))
+            keys |= _keys(index)
+        except UnfitError as unfit:
+            step = index.identity.step if isinstance(index, ImageIndex) else 0
+            passed.append(Passed(step=step, tier=tier, rank=home.rank, reason=str(unfit)))
+    sight = Sight(
+        offers=tuple(offers),
+        passed=tuple(passed),
+        suspect=tuple(suspect),
+        failed_at=tuple(one for one in failed_at if one is not None),
+    )
+    return sight, frozenset(keys)
+
+
+def published_steps(storage: Storage) -> list[str]:
+    """The names of all steps in the global tier, newest first."""
+    found = [(step, name) for name in storage.folders() if (step := step_of(name)) is not None]
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
+    """Those of these steps that may be loaded, and why the others may not."""
+    sight = Sight()
+    for name in names:
+        try:
+            mark = _published_mark(storage, name)
+            if mark is not None:
+                reason = f"{storage.url}/{name} is quarantined: {mark.reason}"
+                sight = sight.with_passed(step_of(name) or 0, GLOBAL, 0, reason)
+                if mark.failed_at is not None:
+                    sight = sight.with_more(Sight(failed_at=(mark.failed_at,)))
+                continue
+            manifest = _manifest(storage, job, name)
+        except (UnfitError, StorageError, BadManifestError) as error:
+            sight = sight.with_passed(step_of(name) or 0, GLOBAL, 0, str(error))
+        else:
+            offer = Offer(identity=manifest.identity, tier=GLOBAL, place=name)
+            sight = sight.with_more(Sight(offers=(offer,), ran_s=_ran_s(manifest)))
+    return sight
+
+
+def _ran_s(manifest: Manifest) -> float:
+    try:
+        return float(manifest.user.get(RAN_S, 0.0))
+    except ValueError:
+        return 0.0
+
+
+def _published_mark(storage: Storage, name: str) -> Mark | None:
+    try:
+        return msgspec.json.decode(storage.read(f"{name}/{QUARANTINED}"), type=Mark)
+    except MissingError:
+        return None
+    except msgspec.DecodeError:
+        return Mark(reason=f"{QUARANTINED} in it cannot be read")
+
+
+def _manifest(storage: Storage, job: str, name: str) -> Manifest:
+    place = f"{storage.url}/{name}"
+    try:
+        manifest = decode(storage.read(f"{name}/{MANIFEST}"), Manifest, f"{place}/{MANIFEST}")
+    except MissingError:
+        raise UnfitError(f"{place} has no {MANIFEST}: it was never complete") from None
+    identity = manifest.identity
+    if identity.job != job:
+        raise UnfitError(f"{place} is of job {identity.job}, and this is {job}: give another path")
+    if identity.step != step_of(name):
+        raise UnfitError(f"{place} holds step {identity.step}: it was renamed")
+    return manifest
+
+
+def _mark(path: Path) -> MarkedImage | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MarkedImage)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _keys(index: ImageIndex | str) -> set[str]:
+    return {one.key for one in index.entries} if isinstance(index, ImageIndex) else set()
+
+
+def _index(path: Path) -> ImageIndex | str | None:
+    """What is beside an image; None if there is nothing, and a reason if it cannot be read."""
+    try:
+        return decode(path.read_bytes(), ImageIndex, str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, BadManifestError) as error:
+        return str(error)
+
+
+def _offer(home: Home, tier: str, folder: Path, index: ImageIndex | str) -> Offer:
+    if isinstance(index, str):
+        raise UnfitError(index)
+    identity = index.identity
+    told = (
+        ("job", identity.job, home.job),
+        ("rank", index.rank, home.rank),
+        ("a world of size", identity.world_size, home.world_size),
+    )
+    for what, saved, wanted in told:
+        if saved != wanted:
+            raise UnfitError(f"{folder} is of {what} {saved}, and this is {what} {wanted}")
+    if home.round and identity.round > home.round:
+        raise UnfitError(f"{folder} is of round {identity.round}, and this is round {home.round}")
+    try:
+        size = (folder / IMAGE).stat().st_size
+    except OSError as error:
+        raise UnfitError(f"{folder / IMAGE} cannot be read: {error.strerror}") from error
+    if size < index.size_bytes:
+        raise UnfitError(f"{folder / IMAGE} is cut short: {size} of {index.size_bytes} bytes")
+    return Offer(identity=identity, tier=tier, place=str(folder))

@@ -1,0 +1,167 @@
+"""A checkpoint of the global tier: its files checked by all ranks together, then read by each."""
+
+import io
+from collections.abc import Sequence
+from heapq import heapreplace
+
+import torch
+import xxhash
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from trainer_sdk.checkpoint.manifest import (
+    MANIFEST,
+    METADATA,
+    BadManifestError,
+    Identity,
+    Manifest,
+    ShardFile,
+    decode,
+)
+from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.fitting import check_fit, read_value
+from trainer_sdk.checkpoint.restore.metadata import read_metadata
+from trainer_sdk.checkpoint.restore.target import Target
+from trainer_sdk.checkpoint.storage import Storage, StorageError
+
+_BLOCK_BYTES = 16 << 20
+
+
+class Shards:
+    """One step of the global tier."""
+
+    def __init__(self, storage: Storage, name: str, identity: Identity) -> None:
+        self._storage = storage
+        self._name = name
+        self._identity = identity
+        self._place = f"{storage.url}/{name}"
+        self._files: dict[str, ShardFile] = {}
+        self._inside = ""
+        self._planner = DefaultLoadPlanner(flatten_state_dict=False, allow_partial_load=True)
+        self._metadata: Metadata | None = None
+        self._plan = LoadPlan([])
+        self._values: dict[str, object] = {}
+
+    def verify(self, rank: int, world_size: int) -> None:
+        """Read a rank's share of the files, and compare it with what was saved."""
+        try:
+            octets = self._storage.read(f"{self._name}/{MANIFEST}")
+            manifest = decode(octets, Manifest, f"{self._place}/{MANIFEST}")
+        except (BadManifestError, StorageError) as error:
+            raise UnfitError(str(error)) from error
+        if manifest.identity != self._identity:
+            raise UnfitError(f"{self._place} has become another checkpoint meanwhile")
+        self._files = {one.name: one for one in manifest.files}
+        for file in share(manifest.files, rank, world_size):
+            self._check(file)
+
+    def fit(self, target: Target) -> None:
+        """Compare it with the live state, and read what is no tensor."""
+        described = self._read_metadata()
+        kinds = described.state_dict_metadata
+        saved = {
+            key: (one.properties.dtype, tuple(one.size))
+            for key, one in kinds.items()
+            if isinstance(one, TensorStorageMetadata)
+        }
+        wanted = {key: (one.dtype, tuple(one.shape)) for key, one in target.tensors.items()}
+        check_fit(target, wanted, saved, kinds.keys() - saved.keys())
+        self._planner.set_up_planner(target.values, described)
+        plan = self._planner.finish_plan(self._planner.create_local_plan())
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                key = item.dest_index.fqn
+                self._values[key] = read_value(self._read(item), key)
+        self._metadata, self._plan = described, plan
+
+    def load(self, target: Target) -> int:
+        """Read it into the live state; how many bytes that were."""
+        size = 0
+        for item in sorted(self._plan.items, key=self._position):
+            if item.type == LoadItemType.BYTE_IO:
+                continue
+            octets = self._read(item)
+            size += len(octets)
+            saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
+            part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+            self._planner.resolve_tensor(item).detach().copy_(part)
+            target.loaded(item.dest_index.fqn)
+        for key, value in self._values.items():
+            target.put(key, value)
+        return size
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _check(self, file: ShardFile) -> None:
+        place = f"{self._place}/{file.name}"
+        found = xxhash.xxh3_128()
+        try:
+            size = self._storage.size(f"{self._name}/{file.name}")
+            if size != file.size_bytes:
+                raise UnfitError(f"{place} has {size or 0} of {file.size_bytes} bytes")
+            for start in range(0, file.size_bytes, _BLOCK_BYTES):
+                length = min(_BLOCK_BYTES, file.size_bytes - start)
+                found.update(self._storage.read(f"{self._name}/{file.name}", start, length))
+        except StorageError as error:
+            raise UnfitError(str(error)) from error
+        _compare(place, found.hexdigest(), file)
+
+    def _read_metadata(self) -> Metadata:
+        """What every rank needs, so every rank checks it."""
+        file = next((one for one in self._files.values() if _is_metadata(one)), None)
+        if file is None:
+            raise UnfitError(f"{self._place}/{METADATA} is not in the manifest")
+        place = f"{self._place}/{file.name}"
+        try:
+            octets = self._storage.read(f"{self._name}/{file.name}")
+        except StorageError as error:
+            raise UnfitError(str(error)) from error
+        _compare(place, xxhash.xxh3_128_hexdigest(octets), file)
+        # In an object store the files of a save are in a folder of their own.
+        self._inside = file.name.removesuffix(METADATA)
+        self._metadata = read_metadata(octets, place)
+        return self._metadata
+
+    def _read(self, item: ReadItem) -> bytes:
+        assert self._metadata is not None
+        where = self._metadata.storage_data[item.storage_index]
+        name = self._inside + where.relative_path
+        if name not in self._files:
+            raise UnfitError(f"{self._place}/{name} is not in the manifest")
+        if where.transform_descriptors:
+            raise UnfitError(
+                f"{item.dest_index.fqn} is stored by an extension of torch, as {where}"
+            )
+        try:
+            return self._storage.read(f"{self._name}/{name}", where.offset, where.length)
+        except StorageError as error:
+            raise UnfitError(str(error)) from error
+
+    def _position(self, item: ReadItem) -> tuple[str, int]:
+        assert self._metadata is not None
+        where = self._metadata.storage_data[item.storage_index]
+        return where.relative_path, where.offset
+
+
+def share(files: Sequence[ShardFile], rank: int, world_size: int) -> list[ShardFile]:
+    """The files that this rank checks: the largest are dealt out first, each to the least laden."""
+    laden = [(0, number) for number in range(world_size)]
+    own = []
+    for file in sorted(files, key=lambda one: (-one.size_bytes, one.name)):
+        size, least = laden[0]
+        heapreplace(laden, (size + file.size_bytes + 1, least))
+        if least == rank:
+            own.append(file)
+    return own
+
+
+def _is_metadata(file: ShardFile) -> bool:
+    return file.name.rpartition("/")[2] == METADATA
+
+
+def _compare(place: str, found: str, file: ShardFile) -> None:
+    if found != file.hash:
+        raise UnfitError(f"{place} is not what was saved: its hash is {found}, and was {file.hash}")

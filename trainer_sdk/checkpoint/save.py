@@ -1,0 +1,84 @@
+"""One save on its way, how long it may take, and what it is when it comes to nothing."""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainer_sdk.checkpoint.arena import Buffer
+from trainer_sdk.checkpoint.writer.orders import Done, Failed, WriteFile, WriteState
+
+OnError = Literal["warn", "retry", "fatal"]
+
+
+class SaveError(Exception):
+    """A save came to nothing; the checkpoints before it are untouched."""
+
+    def __init__(self, rank: int, step: int | None, failed: Failed) -> None:
+        what = "a file" if step is None else f"step {step}"
+        where = f" of {failed.place}" if failed.place else ""
+        super().__init__(
+            f"rank {rank}: the save of {what} failed at {failed.stage}{where}: {failed.reason}"
+        )
+        self.failed = failed
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may take."""
+
+    delayed_after_s: float = 10.0
+    """Without progress, before people are told."""
+    write_within_s: float = 1800.0
+    """Before the writer is given up."""
+    exit_within_s: float = 600.0
+    """For the last save, when the training ends."""
+
+
+@dataclass(slots=True)
+class Save:
+    """One of them."""
+
+    number: int
+    step: int | None
+    buffer: Buffer
+    finalize: tuple[Callable[[], None], ...]
+    called_at: float
+    order: WriteState | WriteFile | None = None
+    news_at: float = 0.0
+    sent_at: float = 0.0
+    stage: str = "copy"
+    waits_for: tuple[int, ...] = ()
+    stall_s: float = 0.0
+    write_s: float = 0.0
+    attempts: int = 1
+    retry_at: float | None = None
+    is_delayed: bool = False
+    result: Done | SaveError | None = None
+    windows: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    """Has an item when the next window may be filled, or nothing more is wanted."""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_sent(self) -> bool:
+        """The writer works on it."""
+        return self.sent_at > 0 and self.result is None and self.retry_at is None
+
+    @property
+    def is_whole(self) -> bool:
+        """All of it is still in its buffer, so that it can be written once more."""
+        return isinstance(self.order, WriteFile) or (
+            self.order is not None and not self.order.window_bytes
+        )
+
+    @property
+    def place(self) -> str:
+        """Where it goes."""
+        match self.order:
+            case WriteFile():
+                return self.order.path
+            case WriteState():
+                return self.order.root or self.order.folder
+            case None:
+                return ""

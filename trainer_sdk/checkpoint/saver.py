@@ -1,0 +1,176 @@
+"""Saves the state of a rank: planned with all ranks, copied, and given to the writer."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from trainer_sdk.checkpoint.filling import fill, put
+from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.planning import shard_name
+from trainer_sdk.checkpoint.reading import found_at
+from trainer_sdk.checkpoint.readying import Ready, Readying, Setup, Wish
+from trainer_sdk.checkpoint.save import Save
+from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.staging import (
+    ChangedError,
+    Copy,
+    Owned,
+    Stager,
+    Staging,
+    optimizers_in,
+)
+from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.waves import fill_window, stretches, windows
+from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
+from trainer_sdk.checkpoint.writer.publishing import saving_name
+
+
+class Saver:
+    """All of a rank's saves. The ranks call it together."""
+
+    def __init__(
+        self, setup: Setup, queue: SaveQueue, teller: Teller, optimizers: Iterable[Any]
+    ) -> None:
+        self._setup = setup
+        self._queue = queue
+        self._teller = teller
+        self._group = setup.group
+        self._readying = Readying(setup, queue, teller)
+        self._stager = Stager()
+        self._is_lazy = setup.is_lazy
+        self._owned = Owned()
+        self._watch(optimizers)
+        self._count = 0
+
+    @property
+    def waited_s(self) -> float:
+        """For how long the optimizer has waited for the latest save."""
+        return self._stager.waited_s
+
+    def save(self, wish: Wish, state: Mapping[str, Any]) -> Save | None:
+        """Begin a save; None if it was not begun, which was said."""
+        called_at = time.monotonic()
+        self._stager.settle()
+        self._watch(optimizers_in(state.values()))
+        ready = self._readying.ready(wish, state)
+        if ready is None:
+            return None
+        self._count += 1
+        save = self._queue.begin(wish.step, ready.buffer, wish.finalize, called_at)
+        save.order = order = self._order(wish, ready, save)
+        if order.root and not self._group.rank:
+            self._teller.tell("save_started", step=wish.step, tier="global", occasion=wish.occasion)
+        try:
+            if order.window_bytes:
+                self._copy_in_waves(ready, save, order)
+            else:
+                self._copy(ready, save, order)
+        except Exception as error:  # noqa: BLE001 - the policy says what follows
+            self._fail(save, f"{type(error).__name__}: {error}", "copy")
+        return save
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Plan with all ranks, and have the memory made meanwhile: the first save takes it over."""
+        self._readying.prepare(state)
+
+    def close(self, *, keeps_images: bool) -> None:
+        """Copy nothing more, and let go of the memory; images stay if they are wanted."""
+        self._stager.close()
+        self._readying.close(keeps_images=keeps_images)
+
+    def _copy(self, ready: Ready, save: Save, order: WriteState) -> None:
+        buffer = save.buffer
+        buffer.forget()
+        if buffer.filled_for is not ready.plan:
+            fill(buffer, ready.plan)
+
+        def then(error: ChangedError | None) -> None:
+            if error is None:
+                self._queue.send(save, msgspec.structs.replace(order, stall_s=save.stall_s))
+            else:
+                self._is_lazy = False
+                self._fail(save, str(error), "changed")
+
+        now, later = self._copies(ready)
+        staging = Staging(later, then)
+        self._stager.copy(now, staging)
+        save.stall_s = time.monotonic() - save.called_at
+        self._stager.go_on(staging)
+
+    def _copy_in_waves(self, ready: Ready, save: Save, order: WriteState) -> None:
+        plan, octets = ready.plan, save.buffer.octets
+        save.buffer.filled_for = None
+        put(save.buffer, order.window_bytes, plan.beside, plan.beside_bytes)
+        whole = stretches(plan, ready.flat, ready.values)
+        for at, size in windows(plan.file_bytes, order.window_bytes):
+            if at:
+                save.windows.get()
+            if save.over.is_set():
+                return
+            fill_window(octets[:size], at, whole)
+            if at:
+                self._queue.wave(save)
+            else:
+                self._queue.send(save, order)
+        save.stall_s = time.monotonic() - save.called_at
+
+    def settle(self) -> None:
+        """Wait until the tensors of the latest save may be changed."""
+        self._stager.settle()
+
+    def _watch(self, optimizers: Iterable[Any]) -> None:
+        if self._is_lazy:
+            self._stager.watch(self._owned.add(optimizers))
+
+    def _copies(self, ready: Ready) -> tuple[list[Copy], list[Copy]]:
+        """What is copied at once, and what may be copied later; values are copied here."""
+        plan, buffer = ready.plan, ready.buffer
+        now: list[Copy] = []
+        later: list[Copy] = []
+        for at, placed in enumerate(plan.placed):
+            octets = ready.values.get(placed.number)
+            if octets is not None:
+                put(buffer, placed.offset, octets, placed.length)
+                continue
+            index = plan.local.indices[placed.number]
+            source = found_at(ready.flat, index)
+            waits = self._is_lazy and self._owned.has(index.fqn, source)
+            version = source._version if waits else 0  # noqa: SLF001 - torch has no public name
+            copy = Copy(index.fqn, source, buffer.targets[at], version)
+            (later if waits else now).append(copy)
+        return now, later
+
+    def _order(self, wish: Wish, ready: Ready, save: Save) -> WriteState:
+        whose, rank, plan = self._setup.whose, self._group.rank, ready.plan
+        identity = Identity(
+            job=whose.job,
+            round=whose.round,
+            step=wish.step,
+            world_size=self._group.size,
+            layout=plan.layout,
+        )
+        beside = ready.window or plan.image_bytes
+        return WriteState(
+            save=save.number,
+            image=save.buffer.path,
+            folder=save.buffer.folder,
+            identity=identity,
+            rank=rank,
+            file_bytes=plan.file_bytes,
+            image_bytes=plan.image_bytes,
+            metadata=(beside, len(plan.metadata)),
+            entries=(beside + len(plan.metadata), len(plan.entries)),
+            window_bytes=ready.window,
+            root=self._setup.root if wish.to_root else "",
+            saving=saving_name(wish.step, whose.round, plan.mark, self._count),
+            shard=shard_name(rank),
+            keep=self._setup.keeps,
+            occasion=wish.occasion,
+            has_data_position=wish.has_data_position,
+            user=dict(wish.user),
+        )
+
+    def _fail(self, save: Save, reason: str, error: str) -> None:
+        self._queue.fail(save, Failed(save=save.number, stage="copy", reason=reason, error=error))

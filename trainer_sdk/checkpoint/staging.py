@@ -1,0 +1,215 @@
+"""Copies a state into an arena: at once, or beside the training until an optimizer's next step.
+
+What only an optimizer changes is the same from `save` until its next step. So it may be copied
+while forward and backward run, if the optimizer waits for what is left.
+"""
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+class ChangedError(Exception):
+    """A tensor was changed while it was being copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One tensor, and where its bytes go."""
+
+    key: str
+    source: torch.Tensor
+    target: torch.Tensor
+    """Of the source's type and shape."""
+    version: int = 0
+    """How often the source had been changed when the save began."""
+
+
+@dataclass(slots=True)
+class Staging:
+    """A state on its way into the arena."""
+
+    later: Sequence[Copy]
+    then: Callable[[ChangedError | None], None]
+    """Called from another thread when all of it is there, or cannot be."""
+    events: list[Any] = field(default_factory=list)
+    """Of what a GPU copies."""
+    left: threading.Event = field(default_factory=threading.Event)
+    """The host reads no tensor of the training any more."""
+    is_checked: bool = False
+    error: ChangedError | None = None
+
+
+class Stager:
+    """Copies, with a thread of its own for what is copied later."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Staging | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._present: Staging | None = None
+        self._checking = threading.Lock()
+        self._hooks: list[Any] = []
+        self._streams: dict[torch.device, Any] = {}
+        self.waited_s = 0.0
+        """For how long optimizers have waited for the latest state."""
+
+    def watch(self, optimizers: Iterable[Any]) -> None:
+        """Have these optimizers wait, before they change anything, until all is copied."""
+        self._hooks += [one.register_step_pre_hook(self._before_step) for one in optimizers]
+
+    def copy(self, now: Sequence[Copy], staging: Staging) -> None:
+        """Copy `now`, and remember the rest."""
+        self.settle()
+        self.waited_s = 0.0
+        for one in now:
+            if one.source.is_cpu:
+                one.target.copy_(one.source)
+        for event in self._on_devices([one for one in now if not one.source.is_cpu]):
+            torch.cuda.current_stream(event.device).wait_event(event)  # the host goes on at once
+            staging.events.append(event)
+        staging.events += self._on_devices([one for one in staging.later if not one.source.is_cpu])
+        self._present = staging
+
+    def go_on(self, staging: Staging) -> None:
+        """Begin with the rest, and return."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="everstep-stage", daemon=True)
+            self._thread.start()
+        self._work.put(staging)
+
+    def settle(self) -> None:
+        """Wait until what is saved may be changed."""
+        staging, self._present = self._present, None
+        if staging is None:
+            return
+        began = time.monotonic()
+        for event in staging.events:
+            torch.cuda.current_stream(event.device).wait_event(event)
+        staging.left.wait()
+        self._check_devices(staging)
+        self.waited_s = time.monotonic() - began
+
+    def close(self) -> None:
+        """Nothing is copied any more."""
+        self.settle()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _before_step(self, *_: object) -> None:
+        self.settle()
+
+    def _run(self) -> None:
+        while (staging := self._work.get()) is not None:
+            on_host = [one for one in staging.later if one.source.is_cpu]
+            for one in on_host:
+                _copy_beside(one)
+            staging.error = _changed(on_host)
+            staging.left.set()
+            for event in staging.events:
+                event.synchronize()
+            self._check_devices(staging)
+            staging.then(staging.error)
+
+    def _check_devices(self, staging: Staging) -> None:
+        """Before an optimizer's step, which may come before the thread has seen the end."""
+        with self._checking:
+            if not staging.is_checked:
+                staging.is_checked = True
+                changed = _changed([one for one in staging.later if not one.source.is_cpu])
+                staging.error = staging.error or changed
+
+    def _on_devices(self, copies: Sequence[Copy]) -> list[Any]:
+        """Have each GPU copy in a stream of its own, after all that it has been given so far."""
+        events = []
+        for device in {one.source.device for one in copies}:
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for one in copies:
+                    if one.source.device == device:
+                        one.target.copy_(one.source, non_blocking=True)
+                        one.source.record_stream(stream)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(stream)
+            events.append(event)
+        return events
+
+
+class Owned:
+    """What only optimizers change, between their steps."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[Any] = []
+        self._known: dict[str, tuple[int, bool]] = {}
+        """Where each tensor was when it was last asked for, and the answer."""
+        self._storages: set[int] | None = None
+
+    def add(self, optimizers: Iterable[Any]) -> list[Any]:
+        """More of them; those that were not known."""
+        new = [one for one in optimizers if not any(one is known for known in self._optimizers)]
+        self._optimizers += new
+        if new:
+            self._known.clear()
+        self._storages = None
+        return new
+
+    def has(self, key: str, source: torch.Tensor) -> bool:
+        """Whether an optimizer owns it, and any other change would be seen."""
+        address = source.data_ptr()
+        before = self._known.get(key)
+        if before is not None and before[0] == address:
+            return before[1]
+        if self._storages is None:
+            self._storages = _storages_of(self._optimizers)
+        found = not source.is_inference() and _storage(source) in self._storages
+        self._known[key] = address, found
+        return found
+
+
+def _storages_of(optimizers: Iterable[Any]) -> set[int]:
+    found: set[int] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found.update(_storage(one) for one in group["params"])
+        for state in optimizer.state.values():
+            found.update(_storage(one) for one in state.values() if isinstance(one, torch.Tensor))
+    return found
+
+
+def optimizers_in(state: Iterable[object]) -> list[Any]:
+    """The optimizers among these objects."""
+    return [one for one in state if hasattr(one, "register_step_pre_hook")]
+
+
+def _storage(tensor: Any) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.untyped_storage().data_ptr())
+
+
+def _changed(copies: Sequence[Copy]) -> ChangedError | None:
+    for one in copies:
+        if one.source._version != one.version:  # noqa: SLF001 - torch has no public name for it
+            return ChangedError(
+                f"{one.key} was changed before the optimizer's step, while it was being copied: "
+                "lazy=False copies it at once, as all saves from now on do"
+            )
+    return None
+
+
+def _copy_beside(one: Copy) -> None:
+    """With one thread, and without the GIL: the training has the other cores."""
+    if one.source.is_contiguous():
+        ctypes.memmove(one.target.data_ptr(), one.source.data_ptr(), one.source.nbytes)
+    else:
+        one.target.copy_(one.source)

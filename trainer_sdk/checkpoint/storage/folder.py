@@ -1,0 +1,190 @@
+"""Checkpoints in a folder of a file system: written beside their name, synced, and renamed."""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+
+from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
+
+_REMOVING = ".removing"
+_MODE = 0o666  # what the user's umask leaves of it, as for every file that a training writes
+
+
+class Folder:
+    """One folder. It is made when something is put into it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+
+    @property
+    def url(self) -> str:
+        """Where it is, the same from every working directory."""
+        return self.path
+
+    def put(self, name: str, parts: Iterable[Octets]) -> int:
+        """Keep these bytes, in the place of what was there; how many they are."""
+        path = self._at(name)
+        with _told(path, "written"), _beside(path) as temporary:
+            size = _write(temporary, parts)
+            os.replace(temporary, path)
+            sync_folder(os.path.dirname(path))
+            return size
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Keep these bytes unless others are there: one of many who try wins."""
+        path = self._at(name)
+        with _told(path, "written"), _beside(path) as temporary:
+            _write(temporary, (data,))
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return self.read(name) == data
+            sync_folder(os.path.dirname(path))
+            return True
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """So many bytes from there on, or all."""
+        path = self._at(name)
+        with _told(path, "read"), open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            left = os.fstat(file.fileno()).st_size - start if length is None else length
+            buffer = bytearray(max(left, 0))
+            view = memoryview(buffer)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise StorageError(
+                        f"{path} ends at {len(buffer) - len(view) + start} bytes, and "
+                        f"{start + len(buffer)} were wanted: it is cut short"
+                    )
+                view = view[count:]
+            return bytes(buffer)
+
+    def size(self, name: str) -> int | None:
+        """How long it is; None when it is not there."""
+        with _told(self._at(name), "read"):
+            try:
+                return os.stat(self._at(name)).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def folders(self) -> Sequence[str]:
+        """The folders in it, in order, without those that begin with a dot."""
+        with _told(self.path, "listed"):
+            try:
+                entries = list(os.scandir(self.path))
+            except FileNotFoundError:
+                return []
+            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+
+    def files(self, folder: str) -> Sequence[Found]:
+        """Everything below a folder, in the order of names."""
+        top = self._at(folder)
+        found: list[Found] = []
+        with _told(top, "listed"):
+            for where, _, names in os.walk(top):
+                for name in names:
+                    path = os.path.join(where, name)
+                    with suppress(FileNotFoundError):  # it went meanwhile
+                        size = os.stat(path).st_size
+                        found.append(Found(os.path.relpath(path, self.path), size))
+        return sorted(found, key=lambda one: one.name)
+
+    def delete(self, name: str) -> None:
+        """Remove it, if it is there."""
+        with _told(self._at(name), "removed"), suppress(FileNotFoundError):
+            os.unlink(self._at(name))
+
+    def remove(self, folder: str) -> int:
+        """Remove a folder: one rename takes it out of sight, whatever comes after."""
+        path = self._at(folder)
+        freed = sum(one.size_bytes for one in self.files(folder))
+        hidden = os.path.join(self.path, _REMOVING, f"{os.path.basename(path)}-{uuid.uuid4().hex}")
+        with _told(path, "removed"):
+            os.makedirs(os.path.dirname(hidden), exist_ok=True)
+            with suppress(FileNotFoundError):
+                os.rename(path, hidden)
+                sync_folder(self.path)
+            shutil.rmtree(os.path.dirname(hidden), ignore_errors=True)
+        return freed
+
+    def publish(self, hidden: str, name: str) -> bool:
+        """Let a folder be seen under its name, durably; False when the name is taken.
+
+        Its files were synced by whoever wrote them.
+        """
+        path = self._at(name)
+        with _told(path, "published"):
+            sync_folder(self._at(hidden))
+            try:
+                os.rename(self._at(hidden), path)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    return False
+                raise
+            sync_folder(self.path)
+            return True
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.path, checked(name))
+
+
+def sync_folder(path: str) -> None:
+    """Make durable which names are in a folder."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write(path: str, parts: Iterable[Octets]) -> int:
+    size = 0
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE), "wb", 0) as file:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            size += len(view)
+            while view:
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    return size
+
+
+@contextmanager
+def _beside(path: str) -> Generator[str]:
+    """A name in the same folder, which is made; nothing of that name is left."""
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}")
+    try:
+        yield temporary
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+@contextmanager
+def _told(path: str, done: str) -> Generator[None]:
+    """Say where it happened, and what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingError(f"{path} is not there") from error
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "look at the file system")
+        raise StorageError(f"{path} cannot be {done}: {error.strerror}; {remedy}") from error
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or keep fewer checkpoints",
+    errno.EDQUOT: "have the quota raised, or keep fewer checkpoints",
+    errno.EACCES: "let the user of the training write there",
+    errno.EPERM: "let the user of the training write there; a file system without hard links, as "
+    "one in front of an object store, cannot be used: give that store's URL",
+    errno.EROFS: "give a folder that may be written",
+    errno.ENOTDIR: "give a folder",
+    errno.EEXIST: "give a folder",
+}

@@ -1,0 +1,175 @@
+"""Checkpoints in an object store, by obstore: S3, Google, Azure, or the memory of this process.
+
+Credentials and endpoints come from the environment of the cloud's own tools (`AWS_…`, `GOOGLE_…`,
+`AZURE_…`) or from the machine's role, never from the URL.
+"""
+
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
+from obstore.store import MemoryStore, from_url
+
+from trainer_sdk.checkpoint.manifest import MANIFEST
+from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore, RetryConfig
+
+RETRIES: "RetryConfig" = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
+"""How long an object store that is away, or says that it is busy, is asked again."""
+_PART_BYTES = 16 << 20
+_AT_ONCE = 8
+_LISTED_AT_ONCE = 1000
+_memory: dict[str, MemoryStore] = {}
+_memory_lock = threading.Lock()
+
+
+class Objects:
+    """One prefix of a bucket. Nobody is asked before it is used."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.username or parts.password or parts.query:
+            raise StorageError(
+                f"{parts.scheme}://…{parts.path} says more than a bucket and a prefix: secrets and "
+                "options belong into the environment, as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+            )
+        self._url = url.rstrip("/")
+        self._store = _opened(url, parts.scheme)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._url
+
+    def put(self, name: str, parts: Iterable[Octets]) -> int:
+        """Keep these bytes, in the place of what was there; how many they are."""
+        counted = _Counted(parts)
+        with self._told(name, "written"):
+            obstore.put(
+                self._store,
+                checked(name),
+                counted.views(),
+                use_multipart=True,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_AT_ONCE,
+            )
+        return counted.size
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Keep these bytes unless others are there: the store itself decides who wins."""
+        with self._told(name, "written"):
+            try:
+                obstore.put(self._store, checked(name), data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return self.read(name) == data  # an answer that was lost is asked for again
+            except NotSupportedError as error:
+                raise StorageError(
+                    f"{self._url} cannot keep an object only if there is none (If-None-Match), and "
+                    "two jobs could write over each other: use a store that can"
+                ) from error
+        return True
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """So many bytes from there on, or all."""
+        with self._told(name, "read"):
+            if length is None and not start:
+                return obstore.get(self._store, checked(name)).bytes().to_bytes()
+            size = self._size(name)
+            end = size if length is None else start + length
+            if end > size:
+                raise StorageError(
+                    f"{self._url}/{name} ends at {size} bytes, and {end} were wanted: "
+                    "it is cut short"
+                )
+            if start == end:
+                return b""
+            return obstore.get_range(self._store, checked(name), start=start, end=end).to_bytes()
+
+    def size(self, name: str) -> int | None:
+        """How long it is; None when it is not there."""
+        try:
+            with self._told(name, "read"):
+                return self._size(name)
+        except MissingError:
+            return None
+
+    def folders(self) -> Sequence[str]:
+        """The first parts of all names, in order, without those that begin with a dot."""
+        with self._told("", "listed"):
+            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        return sorted(one.rstrip("/") for one in found if not one.startswith("."))
+
+    def files(self, folder: str) -> Sequence[Found]:
+        """Everything below a folder, in the order of names."""
+        with self._told(folder, "listed"):
+            pages = obstore.list(self._store, checked(folder), chunk_size=_LISTED_AT_ONCE)
+            found = [Found(one["path"], one["size"]) for page in pages for one in page]
+        return sorted(found, key=lambda one: one.name)
+
+    def delete(self, name: str) -> None:
+        """Remove it, if it is there."""
+        with self._told(name, "removed"):
+            try:
+                obstore.delete(self._store, checked(name))
+            except FileNotFoundError:
+                return
+
+    def remove(self, folder: str) -> int:
+        """Remove everything below a folder, its manifest before the rest."""
+        found, manifest = self.files(folder), f"{folder}/{MANIFEST}"
+        self.delete(manifest)
+        rest = [one.name for one in found if one.name != manifest]
+        with self._told(folder, "removed"):
+            for at in range(0, len(rest), _LISTED_AT_ONCE):
+                obstore.delete(self._store, rest[at : at + _LISTED_AT_ONCE])
+        return sum(one.size_bytes for one in found)
+
+    def _size(self, name: str) -> int:
+        return obstore.head(self._store, checked(name))["size"]
+
+    @contextmanager
+    def _told(self, name: str, done: str) -> Generator[None]:
+        """Say where it happened; the client's own words may be a page of XML."""
+        place = f"{self._url}/{name}".rstrip("/")
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise MissingError(f"{place} is not there") from error
+        except (BaseError, OSError, ValueError) as error:
+            said = " ".join(str(error).split())[:300]
+            raise StorageError(
+                f"{place} cannot be {done}: {said}; look at its credentials, its endpoint and the "
+                "way to it"
+            ) from error
+
+
+class _Counted:
+    """Parts, and how long they were."""
+
+    def __init__(self, parts: Iterable[Octets]) -> None:
+        self._parts = parts
+        self.size = 0
+
+    def views(self) -> Generator[memoryview]:
+        for part in self._parts:
+            view = memoryview(part).cast("B")
+            self.size += len(view)
+            yield view
+
+
+def _opened(url: str, scheme: str) -> "ObjectStore":
+    if scheme == "memory":
+        with _memory_lock:
+            return _memory.setdefault(url.rstrip("/"), MemoryStore())
+    try:
+        return from_url(url, retry_config=RETRIES)
+    except (BaseError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise StorageError(f"{url} is no place in an object store: {said}") from error

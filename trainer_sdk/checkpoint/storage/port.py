@@ -1,0 +1,85 @@
+"""What checkpoints need of a storage, and nothing more.
+
+Names are relative to the storage's place, with `/` between their parts. A name that would lead out
+of it is refused, because names come from manifests, and manifests from outside.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Octets = bytes | bytearray | memoryview
+"""Bytes, or a region of a mapping."""
+
+
+class StorageError(Exception):
+    """Something cannot be kept or read; its text names the place and what to do."""
+
+
+class MissingError(StorageError):
+    """There is nothing of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file or an object."""
+
+    name: str
+    size_bytes: int
+
+
+class Storage(Protocol):
+    """A folder, or a prefix in an object store. Every call may block; any thread may call."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a slash at its end: an absolute path, or a URL."""
+        ...
+
+    def put(self, name: str, parts: Iterable[Octets]) -> int:
+        """Keep these bytes, in the place of what was there; how many they are.
+
+        On return they are durable. Nobody ever sees a part of them.
+        """
+        ...
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Keep these bytes unless others are there: one of many who try wins.
+
+        True when they are there now, also when they were before.
+        """
+        ...
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """So many bytes from there on, or all. Fewer there are than asked for: `StorageError`."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """How long it is; None when it is not there."""
+        ...
+
+    def folders(self) -> Sequence[str]:
+        """The first parts of all names, in order, without those that begin with a dot."""
+        ...
+
+    def files(self, folder: str) -> Sequence[Found]:
+        """Everything below a folder, in the order of names."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove it, if it is there."""
+        ...
+
+    def remove(self, folder: str) -> int:
+        """Remove a checkpoint with all that is in its folder; how many bytes that frees.
+
+        It goes out of sight at once: its manifest before the rest, or all in one rename.
+        """
+        ...
+
+
+def checked(name: str) -> str:
+    """The name, if it stays within its place."""
+    if not name or name.startswith("/") or any(one in ("", ".", "..") for one in name.split("/")):
+        raise StorageError(f"{name!r} is no name in a checkpoint: it may lead out of its folder")
+    return name

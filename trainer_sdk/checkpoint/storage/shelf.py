@@ -1,0 +1,252 @@
+"""The checkpoints of the global tier in one place: what is there, whether it is what was saved.
+
+Needs no service and no torch: the files say everything.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from trainer_sdk.checkpoint.manifest import (
+    MANIFEST,
+    BadManifestError,
+    Manifest,
+    ShardFile,
+    decode,
+    encode,
+    step_name,
+    step_of,
+)
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.port import MissingError, Octets, Storage, StorageError
+
+OWNER = "owner.json"
+PINNED = "pinned.json"
+"""Beside a manifest: retention may not have it."""
+QUARANTINED = "quarantined.json"
+"""Beside a manifest: it is not to be restored."""
+_READ_BYTES = 8 << 20
+
+Pace = Callable[[int], None]
+"""Told of each read; it may take its time, or raise to give up."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is said of a checkpoint beside its manifest."""
+
+    by: str = ""
+    reason: str = ""
+    cause: str = ""
+    at: str = ""
+    failed_at: int | None = None
+    """The step whose loss was no number, if a training says so itself."""
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A checkpoint that can be seen."""
+
+    step: int
+    path: str
+    """Where its manifest is."""
+    manifest: Manifest | None
+    manifest_hash: str = ""
+    flaw: str = ""
+    """Why its manifest cannot be used."""
+    pinned: Mark | None = None
+    quarantined: Mark | None = None
+
+    @property
+    def saved_at(self) -> datetime | None:
+        """When its manifest says that it was saved, if it says so with a zone."""
+        try:
+            at = datetime.fromisoformat(self.manifest.saved_at if self.manifest else "")
+        except ValueError:
+            return None
+        return at if at.tzinfo is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What comes of reading a checkpoint again."""
+
+    flaw: str
+    """What is wrong, with the file; empty when every byte is what was saved."""
+    size_bytes: int
+    """How much was read."""
+
+    @property
+    def is_good(self) -> bool:
+        """Every byte is what was saved."""
+        return not self.flaw
+
+
+def owner_of(storage: Storage) -> str | None:
+    """The job whose checkpoints these are; None where there are none that we can see."""
+    mark = _read(storage, OWNER, _Owner)
+    return None if mark is None else mark.job
+
+
+def shelved(storage: Storage) -> Sequence[Shelved]:
+    """Every checkpoint that is published there, the newest first."""
+    steps = ((step_of(name), name) for name in storage.folders())
+    found = (look(storage, step) for step, name in steps if step is not None and name)
+    return sorted((one for one in found if one is not None), key=lambda one: one.step, reverse=True)
+
+
+def look(storage: Storage, step: int) -> Shelved | None:
+    """The checkpoint of a step; None when none is published."""
+    folder = step_name(step)
+    place = f"{storage.url}/{folder}"
+    try:
+        octets = storage.read(f"{folder}/{MANIFEST}")
+    except MissingError:
+        return None
+    pinned = _read(storage, f"{folder}/{PINNED}", Mark)
+    quarantined = _read(storage, f"{folder}/{QUARANTINED}", Mark)
+    manifest, flaw = None, ""
+    try:
+        manifest = decode(octets, Manifest, f"{place}/{MANIFEST}")
+    except BadManifestError as error:
+        flaw = str(error)
+    else:
+        if manifest.identity.step != step:
+            flaw = f"{place}/{MANIFEST} is of step {manifest.identity.step}"
+    hash_ = xxhash.xxh3_128_hexdigest(octets)
+    return Shelved(step, place, manifest, hash_, flaw, pinned, quarantined)
+
+
+def verify(storage: Storage, one: Shelved, pace: Pace = lambda _: None) -> Verdict:
+    """Read every byte again and compare."""
+    if one.manifest is None or one.flaw:
+        return Verdict(one.flaw, 0)
+    read = 0
+    for file in one.manifest.files:
+        flaw, size = _verify_file(storage, one.step, file, pace)
+        read += size
+        if flaw:
+            return Verdict(flaw, read)
+    return Verdict("", read)
+
+
+def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
+    """Say it beside the manifest; no bytes of the checkpoint are touched."""
+    storage.put(f"{step_name(step)}/{name}", (msgspec.json.encode(what),))
+
+
+def unmark(storage: Storage, step: int, name: str) -> None:
+    """Take it back."""
+    storage.delete(f"{step_name(step)}/{name}")
+
+
+def pull(
+    storage: Storage, one: Shelved, to: str, pace: Pace = lambda _: None
+) -> tuple[str, Verdict]:
+    """Copy a checkpoint into a folder of this machine, comparing every byte; where it is now.
+
+    It is seen there only when it is whole and good.
+    """
+    folder, name = Folder(to), step_name(one.step)
+    if one.manifest is None or one.flaw:
+        return "", Verdict(one.flaw, 0)
+    if folder.size(f"{name}/{MANIFEST}") is not None:
+        raise StorageError(f"{folder.path}/{name} is there already: remove it, or pull elsewhere")
+    job = one.manifest.identity.job
+    if not folder.put_if_absent(OWNER, msgspec.json.encode(_Owner(job))):
+        raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}, not of {job}")
+    hidden, read = f".saving/pull-{name}", 0
+    try:
+        for file in one.manifest.files:
+            source = _Hashed(storage, f"{name}/{file.name}", file, pace)
+            read += folder.put(f"{hidden}/{_flat(file.name)}", source.parts())
+            if source.flaw:
+                return "", Verdict(source.flaw, read)
+        folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, one.manifest, name),))
+        if not folder.publish(hidden, name):
+            raise StorageError(f"{folder.path}/{name} came meanwhile: nothing was changed")
+    finally:
+        folder.remove(hidden)
+    return f"{folder.path}/{name}", Verdict("", read)
+
+
+def _flat(name: str) -> str:
+    """In an object store the files of a save have a folder of their own; torch wants none."""
+    return name.rpartition("/")[2]
+
+
+def _flat_manifest(storage: Storage, manifest: Manifest, folder: str) -> bytes:
+    if all(one.name == _flat(one.name) for one in manifest.files):
+        return storage.read(f"{folder}/{MANIFEST}")
+    files = (msgspec.structs.replace(one, name=_flat(one.name)) for one in manifest.files)
+    return encode(msgspec.structs.replace(manifest, files=tuple(files)))
+
+
+class _Hashed:
+    """A file as it is read, compared with what was saved."""
+
+    def __init__(self, storage: Storage, name: str, file: ShardFile, pace: Pace) -> None:
+        self._storage = storage
+        self._name = name
+        self._file = file
+        self._pace = pace
+        self.flaw = ""
+        self.size = 0
+
+    def parts(self) -> Generator[Octets]:
+        """All of it, in pieces; what is wrong is known after the last."""
+        place = f"{self._storage.url}/{self._name}"
+        hasher = xxhash.xxh3_128()
+        try:
+            size = self._storage.size(self._name)
+            if size != self._file.size_bytes:
+                there = "is missing" if size is None else f"has {size} bytes"
+                self.flaw = f"{place} {there}, and {self._file.size_bytes} bytes were saved"
+                return
+            while self.size < size:
+                piece = self._storage.read(
+                    self._name, self.size, min(_READ_BYTES, size - self.size)
+                )
+                hasher.update(piece)
+                self.size += len(piece)
+                self._pace(len(piece))
+                yield piece
+        except StorageError as error:
+            self.flaw = str(error)
+            return
+        if hasher.hexdigest() != self._file.hash:
+            self.flaw = (
+                f"{place} is not what was saved: its xxh3-128 is {hasher.hexdigest()}, and "
+                f"{self._file.hash} was written down"
+            )
+
+
+def _verify_file(storage: Storage, step: int, file: ShardFile, pace: Pace) -> tuple[str, int]:
+    source = _Hashed(storage, f"{step_name(step)}/{file.name}", file, pace)
+    for _ in source.parts():
+        pass
+    return source.flaw, source.size
+
+
+_Read = TypeVar("_Read")
+
+
+def _read(storage: Storage, name: str, of: type[_Read]) -> _Read | None:
+    """A small document; None where there is none. One that cannot be read still stands there."""
+    try:
+        octets = storage.read(name)
+    except MissingError:
+        return None
+    try:
+        return msgspec.json.decode(octets, type=of)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if of is Mark:
+            return msgspec.convert({"reason": f"{name} cannot be read: {error}"}, type=of)
+        raise StorageError(f"{storage.url}/{name} is not what was written: {error}") from error

@@ -1,0 +1,91 @@
+"""The way back of one training: where to look, what was loaded, and whether it was any good."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import SupportsFloat
+
+from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.interval import Bounds, Every, Pace
+from trainer_sdk.checkpoint.pacing import Pacing
+from trainer_sdk.checkpoint.quarantine import WITHIN_STEPS, Loaded, LossWatch
+from trainer_sdk.checkpoint.restore.ahead import Ahead
+from trainer_sdk.checkpoint.restore.looking import RAN_S, Home
+from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
+from trainer_sdk.checkpoint.restore.target import State
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.whose import Whose
+
+_AGENT_WITHIN_S = 900.0
+"""More than agents take: whoever has none any more is ended by its warden."""
+
+
+class WayBack:
+    """Restores, and watches the steps after it."""
+
+    def __init__(
+        self, about: Whose, group: Group, teller: Teller, *, root: str, has_images: bool
+    ) -> None:
+        self._group = group
+        self._teller = teller
+        self._home = Home(
+            job=about.job,
+            round=about.round,
+            rank=group.rank,
+            world_size=group.size,
+            images=Path(about.images) if has_images else None,
+            storage=storage_for(root) if root else None,
+            agent_within_s=_AGENT_WITHIN_S if about.has_keeper else 0.0,
+        )
+        self._ahead: Ahead | None = None if self._home.images is None else Ahead(self._home)
+        self._began = monotonic()
+        self._ran_s = 0.0
+        self._watch: LossWatch | None = None
+
+    def restore(
+        self, state: State, *, step: int | None, allow_fresh_start: bool
+    ) -> Restored | None:
+        """All ranks together: load the newest that all can have, or this step."""
+        restoring = Restoring(self._home, self._group, self._teller, step, self._ahead)
+        self._ahead = None
+        found = restoring.restore(state, allow_fresh_start=allow_fresh_start)
+        if found is not None:
+            self._ran_s = found.ran_s
+            loaded = Loaded(
+                identity=found.choice.identity,
+                tier=found.tier,
+                round=self._home.round,
+                images=self._home.images,
+                storage=self._home.storage,
+                failed_before=found.failed_at,
+            )
+            self._watch = LossWatch(loaded, self._teller, self._group.rank, WITHIN_STEPS)
+        return found
+
+    def see_loss(self, loss: SupportsFloat) -> None:
+        """The loss of a step; no number soon after a load quarantines what was loaded."""
+        if self._watch is not None:
+            self._watch.see(loss)
+
+    def pacing(self, every: Every, environ: Mapping[str, str]) -> Pacing:
+        """When to save, by what the job has seen of failures so far."""
+        failures = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        pace = Pace(
+            every,
+            Bounds(),
+            failures=int(failures) if failures.isdigit() else 0,
+            ran_s=self._ran_s,
+        )
+        return Pacing(every, self._group, self._teller, pace)
+
+    def close(self) -> None:
+        """Let go of what was checked ahead, if nobody has restored."""
+        if self._ahead is not None:
+            for image in self._ahead.take().values():
+                image.close()
+            self._ahead = None
+
+    def texts(self) -> tuple[tuple[str, str], ...]:
+        """What a manifest keeps for later rounds."""
+        return ((RAN_S, f"{self._ran_s + monotonic() - self._began:.0f}"),)

@@ -1,0 +1,48 @@
+"""Whose checkpoints these are: the job, the round, and where its images are."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer_sdk import launchers, layout
+
+_ALONE = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """What this process is part of."""
+
+    job: str
+    round: int
+    images: str
+    """The folder of images on this node."""
+    has_keeper: bool
+    """An agent keeps the images when the ranks have gone, and removes them with the job."""
+
+
+def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
+    """As an agent or another launcher says it; a process that nobody has launched is alone.
+
+    Of those that are alone on a node, the place of their checkpoints tells one from another.
+    """
+    place = launchers.place_of(environ)
+    found = job or environ.get("EVERSTEP_JOB") or ""
+    if not found:
+        found = launchers.job_of(environ, place) if place is not None else _ALONE
+    number = environ.get(layout.ROUND_VARIABLE) or (place.round if place is not None else 0)
+    images = environ.get(layout.IMAGES_VARIABLE, "")
+    if not images:
+        images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
+        return Whose(found, int(number), images, has_keeper=False)
+    return Whose(found, int(number), images, has_keeper=True)
+
+
+def _own_folder(job: str) -> str:
+    root = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"  # noqa: S108  ours, 0700
+    return os.path.join(root, f"everstep-{os.getuid()}", f"images-{job}")
+
+
+def _short(place: str) -> str:
+    return hashlib.blake2b(os.path.abspath(place).encode(), digest_size=6).hexdigest()

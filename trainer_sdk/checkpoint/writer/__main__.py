@@ -1,0 +1,46 @@
+"""Runs a writer for the rank that has started it: `python -m trainer_sdk.checkpoint.writer FD`."""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+
+from trainer_sdk.checkpoint.writer.dying import arm
+from trainer_sdk.checkpoint.writer.orders import FromWriter, ToWriter
+from trainer_sdk.checkpoint.writer.serving import Service
+from trainer_sdk.wire import Channel
+
+_PR_SET_PDEATHSIG = 1
+_NICER = 10
+
+
+def main() -> None:
+    """Work until the rank is gone, and not a moment longer."""
+    parent = int(sys.argv[2])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # meant for the rank, which waits for its last save
+    os.nice(_NICER)
+    arm(os.environ)
+    channel: Channel[ToWriter] = Channel(socket.socket(fileno=int(sys.argv[1])), ToWriter)
+    telling = threading.Lock()
+
+    def tell(line: FromWriter) -> None:
+        with telling:
+            channel.send(line)
+
+    service = Service(tell)
+    try:
+        while True:
+            for order in channel.receive():
+                service.take(order)
+    except EOFError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

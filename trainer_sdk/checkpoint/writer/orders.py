@@ -1,0 +1,115 @@
+"""What a rank and its writer say to each other; JSON, one a line."""
+
+import msgspec
+
+from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.wire import Line
+
+Region = tuple[int, int]
+"""Offset and length in a buffer."""
+
+
+class WriteState(Line, frozen=True, kw_only=True):
+    """Make a rank's part of a checkpoint durable; rank 0's writer makes all of it visible."""
+
+    save: int
+    image: str
+    """The buffer, as a file."""
+    folder: str = ""
+    """Its folder; empty if it is not kept."""
+    identity: Identity
+    rank: int
+    file_bytes: int
+    """How much of the buffer is the shard file."""
+    image_bytes: int
+    metadata: Region
+    """What torch's loader reads; of rank 0."""
+    entries: Region
+    """Of the image, as JSON; where it is kept."""
+    root: str = ""
+    """Path or URL of the global tier; empty if it is not saved there."""
+    saving: str = ""
+    """The folder's name until it is visible."""
+    shard: str = ""
+    keep: bool = False
+    """The image is kept in the memory of the node."""
+    window_bytes: int = 0
+    """How much of the file is in the buffer, where it comes in waves; 0 where all of it is."""
+    stall_s: float = 0.0
+    occasion: str = "interval"
+    has_data_position: bool = False
+    user: dict[str, str] = msgspec.field(default_factory=dict)
+    within_s: float = 1800.0
+    """How long the parts of other ranks are waited for."""
+
+
+class Wave(Line, frozen=True, kw_only=True):
+    """The buffer has the next window of a state."""
+
+    save: int
+
+
+class WriteFile(Line, frozen=True, kw_only=True):
+    """Make one file durable."""
+
+    save: int
+    image: str
+    size_bytes: int
+    path: str
+
+
+ToWriter = WriteState | Wave | WriteFile
+
+
+class Going(Line, frozen=True, kw_only=True):
+    """The writer makes progress, or says whom it waits for."""
+
+    save: int
+    stage: str
+    waits_for: tuple[int, ...] = ()
+
+
+class NextWave(Line, frozen=True, kw_only=True):
+    """The buffer may be filled with the next window."""
+
+    save: int
+
+
+class Kept(Line, frozen=True, kw_only=True):
+    """The image is whole and has its index."""
+
+    save: int
+    hash: str
+
+
+class Written(Line, frozen=True, kw_only=True):
+    """The rank's part is durable: its buffer may be used again."""
+
+    save: int
+    size_bytes: int
+    write_s: float
+
+
+class Done(Line, frozen=True, kw_only=True):
+    """The checkpoint, or the file, is visible."""
+
+    save: int
+    place: str
+    size_bytes: int = 0
+    shards: int = 0
+    manifest_hash: str = ""
+    given_up: str = ""
+    """Why there is another one in its place, which is whole too."""
+
+
+class Failed(Line, frozen=True, kw_only=True):
+    """A save came to nothing."""
+
+    save: int
+    stage: str
+    reason: str
+    error: str = ""
+    place: str = ""
+
+
+FromWriter = Going | NextWave | Kept | Written | Done | Failed

@@ -1,0 +1,129 @@
+"""A rank's part of a checkpoint: written, hashed, and named in a file beside it."""
+
+import os
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import msgspec
+from xxhash import xxh3_128
+
+from trainer_sdk.checkpoint.manifest import (
+    INDEX,
+    Entry,
+    ImageIndex,
+    Part,
+    ShardFile,
+    encode,
+    step_name,
+)
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.port import Storage
+from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, hash_in_parts, write_hashed
+from trainer_sdk.checkpoint.writer.orders import WriteState
+
+SAVING = ".saving"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the files of one save go, before and after they can be seen."""
+
+    storage: Storage
+    step: str
+    """The name that it gets."""
+    before: str
+    """The folder in which its files are made."""
+    inside: str
+    """What their names begin with, as the manifest has them."""
+
+    def path(self, name: str) -> str:
+        """Of a file, for people."""
+        return f"{self.storage.url}/{self.before}/{name}"
+
+
+def place_of(root: str, saving: str, step: int) -> Place:
+    """In a folder of its own; in an object store that is below the step, and stays there."""
+    storage, name = storage_for(root), step_name(step)
+    if isinstance(storage, Folder):
+        return Place(storage, name, f"{SAVING}/{saving}", "")
+    return Place(storage, name, f"{name}/{saving}", f"{saving}/")
+
+
+def part_name(rank: int) -> str:
+    """What a rank has made durable."""
+    return f"part-{rank:05d}.json"
+
+
+def failure_name(rank: int) -> str:
+    """Why a rank has given up."""
+    return f"failed-{rank:05d}.json"
+
+
+def write_shard(
+    order: WriteState, windows: Iterable[memoryview], hasher: xxh3_128, going: Going
+) -> Part:
+    """Write a rank's shard and its part."""
+    place = place_of(order.root, order.saving, order.identity.step)
+    name, began = f"{place.before}/{order.shard}", time.monotonic()
+    if isinstance(place.storage, Folder):
+        with _nothing_half(os.path.join(place.storage.path, place.before), order.shard) as path:
+            write_hashed(path, order.file_bytes, windows, hasher, going)
+    else:
+        place.storage.put(name, _hashed(windows, hasher, going))
+    file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hasher.hexdigest())
+    part = Part(
+        identity=order.identity,
+        rank=order.rank,
+        files=(file,),
+        stall_s=order.stall_s,
+        write_s=time.monotonic() - began,
+    )
+    place.storage.put(f"{place.before}/{part_name(order.rank)}", (encode(part),))
+    return part
+
+
+@contextmanager
+def _nothing_half(folder: str, name: str) -> Generator[str]:
+    """The path of a file that takes no room if it cannot be finished; its folder is made."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, name)
+    try:
+        yield path
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+            os.rmdir(folder)
+        raise
+
+
+def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: Going) -> str:
+    """Name the whole image, of which the file was hashed already; its hash."""
+    hash_in_parts(octets[order.file_bytes : order.image_bytes], hasher, going)
+    begin, length = order.entries
+    index = ImageIndex(
+        identity=order.identity,
+        rank=order.rank,
+        size_bytes=order.image_bytes,
+        hash=hasher.hexdigest(),
+        entries=msgspec.json.decode(octets[begin : begin + length], type=tuple[Entry, ...]),
+    )
+    path = os.path.join(order.folder, INDEX)
+    with open(f"{path}.new", "wb") as file:
+        file.write(encode(index))
+    os.replace(f"{path}.new", path)
+    return index.hash
+
+
+def _hashed(
+    windows: Iterable[memoryview], hasher: xxh3_128, going: Going
+) -> Generator[bytes | memoryview]:
+    for octets in windows:
+        for at in range(0, len(octets), CHUNK_BYTES):
+            # A copy: the client may hold it for longer than the window stays as it is.
+            part = bytes(octets[at : at + CHUNK_BYTES])
+            hasher.update(part)
+            yield part
+            going()

@@ -1,0 +1,258 @@
+"""From parts to a checkpoint that can be seen: rank 0's writer makes it so, the others look on.
+
+Ranks meet in files alone, so that nothing here needs the training or the control plane.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+from xxhash import xxh3_128_hexdigest
+
+from trainer_sdk.checkpoint.manifest import (
+    MANIFEST,
+    METADATA,
+    BadManifestError,
+    Identity,
+    Manifest,
+    Part,
+    ShardFile,
+    decode,
+    encode,
+)
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.port import MissingError, Storage
+from trainer_sdk.checkpoint.storage.shelf import OWNER, QUARANTINED, owner_of
+from trainer_sdk.checkpoint.writer.orders import Done, WriteState
+from trainer_sdk.checkpoint.writer.parts import (
+    SAVING,
+    Place,
+    failure_name,
+    part_name,
+    place_of,
+)
+
+_MOST_IN_FLIGHT = 8
+_OLD_S = 3600.0
+_LOOK_FIRST_S = 0.02
+_LOOK_LAST_S = 2.0
+_REPLACED = ".replaced"
+
+Seen = TypeVar("Seen")
+Waiting = Callable[[Sequence[int]], None]
+"""Hears whose parts are missing."""
+
+
+class OtherOwnerError(Exception):
+    """The place belongs to another job."""
+
+
+class GivenUpError(Exception):
+    """Another rank has failed, or is late."""
+
+    def __init__(self, text: str, *, is_late: bool = False) -> None:
+        super().__init__(text)
+        self.is_late = is_late
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose checkpoints are in a place."""
+
+    job: str
+
+
+def claim(storage: Storage, job: str) -> None:
+    """Make this place the job's, unless it belongs to another."""
+    if storage.size(OWNER) is None and storage.put_if_absent(
+        OWNER, msgspec.json.encode(Owner(job))
+    ):
+        return
+    owner = owner_of(storage)
+    if owner != job:
+        raise OtherOwnerError(
+            f"{storage.url} has the checkpoints of job {owner}, and this is {job}: give another "
+            "place, or this job the other's name"
+        )
+
+
+def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> Done:
+    """Wait until the checkpoint can be seen; rank 0's writer makes it so."""
+    place = place_of(order.root, order.saving, order.identity.step)
+    if order.rank:
+        return _look_on(order, place, waiting)
+    parts = _all_parts(order, place, waiting)
+    place.storage.put(f"{place.before}/{METADATA}", (metadata,))
+    about = ShardFile(name=METADATA, size_bytes=len(metadata), hash=xxh3_128_hexdigest(metadata))
+    files = [*(one for part in parts for one in part.files), about]
+    manifest = Manifest(
+        identity=order.identity,
+        files=tuple(msgspec.structs.replace(one, name=place.inside + one.name) for one in files),
+        saved_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        occasion=order.occasion,
+        has_data_position=order.has_data_position,
+        user=order.user,
+    )
+    return _publish(order, place, manifest)
+
+
+def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
+    """Let the other ranks know that this one has given up."""
+    place = place_of(root, saving, step)
+    place.storage.put(f"{place.before}/{failure_name(rank)}", (json.dumps(reason).encode(),))
+
+
+def _all_parts(order: WriteState, place: Place, waiting: Waiting) -> list[Part]:
+    found: dict[int, Part] = {}
+
+    def look() -> list[Part] | None:
+        for rank in range(order.identity.world_size):
+            if rank not in found and (part := _part(place, rank)) is not None:
+                _check(part, order.identity, place)
+                found[rank] = part
+        return list(found.values()) if len(found) == order.identity.world_size else None
+
+    def missing() -> list[int]:
+        return [rank for rank in range(order.identity.world_size) if rank not in found]
+
+    return _until(look, missing, order, place, waiting)
+
+
+def _part(place: Place, rank: int) -> Part | None:
+    name = f"{place.before}/{part_name(rank)}"
+    try:
+        return decode(place.storage.read(name), Part, f"{place.storage.url}/{name}")
+    except MissingError:
+        return None
+
+
+def _check(part: Part, identity: Identity, place: Place) -> None:
+    if part.identity != identity:
+        raise BadManifestError(f"the part of rank {part.rank} is of another save: {part.identity}")
+    for one in part.files:
+        size = place.storage.size(f"{place.before}/{one.name}")
+        if size != one.size_bytes:
+            raise BadManifestError(f"{place.path(one.name)} has {size} bytes, not {one.size_bytes}")
+
+
+def _publish(order: WriteState, place: Place, manifest: Manifest) -> Done:
+    octets = encode(manifest)
+    if isinstance(place.storage, Folder):
+        place.storage.put(f"{place.before}/{MANIFEST}", (octets,))
+        _set_aside_quarantined(place.storage, place.step, order.saving)
+        is_ours = place.storage.publish(place.before, place.step)
+        _clean(place.storage, order.saving)
+    else:
+        is_ours = place.storage.put_if_absent(f"{place.step}/{MANIFEST}", octets)
+    return _done(order, place, octets, is_ours)
+
+
+def _done(order: WriteState, place: Place, octets: bytes, is_ours: bool) -> Done:
+    there = octets if is_ours else place.storage.read(f"{place.step}/{MANIFEST}")
+    manifest = decode(there, Manifest, f"{place.storage.url}/{place.step}/{MANIFEST}")
+    return Done(
+        save=order.save,
+        place=f"{place.storage.url}/{place.step}",
+        size_bytes=manifest.size_bytes,
+        shards=len(manifest.files) - 1,
+        manifest_hash=xxh3_128_hexdigest(there),
+        given_up=""
+        if is_ours
+        else f"round {manifest.identity.round} has saved step "
+        f"{manifest.identity.step} there, whole, and what is visible is never replaced",
+    )
+
+
+def _look_on(order: WriteState, place: Place, waiting: Waiting) -> Done:
+    def look() -> Done | None:
+        try:
+            octets = place.storage.read(f"{place.step}/{MANIFEST}")
+        except MissingError:
+            return None
+        seen = decode(octets, Manifest, f"{place.storage.url}/{place.step}/{MANIFEST}")
+        if seen.identity == order.identity or _part(place, order.rank) is None:
+            return _done(order, place, octets, seen.identity == order.identity)
+        return None  # rank 0 has not looked yet
+
+    return _until(look, lambda: [0], order, place, waiting)
+
+
+@dataclass(slots=True)
+class _Wait:
+    """How long until the next look: more and more, since thousands may look at one server."""
+
+    next_s: float = _LOOK_FIRST_S
+
+    def pause(self) -> None:
+        time.sleep(self.next_s)
+        self.next_s = min(self.next_s * 1.3, _LOOK_LAST_S)
+
+
+def _until(
+    look: Callable[[], Seen | None],
+    missing: Callable[[], list[int]],
+    order: WriteState,
+    place: Place,
+    waiting: Waiting,
+) -> Seen:
+    wait, deadline = _Wait(), time.monotonic() + order.within_s
+    while (found := look()) is None:
+        _raise_failure(place, missing())
+        if time.monotonic() > deadline:
+            ranks = ", ".join(map(str, missing()))
+            raise GivenUpError(
+                f"the part of rank {ranks} was not there within {order.within_s:g} s", is_late=True
+            )
+        waiting(missing())
+        wait.pause()
+    return found
+
+
+def _raise_failure(place: Place, ranks: Sequence[int]) -> None:
+    for rank in ranks:
+        with suppress(MissingError):
+            reason = json.loads(place.storage.read(f"{place.before}/{failure_name(rank)}"))
+            raise GivenUpError(f"rank {rank} has given up: {reason}")
+
+
+def _set_aside_quarantined(storage: Folder, step: str, saving: str) -> None:
+    """What must not be loaded makes room, and is kept for people."""
+    if storage.size(f"{step}/{QUARANTINED}") is not None:
+        os.makedirs(os.path.join(storage.path, _REPLACED), exist_ok=True)
+        aside = os.path.join(storage.path, _REPLACED, f"{step}-before-{saving}")
+        os.rename(os.path.join(storage.path, step), aside)
+
+
+def _clean(storage: Folder, saving: str) -> None:
+    """Remove what saves have left that came to nothing, and what nobody can see as this one."""
+    base = os.path.join(storage.path, SAVING)
+    for name in os.listdir(base):
+        path = os.path.join(base, name)
+        with suppress(OSError, ValueError):
+            if name == saving or _is_left(name, saving, os.stat(path).st_mtime):
+                shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        os.rmdir(base)
+
+
+def saving_name(step: int, round_: int, mark: str, count: int) -> str:
+    """The name of a save until it can be seen: two saves never have the same."""
+    return f"{step}-r{round_}-{mark}-{count}"
+
+
+def _is_left(name: str, ours: str, changed_at: float) -> bool:
+    """Nobody can still work on it, as far as its name and age tell."""
+    (_, their_round, their_mark, their_count), (_, round_, mark, count) = (
+        one.split("-") for one in (name, ours)
+    )
+    if their_round != round_:
+        return int(their_round[1:]) < int(round_[1:])
+    if their_mark == mark:
+        return int(their_count) <= int(count) - _MOST_IN_FLIGHT
+    return datetime.now(UTC).timestamp() - changed_at > _OLD_S

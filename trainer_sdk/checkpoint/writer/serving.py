@@ -1,0 +1,191 @@
+"""Takes orders from a rank, and works on each in a thread of its own; one writes at a time."""
+
+import errno
+import mmap
+import os
+import queue
+import threading
+from collections.abc import Callable, Generator, Sequence
+
+from xxhash import xxh3_128
+
+from trainer_sdk.checkpoint.manifest import BadManifestError
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.port import StorageError
+from trainer_sdk.checkpoint.writer.disk import hash_in_parts
+from trainer_sdk.checkpoint.writer.files import write_file
+from trainer_sdk.checkpoint.writer.orders import (
+    Done,
+    Failed,
+    FromWriter,
+    Going,
+    Kept,
+    NextWave,
+    ToWriter,
+    Wave,
+    WriteFile,
+    WriteState,
+    Written,
+)
+from trainer_sdk.checkpoint.writer.parts import keep_image, write_shard
+from trainer_sdk.checkpoint.writer.publishing import (
+    GivenUpError,
+    OtherOwnerError,
+    claim,
+    settle,
+)
+
+Tell = Callable[[FromWriter], None]
+_REMEDIES = {
+    errno.ENOSPC: "free some space (everstep ckpt gc), or save elsewhere",
+    errno.EDQUOT: "have the quota raised, or keep fewer checkpoints",
+    errno.EACCES: "let the user of the training write there",
+    errno.EROFS: "give a folder that may be written",
+    errno.EIO: "the disk has failed: save elsewhere",
+    errno.ENOENT: "somebody has removed the folder meanwhile",
+}
+
+
+class Service:
+    """Everything that a writer does."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._writing = threading.Lock()
+        self._claimed: set[str] = set()
+        self._mappings = _Mappings()
+        self._waves: dict[int, queue.SimpleQueue[Wave]] = {}
+
+    def take(self, order: ToWriter) -> None:
+        """Begin with an order."""
+        if isinstance(order, Wave):
+            self._waves[order.save].put(order)
+            return
+        if isinstance(order, WriteState):
+            self._waves[order.save] = queue.SimpleQueue()
+        threading.Thread(target=self.work, args=(order,), daemon=True).start()
+
+    def work(self, order: WriteState | WriteFile) -> None:
+        """Carry it out, and say what has come of it."""
+        stage = _Stage()
+        try:
+            match order:
+                case WriteState():
+                    self._write_state(order, stage)
+                case WriteFile():
+                    self._write_file(order, stage)
+        # Whatever it is, the rank must hear of it: it holds memory for this save.
+        except Exception as error:  # noqa: BLE001
+            self._tell(_failed(order.save, stage.name, _place(order), error))
+        finally:
+            self._waves.pop(order.save, None)
+
+    def _write_state(self, order: WriteState, stage: "_Stage") -> None:
+        going = self._going(order.save, stage)
+        octets, hasher, write_s = self._mappings.of(order.image), xxh3_128(), 0.0
+        with self._writing:
+            if order.root:
+                self._claim(order, stage)
+                stage.name = "write"
+                write_s = write_shard(order, self._windows(order, octets), hasher, going).write_s
+            else:
+                stage.name = "hash"
+                hash_in_parts(octets[: order.file_bytes], hasher, going)
+            if order.keep:
+                stage.name = "hash"
+                self._tell(Kept(save=order.save, hash=keep_image(order, octets, hasher, going)))
+        begin, length = order.metadata
+        metadata = bytes(octets[begin : begin + length])
+        self._tell(Written(save=order.save, size_bytes=order.file_bytes, write_s=write_s))
+        if not order.root:
+            return
+        stage.name = "publish"
+
+        def waiting(ranks: Sequence[int]) -> None:
+            self._tell(Going(save=order.save, stage="publish", waits_for=tuple(ranks)))
+
+        self._tell(settle(order, metadata, waiting))
+
+    def _windows(self, order: WriteState, octets: memoryview) -> Generator[memoryview]:
+        """The shard file as it comes: all at once, or in waves."""
+        size = order.window_bytes or order.file_bytes
+        for at in range(0, order.file_bytes, size):
+            if at:
+                self._tell(NextWave(save=order.save))
+                self._waves[order.save].get()
+            yield octets[: min(size, order.file_bytes - at)]
+
+    def _claim(self, order: WriteState, stage: "_Stage") -> None:
+        if order.root not in self._claimed:
+            stage.name = "publish"
+            claim(storage_for(order.root), order.identity.job)
+            self._claimed.add(order.root)
+
+    def _write_file(self, order: WriteFile, stage: "_Stage") -> None:
+        stage.name, going = "write", self._going(order.save, stage)
+        with self._writing:
+            write_file(order.path, self._mappings.of(order.image), order.size_bytes, going)
+        self._tell(Written(save=order.save, size_bytes=order.size_bytes, write_s=0.0))
+        self._tell(Done(save=order.save, place=order.path, size_bytes=order.size_bytes))
+
+    def _going(self, save: int, stage: "_Stage") -> Callable[[], None]:
+        return lambda: self._tell(Going(save=save, stage=stage.name))
+
+
+class _Stage:
+    """What is being done, for whoever asks when it fails."""
+
+    name = "write"
+
+
+class _Mappings:
+    """Buffers as they are in memory; mapping one again costs a tenth of writing it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._size = 0
+        self._views: dict[tuple[int, int], memoryview] = {}
+
+    def of(self, image: str) -> memoryview:
+        """What is in a buffer. Those of another size were replaced, and are let go."""
+        descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            about = os.fstat(descriptor)
+            with self._lock:
+                if about.st_size != self._size:
+                    self._size = about.st_size
+                    self._views.clear()
+                key = about.st_dev, about.st_ino
+                if key not in self._views:
+                    self._views[key] = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+                return self._views[key]
+        finally:
+            os.close(descriptor)
+
+
+def _place(order: WriteState | WriteFile) -> str:
+    match order:
+        case WriteState() if not order.root:
+            return order.folder
+        case WriteFile():
+            return order.path
+        case _:
+            return f"{order.root}/{order.saving}"
+
+
+def _failed(save: int, stage: str, place: str, error: Exception) -> Failed:
+    match error:
+        case OSError(errno=int(number)):
+            remedy = _REMEDIES.get(number, "look at the file system")
+            reason, name = f"{error.strerror}: {remedy}", errno.errorcode.get(number, "")
+        case GivenUpError():
+            reason, name = str(error), "timeout" if error.is_late else "other_rank"
+        case OtherOwnerError():
+            reason, name = str(error), "other_owner"
+        case StorageError() | BadManifestError():
+            cause = error.__cause__
+            number = cause.errno if isinstance(cause, OSError) and cause.errno else 0
+            reason, name = str(error), errno.errorcode.get(number, "storage")
+        case _:
+            reason, name = f"{type(error).__name__}: {error}", "writer"
+    return Failed(save=save, stage=stage, reason=reason, error=name, place=place)

@@ -1,0 +1,124 @@
+"""A rank's writer, as the rank sees it: started when needed, missed at once when it is gone."""
+
+import os
+import queue
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from trainer_sdk.checkpoint.writer.orders import FromWriter, ToWriter
+from trainer_sdk.wire import Channel
+
+_LOOK_EVERY_S = 1.0
+_GONE_WITHIN_S = 5.0
+_MODULE = "trainer_sdk.checkpoint.writer"
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class WriterGoneError(Exception):
+    """There is no writer, or it has died, and how."""
+
+
+class Writer:
+    """One process, and the thread that hears it.
+
+    The process dies with that thread, which lives as long as the rank or the process does.
+    """
+
+    def __init__(
+        self,
+        hear: Callable[[FromWriter], None],
+        lost: Callable[[WriterGoneError], None],
+        look: Callable[[float], None],
+    ) -> None:
+        self._hear = hear
+        self._lost = lost
+        self._look = look
+        self._begun: queue.SimpleQueue[Channel[FromWriter] | OSError] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._is_wanted = True
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="everstep-writer", daemon=True)
+        self._thread.start()
+        begun = self._begun.get()
+        if isinstance(begun, OSError):
+            raise WriterGoneError(f"the writer cannot be started: {begun}") from begun
+        self._channel = begun
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """It takes orders."""
+        return self._thread.is_alive() and self._is_wanted
+
+    def send(self, order: ToWriter) -> None:
+        """Give it an order. If it is gone, whoever is told of lost ones will hear of it."""
+        with self._sending, suppress(OSError):
+            self._channel.send(order)
+
+    def kill(self) -> None:
+        """End it, whatever it does; that is no loss that is told."""
+        self._is_wanted = False
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End it, and wait until it is gone; not for one that hangs in the kernel."""
+        self.kill()
+        self._thread.join(_GONE_WITHIN_S)
+
+    def _run(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = _spawn(theirs.fileno())
+        except OSError as error:
+            ours.close()
+            self._begun.put(error)
+            return
+        channel: Channel[FromWriter] = Channel(ours, FromWriter)
+        self._begun.put(channel)
+        with ours, suppress(EOFError):
+            while True:
+                if select.select([ours], [], [], _LOOK_EVERY_S)[0]:
+                    for line in channel.receive():
+                        self._hear(line)
+                self._look(time.monotonic())
+        gone = _how(self._process)
+        was_wanted, self._is_wanted = self._is_wanted, False
+        if was_wanted:
+            self._lost(gone)
+
+
+def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
+    environ = dict(os.environ)  # noqa: TID251 - the writer has that of its rank
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH", "")]))
+    return subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-P", "-m", _MODULE, str(descriptor), str(os.getpid())],
+        env=environ,
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def _how(process: "subprocess.Popen[bytes]") -> WriterGoneError:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1.0)
+    if process.returncode is None:
+        process.kill()
+        process.wait()
+    code = process.returncode
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    hint = "; signal 9 without a reason is often the kernel, out of memory" if code == -9 else ""
+    return WriterGoneError(f"the writer (process {process.pid}) died by {how}{hint}")
