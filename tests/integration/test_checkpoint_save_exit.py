@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.saved_by import manifest_of
@@ -33,16 +34,24 @@ def test_the_last_save_is_durable_however_the_script_ends(tmp_path: Path, way: s
     assert done.returncode == (1 if way == "raise" else 0)
     assert ('KeyError: "the training\'s own"' in done.stderr) is (way == "raise")
     assert manifest_of(tmp_path, 2).identity.job == "leaving"
-    until(lambda: not Path(f"/proc/{writer}").exists(), "the end of the writer")
+    until(lambda: _is_over(writer), "the end of the writer")
     assert images.exists() is (way == "raise"), "who comes back after an error wants its images"
     _clean(images)
 
 
 def test_a_killed_rank_takes_its_writer_with_it(tmp_path: Path) -> None:
     _, writer, images = leave(tmp_path, "killed")
-    until(lambda: not Path(f"/proc/{writer}").exists(), "the end of the writer")
+    until(lambda: _is_over(writer), "the end of the writer")
     assert images.exists()
     _clean(images)
+
+
+def _is_over(pid: int) -> bool:
+    """Also if nobody has taken notice of its end."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _clean(images: Path) -> None:

@@ -55,6 +55,14 @@ def launcher(tmp_path: Path) -> Launcher:
     return Launcher(tmp_path)
 
 
+@pytest.fixture
+def watched(launcher: Launcher) -> None:
+    """An agent has been here: who leaves need not start one."""
+    launcher.folder.mkdir(mode=0o700, parents=True)
+    (launcher.folder / attaching.LOG).touch()
+
+
+@pytest.mark.usefixtures("watched")
 def test_a_rank_is_found_and_read(launcher: Launcher) -> None:
     with launcher.start("-c", BEGIN + "run.step()\nsys.stdin.read()") as rank:
         finder = Finder(launcher.folder)
@@ -71,6 +79,7 @@ def test_a_rank_is_found_and_read(launcher: Launcher) -> None:
     found.page.close()
 
 
+@pytest.mark.usefixtures("watched")
 def test_a_restart_is_found_as_the_next_round(launcher: Launcher) -> None:
     wait = BEGIN + "print(run.is_watched, flush=True)\nsys.stdin.read()"
     with (
@@ -89,6 +98,7 @@ def test_a_restart_is_found_as_the_next_round(launcher: Launcher) -> None:
     assert launcher.left() == []
 
 
+@pytest.mark.usefixtures("watched")
 def test_a_page_that_was_cut_is_passed_over(launcher: Launcher) -> None:
     with launcher.start("-c", BEGIN + "print(1, flush=True)\nsys.stdin.read()") as rank:
         assert rank.stdout is not None
@@ -103,6 +113,7 @@ def test_a_page_that_was_cut_is_passed_over(launcher: Launcher) -> None:
 CHILD = "import trainer_sdk; print(trainer_sdk.session().is_watched)"
 
 
+@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize(
     "start",
     [
@@ -116,6 +127,7 @@ def test_what_a_rank_starts_is_no_rank(launcher: Launcher, start: str) -> None:
     assert (out, err) == ("False", "")
 
 
+@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_of_a_rank_without_session_is_no_rank(
     launcher: Launcher, tmp_path: Path, method: str
@@ -133,6 +145,7 @@ def test_a_worker_of_a_rank_without_session_is_no_rank(
     assert (process.returncode, out, err) == (0, "False\n", "")
 
 
+@pytest.mark.usefixtures("watched")
 def test_a_script_that_starts_itself_anew_stays_the_rank(launcher: Launcher) -> None:
     again = "import os, sys, trainer_sdk\nprint(trainer_sdk.session().is_watched)"
     out, err = launcher.run(f"{BEGIN}os.execv(sys.executable, [sys.executable, '-c', {again!r}])")
@@ -154,6 +167,7 @@ def test_a_folder_of_another_kind_is_not_used(launcher: Launcher) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("watched")
 def test_the_exception_that_ends_a_rank_is_kept_for_its_agent(launcher: Launcher) -> None:
     held = launcher.folder / attaching.AGENT_LOCK
     script = (

@@ -2,12 +2,16 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from math import ceil
+from typing import Any, TypeVar
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CLOSE_WITHIN_S = 2.0
 
@@ -21,12 +25,13 @@ class MendedClient(Client):
     """
 
     async def _flush_pending(self, force_flush: bool = False) -> object:
-        task = asyncio.current_task()
-        before = 0 if task is None else task.cancelling()
-        waiting = await super()._flush_pending(force_flush)
-        if task is not None and task.cancelling() > before:
-            raise asyncio.CancelledError
-        return waiting
+        return await _cancellable(super()._flush_pending(force_flush))
+
+    async def flush(self, timeout: int = 10) -> None:
+        await _cancellable(super().flush(timeout))
+
+    async def connect(self, *args: Any, **options: Any) -> None:
+        await _cancellable(super().connect(*args, **options))
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
@@ -38,6 +43,16 @@ class MendedClient(Client):
         if self.options.get("tls") and not self._server_info.get("tls_required"):
             raise nats_errors.SecureConnWantedError
         return bytes(super()._connect_command())
+
+
+async def _cancellable(waiting: Awaitable[T]) -> T:
+    """What nats-py answers; cancelled if we were meanwhile, though it kept that to itself."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    answer = await waiting
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return answer
 
 
 async def settle(client: Client, within_s: float) -> None:
