@@ -73,6 +73,7 @@ def _show_real(crowd: Crowd, seen: Seen) -> None:
         f"{crowd.nodes} agents, {crowd.nodes * RANKS} ranks, {crowd.seconds:g} s, "
         f"seed {crowd.seed}, load {os.getloadavg()[0]:.1f}: {sent / crowd.seconds:,.0f} beats a "
         f"second sent, {seen.heard / crowd.seconds:,.0f} heard, {seen.dropped:.0f} dropped; "
+        f"{sum(one.answers for one in seen.sent)} asked for; "
         f"{seen.pauses} pauses, {seen.blind_s:.1f} s blind"
     )
     if late_s > LATE_S:

@@ -48,8 +48,8 @@ def injection(job: str, instance: str) -> str:
     return f"es.order.{_token(job)}.{_token(instance)}.inject"
 
 
-def hail(job: str, node: str) -> str:
-    """Where a node that is silent is asked for a beat."""
+def hail(job: str | None, node: str | None) -> str:
+    """Where a node that is silent is asked for a beat; without a node or a job, the wildcard."""
     return f"es.order.{_token(job)}.{_token(node)}.hail"
 
 

@@ -49,7 +49,7 @@ def test_a_killed_rank_takes_its_writer_with_it(tmp_path: Path) -> None:
 def _is_over(pid: int) -> bool:
     """Also if nobody has taken notice of its end."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

@@ -108,6 +108,9 @@ class BeatNow(Order, frozen=True, kw_only=True, tag="beat_now.v1"):
     It travels apart from other orders, and nothing depends on it: the next beat is due anyway.
     """
 
+    node: str
+    """The node."""
+
 
 class CollectEvidence(Order, frozen=True, kw_only=True, tag="collect_evidence.v1"):
     """Gather evidence from outside the ranks, which go on; on behalf of attribution."""

@@ -129,8 +129,9 @@ class Observer:
     def _hail(self, beat: NodeBeat) -> None:
         self._counts["hails"] += 1
         silent = BeatNow(
-            id=new_id(), job=beat.job, round=beat.round or 0, reason=f"{beat.node} is not heard"
-        )
+            id=new_id(), job=beat.job, round=beat.round or 0, node=beat.node,
+            reason=f"{beat.node} is not heard",
+        )  # fmt: skip
         self._bus.send(subjects.hail(beat.job, beat.node), silent)
 
     def _is_blind(self) -> bool:
