@@ -62,6 +62,22 @@ def test_whose_beats_are_lost_is_asked_and_is_not_lost() -> None:
     assert world.hails > 0
 
 
+def test_while_beats_wait_to_be_read_nobody_is_lost_and_the_time_does_not_count() -> None:
+    world = World(4, slots=3)
+    world.run(10)
+    world.is_moving = False
+    for _ in range(80):
+        world.now += LIMITS.tick_s
+        assert world.fleet.judge(world.now, is_blind=False, is_late=True) == []
+        assert world.fleet.hails(world.now) == []
+    assert world.fleet.blind_s == pytest.approx(80 * LIMITS.tick_s)
+    world.silent = {"n1"}
+    began = world.now
+    world.run(10)
+    assert world.lost == ["n1"]
+    assert world.found[0][0] - began <= LIMITS.hailed_s + 1
+
+
 def test_nobody_is_asked_while_the_training_moves() -> None:
     world = World(4, slots=4)
     world.run(10)

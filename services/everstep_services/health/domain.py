@@ -220,7 +220,7 @@ class Fleet:
         self._limits = limits
         self._companies: dict[str, Company] = {}
         self._sight = SightedClock(limits.tick_s)
-        self._was_blind = False
+        self._was_blind = self._is_late = False
         self._back_s = -inf
         self._forgot_s = -inf
 
@@ -269,12 +269,16 @@ class Fleet:
         if company is not None:
             company.end()
 
-    def judge(self, now: float, *, is_blind: bool) -> list[Lost]:
+    def judge(self, now: float, *, is_blind: bool, is_late: bool = False) -> list[Lost]:
         """Each node whose loss is new.
 
-        `is_blind`: since the last call, beats may have gone past us unheard.
+        `is_blind`: since the last call, beats may have gone past us unheard. `is_late`: they still
+        wait to be heard.
         """
-        seen_s = self._sight.tick(now, is_blind=is_blind)
+        seen_s = self._sight.tick(now, is_blind=is_blind or is_late)
+        self._is_late = is_late
+        if is_late:
+            return []
         was_blind, self._was_blind = self._was_blind, is_blind
         if is_blind:
             return []
@@ -290,7 +294,7 @@ class Fleet:
     def hails(self, now: float) -> list[NodeBeat]:
         """The last beats of nodes to be asked for another one, after they were judged."""
         seen_s = self._sight.read(now)
-        if self._was_blind:
+        if self._was_blind or self._is_late:
             return []
         asked = (beat for company in self._companies.values() for beat in company.hails(seen_s))
         return list(itertools.islice(asked, _HAILS_MOST))

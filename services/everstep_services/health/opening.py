@@ -42,6 +42,7 @@ class Health:
         observer, teacher = self.observer, self.teacher
         return (
             observer.hear_for_ever,
+            observer.echo.hear_for_ever,
             observer.follow_jobs_for_ever,
             observer.follow_stalls_for_ever,
             observer.follow_recoveries_for_ever,

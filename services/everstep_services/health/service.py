@@ -20,6 +20,7 @@ from everstep.messages import (
     StallLocated,
 )
 from everstep_services.health.domain import Fleet, Limits
+from everstep_services.health.echo import Echo
 from everstep_services.health.findings import Finding, Lost, Returned
 from everstep_services.health.records import Records
 from everstep_services.health.settings import HealthSettings
@@ -47,6 +48,7 @@ class Observer:
         self._teacher = teacher
         self._fleet = Fleet(_limits(settings))
         self._locator = Locator(settings.forget_after_s)
+        self.echo = Echo(bus, 2 * settings.tick_s)
         self._beats: Inbox[NodeBeat] | None = None
         self._dropped = 0
         self._sighted_blind_s = 0.0
@@ -115,7 +117,8 @@ class Observer:
         while True:
             await self._clock.sleep(self._settings.tick_s)
             now, is_blind = self._clock.now(), self._is_blind()
-            for loss in self._fleet.judge(now, is_blind=is_blind):
+            is_late = not is_blind and self._is_late(now)
+            for loss in self._fleet.judge(now, is_blind=is_blind, is_late=is_late):
                 self._announce_loss(loss)
             for beat in self._fleet.hails(now):
                 self._hail(beat)
@@ -143,6 +146,13 @@ class Observer:
             self._blinded_by = f"{missed} beats came faster than they could be read"
         else:
             return False
+        self.echo.forget()
+        return True
+
+    def _is_late(self, now: float) -> bool:
+        if not self.echo.is_late(now):
+            return False
+        self._blinded_by = "beats came faster than they could be read"
         return True
 
     def _announce_loss(self, finding: Lost) -> None:
