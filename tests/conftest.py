@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import HealthCheck, settings
 
 from everstep.bus import connect, topology
 from everstep.bus.devserver import DevServer, dev_server, find_program
 from everstep.bus.roles import ADMIN, SERVICE
 from everstep.bus.serverconfig import ServerPlan, ensure_users
 from tests.fakes.clock import FakeClock
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True)
