@@ -1,5 +1,6 @@
 """Finds the agent that watches this process, if one does."""
 
+import _signal  # type: ignore[import-not-found]  # `signal` imports more than all of this
 import os
 
 from trainer_sdk import layout
@@ -25,6 +26,8 @@ def own_link(environ: "Mapping[str, str]") -> Link:
     The bootstrap has opened it for every Python script. A rank that is another program opens it
     here, in the first of its processes that asks.
     """
+    if layout.PAGE_VARIABLE in environ:
+        _bear_notices()
     if links.armed is not None and links.armed.attached:
         return links.armed
     link = Link({} if _is_taken(environ) else environ)
@@ -33,6 +36,16 @@ def own_link(environ: "Mapping[str, str]") -> Link:
     elif layout.PAGE_VARIABLE not in environ:
         _join_launched(link, environ)
     return link
+
+
+def _bear_notices() -> None:
+    """Slurm signals every process of a step, not only the agent: who asks the page need not die."""
+    for number in (_signal.SIGUSR1, _signal.SIGUSR2):
+        if _signal.getsignal(number) == _signal.SIG_DFL:
+            try:
+                _signal.signal(number, _signal.SIG_IGN)
+            except ValueError:  # only a program's first thread may
+                return
 
 
 def _join_launched(link: Link, environ: "Mapping[str, str]") -> None:

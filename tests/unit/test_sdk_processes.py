@@ -250,6 +250,20 @@ def test_an_agent_that_is_gone_changes_nothing(rank: ScriptRank) -> None:
     assert out == "False\n"
 
 
+def test_a_notice_to_all_processes_does_not_end_a_rank_that_has_a_session(
+    rank: ScriptRank,
+) -> None:
+    notices = "os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2)"
+    out = rank.run(f"{BEGIN}import os, signal\n{notices}\nprint(run.is_watched)")
+    assert out == "True\n"
+
+
+def test_a_handler_of_the_script_stays(rank: ScriptRank) -> None:
+    own = "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('heard'))\n"
+    out = rank.run(f"{own}{BEGIN}os.kill(os.getpid(), signal.SIGUSR1)")
+    assert out == "heard\n"
+
+
 def test_a_session_imports_little(rank: ScriptRank) -> None:
     program = "import sys\nbefore = set(sys.modules)\n{}\nprint(*set(sys.modules) - before)"
     rank.environ["PYTHONPATH"] = ":".join(path for path in sys.path if path)
