@@ -44,8 +44,7 @@ def test_who_takes_a_slot_over_finds_its_state_and_nothing_is_left_at_the_end(
         cluster.finish()
         cluster.until_done()
         left = [folder.name for folder in IMAGES.glob(f"{cluster.job}@*")]
-        assert left == [
-            f"{cluster.job}@{lost}"
-        ]  # its agent could not; the next one on its node will
+        # Its own agent could not remove it. The next one here does, perhaps another test's.
+        assert set(left) <= {f"{cluster.job}@{lost}"}
     finally:
         shutil.rmtree(IMAGES / f"{cluster.job}@{lost}", ignore_errors=True)

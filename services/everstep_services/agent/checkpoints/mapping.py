@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import weakref
 from pathlib import Path
 
 from everstep_services.agent.checkpoints.talk import ReplicaError
@@ -20,8 +21,9 @@ class Memory:
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-        os.ftruncate(self._file.fileno(), size_bytes)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._close = weakref.finalize(self, os.close, self._file)
+        os.ftruncate(self._file, size_bytes)
         self._mapped: mmap.mmap | None = None
         self._room = bytearray()
 
@@ -37,13 +39,13 @@ class Memory:
         """It is filled. OSError when there is no memory for it."""
         at = 0
         while self._mapped is None and at < len(piece):
-            at += os.pwrite(self._file.fileno(), piece[at:], start + at)
+            at += os.pwrite(self._file, piece[at:], start + at)
         if start + len(piece) == self.size_bytes:
             self.close()
 
     def begin_again(self, path: Path) -> None:
         """From now on it is written for another time; the file may have another name."""
-        if not self._file.closed or self._mapped is not None:
+        if self._close.alive or self._mapped is not None:
             return
         with path.open("r+b") as file:
             self._mapped = mmap.mmap(file.fileno(), self.size_bytes)
@@ -52,7 +54,7 @@ class Memory:
 
     def close(self) -> None:
         """It is full, or will not be."""
-        self._file.close()
+        self._close()
         self._room = bytearray()
 
 
