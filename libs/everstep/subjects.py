@@ -53,6 +53,11 @@ def hail(job: str | None, node: str | None) -> str:
     return f"es.order.{_token(job)}.{_token(node)}.hail"
 
 
+def lost(job: str | None = None, node: str | None = None) -> str:
+    """Where health says again and again that a node is lost; without either, the wildcard."""
+    return f"es.lost.{_token(job)}.{_token(node)}"
+
+
 def ask(service: str, verb: str, job: str | None) -> str:
     """A question to a service on behalf of one job; without a job, what the service hears.
 

@@ -84,8 +84,9 @@ ALL = ("nats", *SERVICES)
 class Pieces:
     """A server and three services, each a process of its own, to be killed and started again."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", **settings: str) -> None:
         self.folder = folder
+        self._host = host
         self._bus = folder / "nats"
         self.store = self._bus / "store"
         self._port, self._api_port = free_port(), free_port()
@@ -114,7 +115,7 @@ class Pieces:
     def start(self) -> None:
         """Start all of it, and wait until it is ready."""
         ensure_users(self._bus, [ADMIN, SERVICE])
-        plan = ServerPlan(store=self.store, port=self._port, beside=self._bus)
+        plan = ServerPlan(store=self.store, host=self._host, port=self._port, beside=self._bus)
         write_config(self._bus / "nats.json", plan, self._bus)
         for name in ALL:
             self.revive(name)
@@ -129,7 +130,7 @@ class Pieces:
         if name == "nats":
             command = [find_program(), "-c", str(self._bus / "nats.json")]
             self.processes[name] = Process(command, environ, log)
-            until(lambda: _answers(self._port), "nats-server listens")
+            until(lambda: _answers(self._host, self._port), "nats-server listens")
             return
         more = {
             **self._as(SERVICE),
@@ -161,7 +162,7 @@ class Pieces:
             process.kill()
 
     def _as(self, user: str) -> dict[str, str]:
-        return _bus(f"nats://127.0.0.1:{self._port}", user, password_file(self._bus, user))
+        return _bus(f"nats://{self._host}:{self._port}", user, password_file(self._bus, user))
 
 
 def _bus(url: str, user: str, password: Path) -> dict[str, str]:
@@ -181,6 +182,6 @@ def free_port() -> int:
         return port
 
 
-def _answers(port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == os.EX_OK
+        return probe.connect_ex((host, port)) == os.EX_OK

@@ -258,6 +258,10 @@ class Fleet:
         )
         for replica in self.replicas:
             self.later(self.delay(), replica.decide, [finding])
+        if not agent.is_alive or agent.is_paused:
+            seats = () if self.document is None else self.document.seats
+            if any(seat.instance == agent.instance for seat in seats):
+                self.later(1.0, self._silent, agent)
 
     def _leave(self, agent: Agent) -> None:
         agent.exit(0)

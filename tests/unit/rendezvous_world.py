@@ -77,6 +77,12 @@ class World:
         self.orders += [(send.node, send.order) for send in self.last.sends]
         return self.last
 
+    def take_over(self) -> None:
+        """From now on another replica decides, that has heard nobody yet."""
+        assert self.job is not None
+        self.memory = Memory()
+        self.job = Job(self.doc, self.memory, self.settings, "0.1.0")
+
     def ask(self, node: str, **fields: Any) -> Join:
         values: dict[str, Any] = {
             "job": "j",

@@ -53,6 +53,24 @@ def test_a_silent_member_is_lost_once_the_training_stands_still() -> None:
     assert loss.last_step is not None
 
 
+def test_a_loss_is_known_until_the_node_is_heard_or_its_job_has_gone_on_without_it() -> None:
+    world = World(4, slots=3)
+    world.run(10)
+    world.silent, world.is_moving = {"n1"}, False
+    world.run(60)
+    assert world.fleet.still_lost() == [first_loss(world)]
+    world.round = 2
+    world.run(2)
+    assert world.fleet.still_lost() == []
+
+    world.round, world.silent = 1, {"n3"}
+    world.run(60)
+    assert [loss.beat.node for loss in world.fleet.still_lost()] == ["n3"]
+    world.silent = set()
+    world.run(2)
+    assert world.fleet.still_lost() == []
+
+
 def test_whose_beats_are_lost_is_asked_and_is_not_lost() -> None:
     world = World(4, slots=3)
     world.run(10)

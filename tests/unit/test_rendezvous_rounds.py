@@ -240,20 +240,44 @@ def test_a_question_that_was_long_on_its_way_ends_no_round() -> None:
 def test_silence_found_by_health_ends_the_round() -> None:
     world = World(spec(2)).started("n0", "n1")
     world.tick(30)
-    world.apply(
-        NodeLost(
-            id="1" * 32,
-            job="j",
-            at=WALL,
-            source="health",
-            node="n1",
-            silence_s=4,
-            limit_s=3,
-            reason="n1 was silent for 4 s (limit 3 s)",
-        )
-    )
+    world.apply(silent("n1"))
     assert world.doc.phase == "ending"
     assert world.of(IncidentOpened)[0].trigger == "node_lost"
+
+
+def silent(node: str) -> NodeLost:
+    return NodeLost(
+        id="1" * 32,
+        job="j",
+        at=WALL,
+        source="health",
+        node=node,
+        silence_s=4,
+        limit_s=3,
+        reason=f"{node} was silent for 4 s (limit 3 s)",
+    )
+
+
+def test_a_node_that_has_just_spoken_is_lost_when_health_still_says_so_past_the_limit() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.tick(2)
+    world.apply(silent("n1"))
+    assert world.doc.phase == "running"
+    world.tick(1)
+    world.apply(silent("n1"))
+    assert world.doc.phase == "ending"
+
+
+def test_whom_a_replica_has_never_heard_it_gives_the_time_of_the_limit() -> None:
+    """Another may have heard it; or the finding is about the agent before it."""
+    world = World(spec(2)).started("n0", "n1")
+    world.tick(30)
+    world.take_over()
+    world.apply(silent("n1"))
+    assert world.doc.phase == "running"
+    world.tick(3)
+    world.apply(silent("n1"))
+    assert world.doc.phase == "ending"
 
 
 def test_an_elastic_round_starts_with_fewer_shrinks_and_grows_at_the_next_round() -> None:

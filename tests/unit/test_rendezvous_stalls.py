@@ -2,7 +2,6 @@
 
 from everstep.messages import IncidentOpened, NameExcuse, RoundEnded
 from everstep_services.rendezvous.domain.events import Control
-from everstep_services.rendezvous.domain.turn import Memory
 from tests.unit.rendezvous_world import World, spec
 
 
@@ -129,9 +128,7 @@ def test_of_several_stalls_the_one_that_has_waited_longest_is_the_cause() -> Non
 def test_a_replica_that_takes_over_asks_itself_and_first_lets_agents_come_back() -> None:
     world = running()
     stall(world)
-    world.memory = Memory()
-    assert world.job is not None
-    world.job = type(world.job)(world.doc, world.memory, world.settings, "0.1.0")
+    world.take_over()
     world.apply()
     world.tick(4.9)
     assert (len(asked(world)), world.doc.phase) == (1, "running")

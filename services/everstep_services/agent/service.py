@@ -289,6 +289,9 @@ class AgentService:
                     self._tell(act)
                 case acts.Start() | acts.Stop() | acts.Forward():
                     self._ranks.work.do(act)
+                    # Before it is reported: a node that is lost in its first second of a round
+                    # would else be missed in a round that is over.
+                    self._beat()
                 case acts.Say():
                     self._workplace.say(act.text, is_warning=act.is_warning)
                 case acts.Exiting():

@@ -18,6 +18,7 @@ _HAILS_IN_VAIN = 24
 """Who was asked so often is not asked again before it is heard, or its training has moved."""
 _HAILS_MOST = 256
 """At once: where more are silent, it is not they who are to blame."""
+_REMINDERS_MOST = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class _Node:
     """Its job has ended: nobody waits for it."""
     hails: int = 0
     """How often it was asked for a beat since it was heard."""
-    loss: str = ""
+    loss: Lost | None = None
+    """What was found, once it is lost."""
 
 
 class Company:
@@ -116,9 +118,15 @@ class Company:
                 found.append(finding)
         for finding in found:
             node = self.nodes.pop(finding.beat.node)
-            node.loss = finding.id
+            node.loss = finding
             self.lost[finding.beat.node] = node
         return found
+
+    def still_lost(self) -> Iterator[Lost]:
+        """The findings that are not over, unless the job has gone on without the node."""
+        for node in self.lost.values():
+            if node.loss is not None and not self._is_left_behind(node.beat):
+                yield node.loss
 
     def forget(self, before_s: float) -> None:
         """Drop every node that was last heard before that."""
@@ -130,9 +138,9 @@ class Company:
         gone = self.lost.pop(beat.node, None)
         self._note_motion(beat, None if gone is None else gone.beat, seen_s)
         self.nodes[beat.node] = _Node(beat, seen_s, now)
-        if gone is None:
+        if gone is None or gone.loss is None:
             return None
-        return returned(gone.loss, gone.beat, beat, now - gone.heard_at)
+        return returned(gone.loss.id, gone.beat, beat, now - gone.heard_at)
 
     def _note_motion(self, beat: NodeBeat, before: NodeBeat | None, seen_s: float) -> None:
         if beat.round is None or beat.slot is None:
@@ -298,6 +306,11 @@ class Fleet:
             return []
         asked = (beat for company in self._companies.values() for beat in company.hails(seen_s))
         return list(itertools.islice(asked, _HAILS_MOST))
+
+    def still_lost(self) -> list[Lost]:
+        """Findings to be said again: who should act on them may not have heard, or not yet."""
+        known = (found for company in self._companies.values() for found in company.still_lost())
+        return list(itertools.islice(known, _REMINDERS_MOST))
 
     def _forget(self, seen_s: float) -> None:
         if seen_s - self._forgot_s < _FORGET_EVERY_S:

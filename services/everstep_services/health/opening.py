@@ -47,6 +47,7 @@ class Health:
             observer.follow_stalls_for_ever,
             observer.follow_recoveries_for_ever,
             observer.judge_for_ever,
+            observer.remind_for_ever,
             teacher.follow_starts_for_ever,
             teacher.teach_for_ever,
             self.registrar.keep_for_ever,

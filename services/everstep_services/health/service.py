@@ -30,6 +30,7 @@ from everstep_services.health.teaching import Teacher
 log = logging.getLogger(__name__)
 
 _SOURCE = "health"
+_REMIND_EVERY_S = 1.0
 
 
 class Observer:
@@ -112,6 +113,13 @@ class Observer:
             async for fact in recoveries:
                 self._locator.recovered(fact)
 
+    async def remind_for_ever(self) -> None:
+        """Say again who is lost. Rendezvous may have been away, or have heard the node since."""
+        while True:
+            await self._clock.sleep(_REMIND_EVERY_S)
+            for finding in self._fleet.still_lost():
+                self._tell_loss(self._loss(finding))
+
     async def judge_for_ever(self) -> None:
         """Judge every silence and every stall, once a tick."""
         while True:
@@ -159,15 +167,21 @@ class Observer:
         beat = finding.beat
         log.warning("node_lost job=%s node=%s reason=%r", beat.job, beat.node, finding.reason)
         self._counts["lost"] += 1
-        self._records.keep(
-            NodeLost(
-                **self._about(finding),
-                silence_s=round(finding.silence_s, 3),
-                limit_s=finding.limit_s,
-                blind_s=round(finding.blind_s, 3),
-                slot=beat.slot,
-                last_step=finding.last_step,
-            )
+        fact = self._loss(finding)
+        self._records.keep(fact)
+        self._tell_loss(fact)
+
+    def _tell_loss(self, fact: NodeLost) -> None:
+        self._bus.send(subjects.lost(fact.job, fact.node), fact)
+
+    def _loss(self, finding: Lost) -> NodeLost:
+        return NodeLost(
+            **self._about(finding),
+            silence_s=round(finding.silence_s, 3),
+            limit_s=finding.limit_s,
+            blind_s=round(finding.blind_s, 3),
+            slot=finding.beat.slot,
+            last_step=finding.last_step,
         )
 
     def _announce_return(self, finding: Returned) -> None:

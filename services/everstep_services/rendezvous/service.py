@@ -147,8 +147,7 @@ class Rendezvous:
                     log.warning("nodes_unreadable error=%s", error)
 
     async def _hear_findings(self) -> None:
-        subject = subjects.fact(None, "node_lost")
-        async with self._bus.subscribe(subject, NodeLost) as findings:
+        async with self._bus.subscribe(subjects.lost(), NodeLost) as findings:
             async for finding in findings:
                 if finding.job in self._desks:
                     self._desks[finding.job].tell(finding)

@@ -25,9 +25,10 @@ def lost(turn: Turn, finding: NodeLost) -> None:
     seat = turn.state.seat(finding.node)
     if seat is None:
         return
-    heard = turn.memory.heard.get(seat.instance)
-    if heard is not None and turn.now.s - heard < finding.limit_s:
-        return  # it spoke to us since
+    # Another replica may have heard it; or it is a new agent, of which the finding does not tell.
+    heard = turn.memory.heard.setdefault(seat.instance, turn.now.s)
+    if turn.now.s - heard < finding.limit_s:
+        return  # it spoke to us since; health says it again
     _gone(turn, finding.node, seat.instance, finding.reason, finding.id, finding.silence_s)
 
 

@@ -1,0 +1,113 @@
+"""Hosts with networks of their own: namespaces on one bridge, whose cables a test can pull."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HUB = "hub"
+_NETWORK = 0x40000000
+"""CLONE_NEWNET; Python itself has `os.setns` from 3.12 on."""
+_HOSTS_MOST = 200
+
+
+class Network:
+    """A bridge in a namespace of its own, where whoever entered it is; each node hangs on it.
+
+    Nothing of it is seen outside. OSError if this user may not make namespaces.
+    """
+
+    address = "10.211.0.1"
+    """The hub's."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._nodes: list[str] = []
+
+    def __enter__(self) -> "Network":
+        self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._make(HUB)
+            _ip("-n", self._name(HUB), "link", "add", "br0", "type", "bridge")
+            self._up(HUB, "br0", self.address)
+            _enter(self._path(HUB))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _set(self._home)
+        os.close(self._home)
+        for name in (*self._nodes, HUB):
+            if self._path(name).exists():
+                _ip("netns", "delete", self._name(name))
+
+    def add(self, node: str) -> str:
+        """A host on the bridge; its address."""
+        self._nodes.append(node)
+        port, address = self._port(node), f"10.211.0.{1 + len(self._nodes)}"
+        assert len(self._nodes) < _HOSTS_MOST
+        self._make(node)
+        own = ("peer", "name", "eth0", "netns", self._name(node))
+        _ip("-n", self._name(HUB), "link", "add", port, "type", "veth", *own)
+        _ip("-n", self._name(HUB), "link", "set", port, "master", "br0", "up")
+        self._up(node, "eth0", address)
+        return address
+
+    @contextmanager
+    def on(self, node: str) -> Iterator[None]:
+        """What is started within runs on this host."""
+        _enter(self._path(node))
+        try:
+            yield
+        finally:
+            _enter(self._path(HUB))
+
+    def cut(self, node: str) -> None:
+        """Pull its cable: nothing comes or goes, and no connection is told."""
+        _ip("-n", self._name(HUB), "link", "set", self._port(node), "down")
+
+    def mend(self, node: str) -> None:
+        _ip("-n", self._name(HUB), "link", "set", self._port(node), "up")
+
+    def _make(self, name: str) -> None:
+        _ip("netns", "add", self._name(name))
+        _ip("-n", self._name(name), "link", "set", "lo", "up")
+
+    def _up(self, name: str, device: str, address: str) -> None:
+        _ip("-n", self._name(name), "address", "add", f"{address}/24", "dev", device)
+        _ip("-n", self._name(name), "link", "set", device, "up")
+
+    def _name(self, name: str) -> str:
+        return f"{self._tag}-{name}"
+
+    def _path(self, name: str) -> Path:
+        return Path("/run/netns") / self._name(name)
+
+    def _port(self, node: str) -> str:
+        return f"to-{self._nodes.index(node)}"
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def _enter(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _set(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _set(descriptor: int) -> None:
+    """Move this thread, and whatever it starts from now on."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(descriptor, _NETWORK):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
