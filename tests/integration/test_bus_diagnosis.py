@@ -12,6 +12,7 @@ from operator import not_
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nkeys
 import pytest
 import trustme
@@ -37,6 +38,7 @@ from everstep.bus.errors import (
     TopologyError,
 )
 from everstep.bus.login import read_secret
+from everstep.bus.roles import SERVICE
 from everstep.messages import BlobRef
 from tests.waiting import until_async
 
@@ -86,6 +88,35 @@ async def speaking(first: bytes) -> AsyncIterator[str]:
     server = await asyncio.start_server(on_client, "127.0.0.1", 0)
     async with server:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await until_async(lambda: clients, "every client has closed its socket", holds=not_)
+
+
+@asynccontextmanager
+async def relay(url: str, refusals: list[bytes]) -> AsyncIterator[str]:
+    """The server at that address, after it has refused as many clients."""
+    host, port = url.removeprefix("nats://").split(":")
+    clients: set[asyncio.Task[None] | None] = set()
+
+    async def pipe(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            to.write(data)
+        to.close()
+
+    async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.add(asyncio.current_task())
+        from_server, to_server = await asyncio.open_connection(host, int(port))
+        if refusals:
+            writer.write(await from_server.readline() + refusals.pop())
+            to_server.close()
+            writer.close()
+        else:
+            await asyncio.gather(pipe(reader, to_server), pipe(from_server, writer))
+        clients.discard(asyncio.current_task())
+
+    server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+    async with server:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    assert not refusals
     await until_async(lambda: clients, "every client has closed its socket", holds=not_)
 
 
@@ -169,6 +200,15 @@ async def test_a_wrong_password(shared_nats: DevServer, tmp_path: Path) -> None:
     assert isinstance(error, BusDeniedError)
     assert "refused user service: check user and password_file" in str(error)
     assert "not-the-password" not in str(error)
+
+
+async def test_a_server_that_reads_its_configuration_again_refuses_once(
+    shared_nats: DevServer, tmp_path: Path
+) -> None:
+    async with relay(shared_nats.url, [b"-ERR 'Authorization Violation'\r\n"]) as url:
+        settings = msgspec.structs.replace(shared_nats.settings(SERVICE), url=url)
+        async with connect(settings, "health", spool=tmp_path / "spool") as bus:
+            assert bus.connected
 
 
 async def test_no_password_at_all(shared_nats: DevServer) -> None:

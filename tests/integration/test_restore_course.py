@@ -184,9 +184,9 @@ def test_an_automatic_interval_is_told_with_its_reason(
     training.saves.save(3, training.state)
     training.saves.close()
     [chosen] = facts_of(watch, IntervalChosen)
-    assert chosen.every_s == 30  # what a save costs here is nothing
+    assert 30 <= chosen.every_s < 3600, "a save costs next to nothing"
     assert "a save costs" in chosen.reason
-    assert "saving every 30 s" in capfd.readouterr().err
+    assert f"saving every {chosen.every_s:.4g} s" in capfd.readouterr().err
 
 
 def test_a_step_that_was_asked_for_and_is_not_there_is_told(

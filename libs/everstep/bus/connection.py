@@ -181,7 +181,7 @@ class Connection:
                         await self._note(error)
                         return
                     errors.append(error)
-                    if is_final(error):
+                    if is_final(errors):
                         limit.reschedule(asyncio.get_running_loop().time())
 
                 await client.connect(

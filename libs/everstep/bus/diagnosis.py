@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import ssl
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from nats import errors as nats_errors
@@ -27,12 +28,20 @@ from everstep.bus.settings import BusSettings
 
 OLDEST_SERVER = (2, 11)
 _JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)\s*-+END")
-_REFUSALS = ("authorization violation", "authentication expired", "authentication timeout")
+_VIOLATION = "authorization violation"
+_REFUSALS = (_VIOLATION, "authentication expired", "authentication timeout")
 _NOT_NATS = ("expecting INFO", "json parse", "Separator is")
 
 
-def is_final(error: Exception) -> bool:
-    """Whether trying again cannot help: not for a server that is still starting."""
+def is_final(errors: Sequence[Exception]) -> bool:
+    """Whether trying again cannot help: not for a server that is still starting.
+
+    One that just reads its configuration again refuses whoever has not said its name yet. So it
+    has to refuse twice.
+    """
+    error = errors[-1]
+    if _VIOLATION in str(error).lower():
+        return sum(_VIOLATION in str(one).lower() for one in errors) > 1
     return (
         isinstance(
             error,
