@@ -35,8 +35,12 @@ def pieces(tmp_path: Path) -> Iterator[Pieces]:
 
 @pytest.fixture(scope="module")
 def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
-    """The same for tests that leave all of it running."""
-    pieces = Pieces(tmp_path_factory.mktemp("pieces"))
+    """The same for tests that leave all of it running, and pause agents that are not to be lost."""
+    patient = {
+        "EVERSTEP_HEALTH__SILENCE_LIMIT_S": "60",
+        "EVERSTEP_HEALTH__ALL_SILENT_LIMIT_S": "60",
+    }
+    pieces = Pieces(tmp_path_factory.mktemp("pieces"), **patient)
     try:
         pieces.start()
         yield pieces

@@ -134,8 +134,7 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
         "setup",
         "nats-server",
         "streams",
-        "imports",
-        "services",
+        *SERVICES,
         "api",
     ]
     assert told["ready_ms"] == sum(told["phases_ms"].values())

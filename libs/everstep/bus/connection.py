@@ -31,6 +31,7 @@ from everstep.bus.settings import BusSettings
 log = logging.getLogger(__name__)
 
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)
+_REBUILD_FIRST_S = 0.1
 _REBUILD_MAX_S = 30.0
 
 OnMessage = Callable[[Msg], Awaitable[None]]
@@ -202,23 +203,25 @@ class Connection:
 
     async def keep_open(self, *, first: bool) -> None:
         """Rebuild the client whenever it was closed; with `first`, open it to begin with."""
-        rebuild = first
+        if first:
+            await self._open_at_last(0.0)
         while True:
-            if not rebuild:
-                await self._closed.wait()
-                self.counters["rebuilds"] += 1
-            wait_s = 0.1
-            while True:
-                await asyncio.sleep(random.uniform(0.5, 1.0) * wait_s)  # noqa: S311  jitter
-                try:
-                    await self.open()
-                    break
-                except BusError as error:
-                    if self.trouble != str(error):
-                        log.warning("bus_not_open error=%s", error)
-                    self.trouble = str(error)
-                    wait_s = min(2 * wait_s, _REBUILD_MAX_S)
-            rebuild = False
+            await self._closed.wait()
+            self.counters["rebuilds"] += 1
+            await self._open_at_last(_REBUILD_FIRST_S)
+
+    async def _open_at_last(self, wait_s: float) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.5, 1.0) * wait_s)  # noqa: S311  jitter
+            try:
+                await self.open()
+            except BusError as error:
+                if self.trouble != str(error):
+                    log.warning("bus_not_open error=%s", error)
+                self.trouble = str(error)
+                wait_s = min(max(2 * wait_s, _REBUILD_FIRST_S), _REBUILD_MAX_S)
+            else:
+                return
 
     async def close(self) -> None:
         client, self._client = self._client, None

@@ -1,7 +1,7 @@
 """The services that `everstep up` runs: one line each, imported when it starts."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from socket import socket
@@ -12,11 +12,12 @@ from everstep.settings import Loaded
 from everstep_services.cli.state import StateDir
 
 SERVICES = {
-    "history": "everstep_services.cli.stack.history:opened",
-    "health": "everstep_services.cli.stack.health:opened",
     "rendezvous": "everstep_services.cli.stack.rendezvous:opened",
+    "health": "everstep_services.cli.stack.health:opened",
     "catalog": "everstep_services.cli.stack.catalog:opened",
+    "history": "everstep_services.cli.stack.history:opened",
 }
+"""In the order of their start: first what ranks wait for, last what takes longest to import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,8 @@ class Surroundings:
 Service = Callable[[Surroundings], AbstractAsyncContextManager[Parts]]
 
 
-def services() -> Mapping[str, Service]:
-    """Every service, imported."""
-    found: dict[str, Service] = {}
-    for name, place in SERVICES.items():
-        module, _, attribute = place.partition(":")
-        found[name] = getattr(importlib.import_module(module), attribute)
-    return found
+def imported(name: str) -> Service:
+    """How a service is opened."""
+    module, _, attribute = SERVICES[name].partition(":")
+    service: Service = getattr(importlib.import_module(module), attribute)
+    return service

@@ -31,7 +31,7 @@ async def run_alone(
         def admit(server: DevServer) -> None:
             tasks.create_task(_admit(server, plan.job, login), name="admit")
 
-        services = tasks.create_task(_keep(ground, stop, tell, admit, login), name="services")
+        services = tasks.create_task(_keep(ground, stop, tell, admit), name="services")
         try:
             code = await run_agent(plan, login, base)
         finally:
@@ -45,15 +45,24 @@ async def _keep(
     stop: asyncio.Event,
     tell: Callable[[Ready], None],
     admit: Callable[[DevServer], None],
-    login: "asyncio.Future[BusSettings]",
 ) -> None:
-    """Run the services until `stop`; those that fail come back, and the ranks run on meanwhile."""
+    """Run the services until `stop`; those that fail come back, and the ranks run on meanwhile.
+
+    Those that cannot even start are a mistake in the settings, and end it.
+    """
+    have_started = False
+
+    def started(ready: Ready) -> None:
+        nonlocal have_started
+        have_started = True
+        tell(ready)
+
     while not stop.is_set():
         began = asyncio.get_running_loop().time()
         try:
-            await run_stack(ground, stop, tell, admit)
+            await run_stack(ground, stop, started, admit)
         except Exception:  # a service's bug must not end the training
-            if asyncio.get_running_loop().time() - began < _LIFE_S and not login.done():
+            if asyncio.get_running_loop().time() - began < _LIFE_S and not have_started:
                 raise
             log.exception("services_failed")
             with contextlib.suppress(TimeoutError):

@@ -15,14 +15,14 @@ from everstep.bus.roles import ADMIN, SERVICE
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.health import Check, Health
-from everstep.observe.http import observe_app, serve_asgi, url_of
+from everstep.observe.http import AsgiApp, observe_app, serve_asgi, url_of
 from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
-from everstep.runtime import Drain, Parts, serve
+from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
 from everstep_services.cli.buses import server_version
 from everstep_services.cli.stack.phases import Phases
-from everstep_services.cli.stack.services import Surroundings, services
+from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
 from everstep_services.cli.state import Running, StateDir
 
 _READY_WITHIN_S = 30.0
@@ -66,60 +66,90 @@ async def run_stack(
 ) -> None:
     """Run the bus, every service and the API until `stop`; `tell` is called when it is ready.
 
-    `when_open` is called earlier: the bus is there, and the services are about to answer.
+    `when_open` is called earlier: agents can join.
     """
-    state, phases = ground.state, ground.phases
-    async with AsyncExitStack() as stack:
-        importing = asyncio.get_running_loop().run_in_executor(None, services)
-        server = await stack.enter_async_context(dev_server(state.path))
-        phases.end("nats-server")
+    async with dev_server(ground.state.path) as server:
+        ground.phases.end("nats-server")
         version = await _set_up(server)
-        phases.end("streams")
-        known = await importing
-        phases.end("imports")
-        had_token = state.token_file.exists()
-        around = Surroundings(state, ground.settings, server.settings(SERVICE), ground.api)
-        opened = {
-            name: await stack.enter_async_context(service(around))
-            for name, service in known.items()
-        }
-        phases.end("services")
-        when_open(server)
-        running = _running(ground, server, version, list(opened))
-
-        async def announce(stop: asyncio.Event) -> None:
-            await _wait_ready(ground.api)
-            phases.end("api")
-            await asyncio.to_thread(state.announce, running)
-            has_new_token = not had_token and state.token_file.exists()
-            await asyncio.to_thread(tell, Ready(running, has_new_token, phases))
-            await stop.wait()
-
-        await _serve(ground, opened, stop, announce)
+        ground.phases.end("streams")
+        stack = _Stack(ground, server, version, tell, when_open)
+        await serve(
+            partial(measure_loop_lag, stack.metrics, SystemClock()),
+            stop=stop,
+            drains=(stack.open_services, stack.announce, stack.let_observe),
+            drain_within_s=_DRAIN_WITHIN_S + 2,  # each service has its own, which ends before
+        )
 
 
-async def _serve(
-    ground: Ground, opened: Mapping[str, Parts], stop: asyncio.Event, announce: Drain
-) -> None:
-    clock, metrics = SystemClock(), Metrics("up")
+class _Stack:
+    """The services on a bus that is there. One that fails takes all others with it."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        server: DevServer,
+        version: str,
+        tell: Callable[[Ready], None],
+        when_open: Callable[[DevServer], None],
+    ) -> None:
+        self._ground = ground
+        self._server = server
+        self._version = version
+        self._tell = tell
+        self._when_open = when_open
+        self._had_token = ground.state.token_file.exists()
+        self._opened: dict[str, Parts] = {}
+        self._all_are_open = asyncio.Event()
+        self.metrics = Metrics("up")
+
+    async def open_services(self, stop: asyncio.Event) -> None:
+        """Open one by one. Each serves at once, while the next is still being imported."""
+        ground, bus = self._ground, self._server.settings(SERVICE)
+        around = Surroundings(ground.state, ground.settings, bus, ground.api)
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            for name in SERVICES:
+                service = await asyncio.to_thread(imported, name)
+                parts = self._opened[name] = await stack.enter_async_context(service(around))
+                tasks.create_task(_serve(parts, stop), name=name)
+                ground.phases.end(name)
+                if name == "rendezvous":
+                    self._when_open(self._server)
+            self._all_are_open.set()
+
+    async def announce(self, stop: asyncio.Event) -> None:
+        """Say where it is, once the API answers."""
+        await self._all_are_open.wait()
+        if stop.is_set():
+            return
+        ground = self._ground
+        await _wait_ready(ground.api)
+        ground.phases.end("api")
+        running = _running(ground, self._server, self._version, list(self._opened))
+        await asyncio.to_thread(ground.state.announce, running)
+        has_new_token = not self._had_token and ground.state.token_file.exists()
+        await asyncio.to_thread(self._tell, Ready(running, has_new_token, ground.phases))
+        await stop.wait()
+
+    async def let_observe(self, stop: asyncio.Event) -> None:
+        """Answer whoever asks how all of them are."""
+        await self._all_are_open.wait()
+        app = _observed(self._ground, self.metrics, self._opened)
+        await serve_asgi(app, self._ground.observe, stop)
+
+
+async def _serve(parts: Parts, stop: asyncio.Event) -> None:
+    await serve(*parts.loops, stop=stop, drains=parts.drains, drain_within_s=_DRAIN_WITHIN_S)
+
+
+def _observed(ground: Ground, metrics: Metrics, opened: Mapping[str, Parts]) -> AsgiApp:
     checks: dict[str, Check] = {}
     for name, parts in opened.items():
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
         for component, statistics in parts.statistics.items():
             metrics.watch(component, statistics, of="" if component == name else name)
     within_s = ground.settings.section(ObserveSettings).check_within_s
-    health = Health("up", __version__, checks, clock, within_s=within_s)
-    await serve(
-        *(loop for parts in opened.values() for loop in parts.loops),
-        partial(measure_loop_lag, metrics, clock),
-        stop=stop,
-        drains=[
-            *(drain for parts in opened.values() for drain in parts.drains),
-            partial(serve_asgi, observe_app(health, metrics), ground.observe),
-            announce,
-        ],
-        drain_within_s=_DRAIN_WITHIN_S,
-    )
+    health = Health("up", __version__, checks, SystemClock(), within_s=within_s)
+    return observe_app(health, metrics)
 
 
 async def _set_up(server: DevServer) -> str:
