@@ -144,6 +144,21 @@ def test_an_observer_that_was_stopped_finds_nobody_lost_when_it_wakes() -> None:
     assert world.found[0][0] - began <= LATEST_S
 
 
+def test_after_a_short_pause_it_is_only_heard_first_what_was_said_meanwhile() -> None:
+    world = World(4, slots=3)
+    world.run(10)
+    world.silent, world.is_moving = {"n1"}, False
+    began = world.now
+    world.run(1.5)
+    world.sleep(LIMITS.pause_s - 0.05)
+    assert world.fleet.judge(world.now, is_blind=False) == []
+    assert world.fleet.hails(world.now) == []
+    assert world.fleet.blind_s == 0
+    world.run(3)
+    assert world.lost == ["n1"]
+    assert world.found[0][0] - began <= LIMITS.hailed_s + 2 * LIMITS.tick_s
+
+
 def test_a_beat_that_wakes_the_observer_is_as_new_as_any() -> None:
     world = World(4)
     world.run(10)

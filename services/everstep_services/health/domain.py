@@ -12,6 +12,8 @@ from everstep_services.health.motion import Motion, progress_age_s
 from everstep_services.health.sight import SightedClock
 
 _FORGET_EVERY_S = 60.0
+_BEAT_S = 1.05
+"""Between two beats of an agent, and what they may be late by."""
 _HAILS_LEAST = 3
 """Who was asked so often and did not answer is not silent because beats were lost."""
 _HAILS_IN_VAIN = 24
@@ -32,16 +34,17 @@ class Limits:
     reconnect_s: float
     moving_most_s: float
     tick_s: float
+    pause_s: float
     forget_s: float
 
     @property
     def witness_s(self) -> float:
         """Whoever was heard within this proves that the bus and the observer work.
 
-        More than the time between two beats, and so much less than the limit that nodes which
-        fell silent together never bear witness against each other.
+        Less than the limit by more than the time between two beats, so that nodes which fell
+        silent together never bear witness against each other.
         """
-        return self.hailed_s / 2
+        return self.hailed_s - _BEAT_S
 
 
 @dataclass(slots=True)
@@ -227,8 +230,9 @@ class Fleet:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._companies: dict[str, Company] = {}
-        self._sight = SightedClock(limits.tick_s)
+        self._sight = SightedClock(limits.pause_s)
         self._was_blind = self._is_late = False
+        self._ticked_at = inf
         self._back_s = -inf
         self._forgot_s = -inf
 
@@ -284,8 +288,10 @@ class Fleet:
         wait to be heard.
         """
         seen_s = self._sight.tick(now, is_blind=is_blind or is_late)
-        self._is_late = is_late
-        if is_late:
+        has_paused = now - self._ticked_at > 2 * self._limits.tick_s
+        self._ticked_at = now
+        self._is_late = is_late or has_paused  # then let us first hear what was said meanwhile
+        if self._is_late:
             return []
         was_blind, self._was_blind = self._was_blind, is_blind
         if is_blind:

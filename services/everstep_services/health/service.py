@@ -49,7 +49,7 @@ class Observer:
         self._teacher = teacher
         self._fleet = Fleet(_limits(settings))
         self._locator = Locator(settings.forget_after_s)
-        self.echo = Echo(bus, 2 * settings.tick_s)
+        self.echo = Echo(bus, settings.pause_most_s)
         self._beats: Inbox[NodeBeat] | None = None
         self._dropped = 0
         self._sighted_blind_s = 0.0
@@ -259,5 +259,6 @@ def _limits(settings: HealthSettings) -> Limits:
         reconnect_s=settings.reconnect_grace_s,
         moving_most_s=settings.moving_limit_most_s,
         tick_s=settings.tick_s,
+        pause_s=settings.pause_most_s,
         forget_s=settings.forget_after_s,
     )

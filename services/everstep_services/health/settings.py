@@ -3,6 +3,7 @@
 from everstep.settings import Settings
 
 _LEAST_SILENCE_S = 2.5
+_LEAST_HAILED_S = 1.5
 
 
 class LimitSettings(Settings, frozen=True, kw_only=True):
@@ -95,9 +96,9 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
 
     silence_limit_s: float = 3.0
     """A node is lost after so long without a beat, if nothing speaks against it."""
-    hail_after_s: float = 1.3
+    hail_after_s: float = 1.2
     """After so long without a beat, and if nothing speaks for it, a node is asked for one."""
-    hailed_limit_s: float = 2.1
+    hailed_limit_s: float = 2.0
     """The limit of a node that was asked and did not answer, once its training stands."""
     all_silent_limit_s: float = 15.0
     """The limit while no node of the job is heard: then the bus or we may be to blame."""
@@ -108,8 +109,10 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     """A training that takes long steps is believed to move for one and a half times its
     longest step, but never for longer than this."""
     tick_s: float = 0.125
-    """How often silence is judged. A tick that is late by more than that is time in which we
-    were blind ourselves."""
+    """How often silence is judged."""
+    pause_most_s: float = 0.4
+    """A pause of ours that was longer is time in which we were blind ourselves. After a shorter one
+    we only hear first what was said meanwhile."""
     forget_after_s: float = 6 * 3600.0
     """A node that has not been heard for so long is forgotten."""
     inbox_beats: int = 32_768
@@ -125,19 +128,19 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
                 f"silence_limit_s must be at least {_LEAST_SILENCE_S:g}, two beats and a half, "
                 f"got {self.silence_limit_s:g}"
             )
-        if not 1 < self.hail_after_s < self.hailed_limit_s <= self.silence_limit_s:
+        is_in_order = 1 < self.hail_after_s < self.hailed_limit_s <= self.silence_limit_s
+        if not is_in_order or self.hailed_limit_s < _LEAST_HAILED_S:
             raise ValueError(
-                "hail_after_s must be above 1 and below hailed_limit_s, and that at most "
-                f"silence_limit_s, got {self.hail_after_s:g}, {self.hailed_limit_s:g} and "
-                f"{self.silence_limit_s:g}"
+                "hail_after_s must be above 1 and below hailed_limit_s, and that at least "
+                f"{_LEAST_HAILED_S:g} and at most silence_limit_s, got {self.hail_after_s:g}, "
+                f"{self.hailed_limit_s:g} and {self.silence_limit_s:g}"
             )
         if self.all_silent_limit_s < self.silence_limit_s:
             raise ValueError(
                 f"all_silent_limit_s must be at least silence_limit_s, got "
                 f"{self.all_silent_limit_s:g} < {self.silence_limit_s:g}"
             )
-        if not 0 < self.tick_s <= 1:
-            raise ValueError(f"tick_s must be above 0 and at most 1, got {self.tick_s:g}")
+        self._check_ticks()
         if self.moving_limit_most_s < self.silence_limit_s:
             raise ValueError(
                 f"moving_limit_most_s must be at least silence_limit_s, got "
@@ -149,3 +152,12 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
             )
         if self.reconnect_grace_s < 0 or self.inbox_beats < 1:
             raise ValueError("reconnect_grace_s must not be negative, inbox_beats at least 1")
+
+    def _check_ticks(self) -> None:
+        if not 0 < self.tick_s <= 1:
+            raise ValueError(f"tick_s must be above 0 and at most 1, got {self.tick_s:g}")
+        if self.pause_most_s < 2 * self.tick_s:
+            raise ValueError(
+                f"pause_most_s must be at least two ticks, {2 * self.tick_s:g}, "
+                f"got {self.pause_most_s:g}"
+            )

@@ -4,12 +4,13 @@
 class SightedClock:
     """The observer's monotonic clock without the time in which it heard nobody.
 
-    Silence in it is silence that was witnessed. Read it often: whoever did not read it for two
-    ticks was stopped, or had no turn, and whatever was said meanwhile still waits in a queue.
+    Silence in it is silence that was witnessed. Read it often: whoever did not read it for longer
+    than `pause_s` was stopped, or had no turn, and whatever was said meanwhile still waits in a
+    queue.
     """
 
-    def __init__(self, tick_s: float) -> None:
-        self._most_s = 2 * tick_s
+    def __init__(self, pause_s: float) -> None:
+        self._most_s = pause_s
         self._awake_at: float | None = None
         self._ticked_s = 0.0
         self.blind_s = 0.0
