@@ -190,7 +190,8 @@ def _leave(link: Link, folder: str, holds: int, environ: Mapping[str, str]) -> N
             record.write(error, {}, link.folder)
     link.ended(1 if error else 0, error=error is not None)
     if not os.path.exists(os.path.join(folder, LOG)):
-        _start_agent(folder, environ)  # the first rank has not come yet; nobody knows of this one
+        with suppress(FileNotFoundError):  # an agent has been here, found no bus, and cleared away
+            _start_agent(folder, environ)  # the first rank has not come: nobody knows of this one
     if is_held(os.path.join(folder, AGENT_LOCK)):
         return  # it still reads what we have said
     with suppress(OSError):

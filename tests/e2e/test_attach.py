@@ -183,6 +183,24 @@ def test_without_a_bus_a_line_says_so(launched: Launched, attach: str) -> None:
     assert not launched.runtime.exists() or list(launched.runtime.iterdir()) == []
 
 
+def test_without_a_bus_ranks_that_live_longer_end_as_they_would(launched: Launched) -> None:
+    without = ["env", *(f"-u{name}" for name in launched.login)]
+    ranks = [
+        launched.start(*without, *python(SCRIPT, launched.where), **place(rank, 2))
+        for rank in (0, 1)
+    ]
+    until(lambda: list(launched.folder.glob("is-watched-*")), "both ranks are there", holds=both)
+    until(lambda: list(launched.runtime.iterdir()), "the agent has cleared away", holds=not_)
+    launched.do("end")
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    assert all("no bus is known" in one or not one for one in ranks[0].said.splitlines())
+    assert ranks[1].said == ""
+
+
+def both(found: list[Path]) -> bool:
+    return len(found) == 2
+
+
 @pytest.mark.timeout(180)
 def test_torchrun_starts_its_ranks_again_in_the_next_round(launched: Launched) -> None:
     cluster = launched.cluster
