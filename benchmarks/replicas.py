@@ -1,8 +1,9 @@
 """States sent to another node and fetched from there, beside raw sockets that move the same bytes.
 
-Two processes on loopback, files in `/dev/shm`, 256 MiB; the raw receiver fills a buffer that it
-has used before and checks nothing, ours writes to a file and hashes. Then states in parts: what
-coding costs a core, and what mirrors and parts survive, with all combinations counted.
+Two processes on loopback, 256 MiB in files in `/dev/shm`, or in EVERSTEP_BENCH_DIR; the raw
+receiver fills a buffer that it has used before and checks nothing, ours writes to a file and
+hashes. The same over TLS. Then states in parts: what coding costs a core, and what mirrors and
+parts survive, with all combinations counted.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import itertools
 import mmap
 import multiprocessing
 import os
+import shutil
 import socket
 import statistics
 import tempfile
@@ -23,7 +25,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
+import trustme
 import xxhash
+from msgspec import structs
 
 from benchmarks.rig import HEAD, row
 from everstep.clock import SystemClock
@@ -37,14 +41,17 @@ from everstep_services.agent.checkpoints.server import opened_door
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.talk import Copy
+from everstep_services.agent.checkpoints.tls import opened_tls
 from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
 SIZE = int(os.environ.get("EVERSTEP_BENCH_MIB", "256")) << 20
+MEMORY = os.environ.get("EVERSTEP_BENCH_DIR", "/dev/shm")
 TIMES, WARM = 7, 2
 SETTINGS = CheckpointSettings(room_least_bytes=0)
 NODES = 16
 PIECE = 512 << 10
+FETCHED = "fetched"
 Way = Callable[[], None]
 
 
@@ -91,13 +98,13 @@ def raw_receiver(ready: Connection, folder: str) -> None:
                 path.unlink()
 
 
-def holder(ready: Connection, folder: str) -> None:
+def holder(ready: Connection, folder: str, settings: CheckpointSettings) -> None:
     """An agent's keeping of states, and nothing else of it."""
 
     async def run() -> None:
         base = Path(folder)
-        standing = Standing("bench", "holder", SETTINGS, order(1))
-        store = Store(base, "bench", SETTINGS)
+        standing = Standing("bench", "holder", settings, order(1), opened_tls(settings))
+        store = Store(base, "bench", settings)
         keep = Keep(standing, base, store, SystemClock(), lambda *_: None, lambda *_: None)
         with opened_door("127.0.0.1", 0) as door:
             ready.send(door.getsockname()[1])
@@ -149,16 +156,27 @@ def raw_sender(image: Path, *, by_kernel: bool = False, to: str = "") -> Iterato
         yield send
 
 
+def with_tls(folder: Path) -> CheckpointSettings:
+    """Files as an operator would make them."""
+    authority = trustme.CA()
+    ours = authority.issue_cert("node.bench")
+    folder.mkdir()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    ours.private_key_and_cert_chain_pem.write_to_path(folder / "node.pem")
+    node = folder / "node.pem"
+    return structs.replace(SETTINGS, ca_file=folder / "ca.pem", cert_file=node, key_file=node)
+
+
 @contextmanager
 def our_sender(
-    image: Path, folder: Path
-) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    image: Path, folder: Path, settings: CheckpointSettings = SETTINGS
+) -> Iterator[tuple[Way, Way]]:
     """Sends it, as the next step each time; fetches the newest to memory that is new."""
-    (folder / "holder").mkdir()
+    (folder / "holder").mkdir(parents=True)
     steps, digest = itertools.count(), xxhash.xxh3_128_hexdigest(image.read_bytes())
-    with other(holder, str(folder / "holder")) as port:
+    with other(holder, str(folder / "holder"), settings) as port:
         peer = Peer(node="holder", slot=1, address="127.0.0.1", port=port)
-        standing = Standing("bench", "owner", SETTINGS, order(0))
+        standing = Standing("bench", "owner", settings, order(0), opened_tls(settings))
         newest, readings = [copy_of(0, digest)], Readings()
 
         def put() -> None:
@@ -170,14 +188,14 @@ def our_sender(
 
 
 def fetch(peer: Peer, standing: Standing, folder: Path, copy: Copy) -> None:
-    """Everything but asking who has it."""
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        store = Store(Path(place), "bench", SETTINGS)
-        incoming = store.begin(copy)
-        assert incoming is not None
-        with Call(peer, standing) as call:
-            call.get(incoming)
-        store.finish(incoming)
+    """Everything but asking who has it; what came before is to be removed by then."""
+    store = Store(folder / FETCHED, "bench", SETTINGS)
+    (folder / FETCHED).mkdir()
+    incoming = store.begin(copy)
+    assert incoming is not None
+    with Call(peer, standing) as call:
+        call.get(incoming)
+    store.finish(incoming)
 
 
 def coded_s(image: Path, folder: Path, needed: int, parts: int) -> tuple[list[float], list[float]]:
@@ -228,7 +246,8 @@ def transfers(image: Path, folder: Path) -> None:
         raw_sender(image) as plain,
         raw_sender(image, by_kernel=True) as kernel,
         raw_sender(image, to=str(folder)) as to_new,
-        our_sender(image, folder) as (put, get),
+        our_sender(image, folder / "plain") as (put, get),
+        our_sender(image, folder / "secure", with_tls(folder / "tls")) as (put_tls, get_tls),
     ):
         ways = {
             "raw socket, send": plain,
@@ -236,6 +255,8 @@ def transfers(image: Path, folder: Path) -> None:
             "raw socket, to a new file in memory": to_new,
             "everstep, sent, verified and visible": put,
             "everstep, fetched to new memory": get,
+            "everstep, sent over TLS": put_tls,
+            "everstep, fetched over TLS": get_tls,
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
         spent: dict[str, list[float]] = {name: [] for name in ways}
@@ -243,6 +264,8 @@ def transfers(image: Path, folder: Path) -> None:
             for name, way in ways.items():
                 before = cpu_s()
                 seconds = timed(way)
+                for left in folder.glob(f"*/{FETCHED}"):
+                    shutil.rmtree(left)
                 if turn >= WARM:
                     took[name].append(seconds)
                     spent[name].append((cpu_s() - before) * 2**30 / SIZE)
@@ -250,7 +273,7 @@ def transfers(image: Path, folder: Path) -> None:
     print(HEAD)
     for name, seconds_each in took.items():
         print(row(name, rates(seconds_each)))
-    raw, _, new, sent, fetched = (statistics.median(each) for each in took.values())
+    raw, _, new, sent, fetched, *_ = (statistics.median(each) for each in took.values())
     print(f"sent: {raw / sent:.2f} of the raw socket")
     print(f"fetched: {fetched / raw:.2f} x its time, {fetched / new:.2f} x that to a new file")
     print("\nprocessor time of both processes, whatever else the machine does; s a GiB")
@@ -287,7 +310,7 @@ def losses() -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="everstep-bench-") as place:
+    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="everstep-bench-") as place:
         folder = Path(place)
         image = folder / "image"
         image.write_bytes(os.urandom(1 << 20) * (SIZE >> 20))

@@ -32,7 +32,7 @@ class Saving:
     told: Told
 
     def save(self, step: int, state: Mapping[str, Any], **wish: Any) -> Save | None:
-        return self.saver.save(Wish(step=step, to_root=True, **wish), state)
+        return self.saver.save(Wish(**{"step": step, "to_root": True} | wish), state)
 
     def finish(self) -> list[int]:
         return self.queue.maybe_finalize(blocking=True, within_s=WITHIN_S)
@@ -60,7 +60,7 @@ def saving(
         "is_lazy": True,
         "buffers": 1,
         "memory_limit": 0,
-        "wait_within_s": WITHIN_S,
+        "patience": patience or Patience(exit_within_s=WITHIN_S),
     }
     told = Told()
     queue = SaveQueue(group.rank, told, on_error, patience)

@@ -99,6 +99,7 @@ BY_SDK = 2
 # What a rank finds in its environment.
 INSTANCE_VARIABLE = "EVERSTEP_AGENT"
 IMAGES_VARIABLE = "EVERSTEP_IMAGES"  # where the states of a node are, in memory
+IMAGES_MOST_VARIABLE = "EVERSTEP_IMAGES_MOST"  # so many bytes of them may be of this rank
 INJECTION_VARIABLE = "EVERSTEP_INJECTION"  # 1 where faults may be injected
 LOCK_VARIABLE = "EVERSTEP_LOCK"
 SOCKET_VARIABLE = "EVERSTEP_SOCKET"

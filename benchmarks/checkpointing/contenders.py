@@ -16,7 +16,7 @@ _CHUNK = 16 << 20
 
 
 class Contender(Protocol):
-    """One way to save a state."""
+    """One way to save a state, in torch's format."""
 
     def save(self, path: Path, state: State) -> None:
         """What the training waits for."""
@@ -26,6 +26,9 @@ class Contender(Protocol):
 
     def finish(self) -> None:
         """Until it is durable."""
+
+    def place(self, path: Path) -> Path | None:
+        """Where torch can load what was saved last, if it can."""
 
     def close(self) -> None: ...
 
@@ -63,6 +66,9 @@ class Limit:
         finally:
             os.close(descriptor)
 
+    def place(self, path: Path) -> None:  # noqa: ARG002 - it has no format
+        return None
+
     def close(self) -> None:
         pass
 
@@ -74,6 +80,7 @@ class Everstep:
         from trainer_sdk.checkpoint import Checkpointer
 
         optimizers = (optimizer,) if lazy else ()
+        self._root = root
         self._saves = Checkpointer(root, every=1, lazy=lazy, optimizers=optimizers, job="bench")
         self._step = 0
 
@@ -86,6 +93,9 @@ class Everstep:
 
     def finish(self) -> None:
         assert self._saves.maybe_finalize(blocking=True, within_s=600), "it came to nothing"
+
+    def place(self, path: Path) -> Path:  # noqa: ARG002 - it names them itself
+        return self._root / f"step-{self._step:09d}"
 
     def close(self) -> None:
         self._saves.close()
@@ -114,19 +124,22 @@ class Torch:
         if self._future is not None:
             self._future.result()
 
+    def place(self, path: Path) -> Path:
+        return path
+
     def close(self) -> None:
         pass
 
 
 class Nvrx:
-    """Its writer for torch's format, with its persistent process."""
+    """Its writer for torch's format, with its persistent process, or a fork for each save."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_persistent: bool) -> None:
         from nvidia_resiliency_ext.checkpointing.async_ckpt.core import (  # type: ignore[import-not-found]
             AsyncCallsQueue,
         )
 
-        self._queue = AsyncCallsQueue(persistent=True)
+        self._queue = AsyncCallsQueue(persistent=is_persistent)
 
     def save(self, path: Path, state: State) -> None:
         from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncRequest
@@ -152,6 +165,9 @@ class Nvrx:
 
     def finish(self) -> None:
         self._queue.maybe_finalize_async_calls(blocking=True, no_dist=dist.get_world_size() == 1)
+
+    def place(self, path: Path) -> Path:
+        return path
 
     def close(self) -> None:
         with suppress(Exception):
@@ -181,8 +197,8 @@ def contender(name: str, root: Path, state: State, optimizer: Any) -> Contender:
             return Limit(state)
         case "everstep" | "everstep-lazy":
             return Everstep(root / "own", optimizer, lazy=name.endswith("lazy"))
-        case "nvrx":
-            return Nvrx()
+        case "nvrx" | "nvrx-fork":
+            return Nvrx(is_persistent=name == "nvrx")
         case _:
             return Torch(name.removeprefix("dcp").removeprefix("-async-"))
 

@@ -1,4 +1,4 @@
-"""Bus and services for the agents of tests: in one process as people start them, or in four."""
+"""Bus and services for the agents of tests: in one process as people start them, or in five."""
 
 import os
 import signal
@@ -77,12 +77,12 @@ class Up:
             self.process.terminate()
 
 
-SERVICES = ("rendezvous", "history", "health")
+SERVICES = ("rendezvous", "history", "health", "catalog")
 ALL = ("nats", *SERVICES)
 
 
 class Pieces:
-    """A server and three services, each a process of its own, to be killed and started again."""
+    """A server and four services, each a process of its own, to be killed and started again."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", **settings: str) -> None:
         self.folder = folder

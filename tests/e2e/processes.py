@@ -20,11 +20,13 @@ TAG = "END_TO_END_TEST"
 def environment(folder: Path, tag: str, **more: str) -> dict[str, str]:
     """Nothing of the person who runs the tests."""
     kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"}}
-    runtime = folder / "runtime"
-    runtime.mkdir(parents=True, exist_ok=True)
+    runtime, memory = folder / "runtime", folder / "memory"
+    for place in (runtime, memory):
+        place.mkdir(parents=True, exist_ok=True)
     own = {
         "HOME": str(folder),
         "XDG_RUNTIME_DIR": str(runtime),
+        "EVERSTEP_AGENT__CHECKPOINTS__MEMORY_DIR": str(memory),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         TAG: tag,

@@ -235,6 +235,7 @@ def test_each_container_has_only_its_own_secret() -> None:
         "history": {"service", "database"},
         "rendezvous": {"service"},
         "health": {"service"},
+        "catalog": {"service"},
         "bus-init": {"admin"},
         **{agent: {"agent"} for agent in AGENTS},
     }

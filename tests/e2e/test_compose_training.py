@@ -1,5 +1,6 @@
 """The toy training of compose.yaml: it comes back from a lost node, and needs no bus to go on."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,3 +111,25 @@ def test_the_training_goes_on_without_the_bus(api: httpx2.Client) -> None:
     saved_after(saved_after(saved_at()))
     assert last_round(api)["round"] == before
     assert last_round(api)["state"] == "running"
+
+
+SAVE = """
+import torch
+from trainer_sdk.checkpoint import Checkpointer
+saves = Checkpointer("/var/lib/training/ckpt", job="toy")
+saves.save(7, {"weight": torch.ones(1000)}, wait=True)
+saves.close()
+"""
+
+
+def test_the_catalog_reads_back_what_was_saved_on_a_node() -> None:
+    in_container("agent-1", "python", "-c", SAVE)
+    scan = ("ckpt", "scan", "toy", "--root", "/var/lib/training/ckpt")
+    assert "1 checkpoints of toy, 1 of them new" in in_container("history", "everstep", *scan)
+
+    def state() -> str:
+        found = json.loads(in_container("history", "everstep", "ckpt", "ls", "toy", "-o", "json"))
+        (one,) = found["items"]
+        return f"{one['step']} {one['is_verified']}"
+
+    until(state, "it is read back", holds=lambda seen: seen == "7 True", within_s=WITHIN_S)

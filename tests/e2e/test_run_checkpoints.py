@@ -115,3 +115,12 @@ def test_before_it_is_taken_away_it_saves_and_the_next_allocation_goes_on_from_t
     cluster.finish()
     assert cluster.agents[1].wait(START_WITHIN_S) == 0
     assert all(len(of_step) == 1 for of_step in losses(cluster.folder, 0).values())
+
+
+def test_a_last_save_that_fails_is_what_the_round_fails_of(cluster: Cluster) -> None:
+    leaving = Path(__file__).parents[1] / "integration" / "scripts" / "leaving.py"
+    how = (str(cluster.folder / "root"), "returns", "fatal", "fails")
+    agent = cluster.run("--cold", "--max-restarts", "0", str(leaving), *how)
+    assert agent.wait(START_WITHIN_S) == 1
+    opened = cluster.until_fact("incident_opened")
+    assert "rank 0: the save of step 2 failed at write of " in str(opened)

@@ -55,6 +55,15 @@ def test_wrong_credentials(cluster: Cluster, shared_up: Up) -> None:
     assert "service" in one_line(agent)
 
 
+def test_files_for_tls_between_agents_that_are_not_there(cluster: Cluster) -> None:
+    names = ("CA_FILE", "CERT_FILE", "KEY_FILE")
+    missing = cluster.folder / "missing.pem"
+    files = {f"EVERSTEP_AGENT__CHECKPOINTS__{name}": str(missing) for name in names}
+    agent = cluster.steady(**files)
+    assert agent.wait(WITHIN_S) == 2
+    assert f"agent.checkpoints.ca_file {missing}: No such file or directory" in one_line(agent)
+
+
 @pytest.mark.parametrize("folder", ["another-host", "node-1"], ids=["another-host", "same-host"])
 def test_a_second_node_of_the_same_name(cluster: Cluster, folder: str) -> None:
     cluster.steady("--nnodes", "2")

@@ -136,16 +136,3 @@ class Agent:
         return await self.bus.ask(
             "rendezvous", "show", question, RoundDocument, job=self.job, within_s=WITHIN_S
         )
-
-
-def spec(nodes: int, **fields: Any) -> JobSpec:
-    values: dict[str, Any] = {
-        "name": "j",
-        "labels": {},
-        "command": ("train.py",),
-        "config_fingerprint": "f",
-        "nodes_min": nodes,
-        "nodes_max": nodes,
-        "ranks_per_node": 2,
-    }
-    return JobSpec(**(values | fields))

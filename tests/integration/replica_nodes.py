@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
 
 from everstep.clock import SystemClock
-from everstep.messages import Peer, StartRanks
+from everstep.messages import Peer, ReleaseImages, StartRanks
 from everstep_services.agent.checkpoints.fetching import OFFER, Offer
 from everstep_services.agent.checkpoints.held import Held
 from everstep_services.agent.checkpoints.holding import Store
@@ -19,6 +20,7 @@ from everstep_services.agent.checkpoints.keep import Keep
 from everstep_services.agent.checkpoints.server import opened_door
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.standing import Standing
+from everstep_services.agent.checkpoints.tls import opened_tls
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Entry, Identity, ImageIndex, encode
 
@@ -28,6 +30,28 @@ SIZE = 300_000
 
 def state_of(rank: int, step: int, size: int = SIZE) -> bytes:
     return random.Random(rank * 100_003 + step).randbytes(size)
+
+
+def save_image(
+    folder: Path, rank: int, step: int, *, buffer: str = "a", round: int = 1, world: int = 8,
+    size: int = SIZE, octets: bytes | None = None,
+) -> ImageIndex:  # fmt: skip
+    """As a rank's writer does; `octets` are other ones than the index says."""
+    place = folder / "own" / f"rank-{rank}" / buffer
+    place.mkdir(parents=True, exist_ok=True)
+    (place / INDEX).unlink(missing_ok=True)
+    data = state_of(rank, step, size)
+    index = ImageIndex(
+        identity=Identity(job=JOB, round=round, step=step, world_size=world, layout="l"),
+        rank=rank,
+        size_bytes=size,
+        hash=xxhash.xxh3_128_hexdigest(data),
+        entries=(Entry(key="w", offset=0, length=size, dtype="torch.uint8", shape=(size,)),),
+    )
+    (place / IMAGE).write_bytes(data if octets is None else octets)
+    (place / f".{INDEX}").write_bytes(encode(index))
+    (place / f".{INDEX}").rename(place / INDEX)
+    return index
 
 
 @dataclass
@@ -42,29 +66,14 @@ class Node:
     port: int = 0
     stored: list[Held] = field(default_factory=list)
     failed: list[tuple[int, str, str, str]] = field(default_factory=list)
+    released: list[tuple[ReleaseImages, str, Path]] = field(default_factory=list)
 
     def peer(self, slot: int) -> Peer:
         return Peer(node=self.name, slot=slot, address="127.0.0.1", port=self.port)
 
-    def save(
-        self, rank: int, step: int, *, buffer: str = "a", round: int = 1, world: int = 8,
-        size: int = SIZE, octets: bytes | None = None,
-    ) -> ImageIndex:  # fmt: skip
-        """As a rank's writer does; `octets` are other ones than the index says."""
-        place = self.folder / "own" / f"rank-{rank}" / buffer
-        place.mkdir(parents=True, exist_ok=True)
-        (place / INDEX).unlink(missing_ok=True)
-        data = state_of(rank, step, size)
-        index = ImageIndex(
-            identity=Identity(job=JOB, round=round, step=step, world_size=world, layout="l"),
-            rank=rank,
-            size_bytes=size,
-            hash=xxhash.xxh3_128_hexdigest(data),
-            entries=(Entry(key="w", offset=0, length=size, dtype="torch.uint8", shape=(size,)),),
-        )
-        (place / IMAGE).write_bytes(data if octets is None else octets)
-        (place / f".{INDEX}").write_bytes(encode(index))
-        (place / f".{INDEX}").rename(place / INDEX)
+    def save(self, rank: int, step: int, **how: Any) -> ImageIndex:
+        """One of its ranks does, and says so."""
+        index = save_image(self.folder, rank, step, **how)
         self.keep.look()
         return index
 
@@ -72,7 +81,7 @@ class Node:
         """The whole copies here, by step."""
         places = (self.folder / "held" / f"slot-{slot}" / f"rank-{rank}").glob("*")
         return {
-            int(place.name): (place / IMAGE).read_bytes()
+            int(place.name.partition("-")[0]): (place / IMAGE).read_bytes()
             for place in places
             if (place / INDEX).exists()
         }
@@ -101,16 +110,20 @@ def made(name: str, folder: Path, settings: CheckpointSettings | None = None) ->
     """A node that does nothing yet."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = settings or CheckpointSettings(room_least_bytes=0, silent_s=1.0)
-    standing = Standing(JOB, name, settings)
+    standing = Standing(JOB, name, settings, tls=opened_tls(settings))
     store = Store(folder, JOB, settings)
     stored: list[Held] = []
     failed: list[tuple[int, str, str, str]] = []
+    released: list[tuple[ReleaseImages, str, Path]] = []
     keep = Keep(
         standing, folder, store, SystemClock(),
         lambda held, _by, _took_s: stored.append(held),
         lambda *what: failed.append(what),
     )  # fmt: skip
-    return Node(name, folder, store, keep, standing, stored=stored, failed=failed)
+    keep.released = lambda *what: released.append(what)
+    return Node(
+        name, folder, store, keep, standing, stored=stored, failed=failed, released=released
+    )
 
 
 @asynccontextmanager

@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 from everstep.clock import SystemClock
 from everstep.messages import Fact, NodeBeat
@@ -15,10 +17,12 @@ from everstep.store.schema import upgrade
 from everstep.store.tokens import Scope
 from everstep_services.catalog.opening import Catalog
 from everstep_services.catalog.settings import CatalogSettings
+from everstep_services.cli.__main__ import main
 from everstep_services.history.domain import fold
 from tests.integration.conftest import Api
 from tests.unit.history_story import JOB, whole
 
+Run = Callable[..., tuple[int, str, str]]
 _WITHIN_S = 20
 TAILS = {"stderr": "CUDA out of memory — „naïve“\n"}
 
@@ -53,6 +57,16 @@ class ServedStory:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_WITHIN_S)
+
+    def command(self, capsys: pytest.CaptureFixture[str]) -> Run:
+        """`everstep` with these words: its exit code, and what it prints."""
+
+        def run(*words: str) -> tuple[int, str, str]:
+            code = main([*words, *self.arguments])
+            out, err = capsys.readouterr()
+            return code, out, err
+
+        return run
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()

@@ -11,6 +11,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from everstep_services.cli.__main__ import main
 from tests.contract.s3_server import BUCKET, s3_server
 from trainer_sdk.checkpoint import Checkpointer
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.names import saving_name
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -38,7 +40,10 @@ def test_a_training_saves_to_s3_and_plain_torch_loads_what_was_pulled(
             (2, True),
             (1, True),
         ]
+        storage, going_on = storage_for(place), f"step-000000004/{saving_name(4, 0, '0a', 4)}"
+        storage.put(f"{going_on}/__0_0.distcp", (b"as far as it is",))
         assert main(["ckpt", "gc", place, "--keep-last", "1", "--delete"]) == 0
+        assert len(storage.files(going_on)) == 1
         assert main(["ckpt", "pull", place, "3", str(to)]) == 0
         capsys.readouterr()
         assert main(["ckpt", "ls", place, "-o", "name"]) == 0

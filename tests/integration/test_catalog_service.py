@@ -31,6 +31,7 @@ from everstep.messages import (
     ReplicationDegraded,
     ReplicationRestored,
     RequestCopy,
+    RequestRelease,
     RoundDocument,
     ScanCheckpoints,
 )
@@ -38,7 +39,7 @@ from everstep.messages.codec import encode
 from everstep.messages.documents import Replication, Seat
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.catalog.shelves import OutOfReachError, Shelves
-from tests.checkpoint_shelves import flip, save
+from tests.checkpoint_shelves import flip, leave, save
 from tests.integration.catalog_replicas import (
     QUICK,
     about,
@@ -183,6 +184,35 @@ async def test_the_brake_holds_retention(bus: NatsBus, root: str) -> None:
         free = msgspec.structs.replace(braked, is_braked=False)
         await bus.documents("CONTROL").put(key, encode(free), revision=None)
         await until_async(lambda: steps(bus), "100 goes", holds=lambda found: found == [200])
+
+
+async def test_what_dead_saves_have_left_goes_with_retention(bus: NatsBus, root: str) -> None:
+    dead = leave(root, ".saving/400-r1-0a1b2c3d-7", hours_ago=25)
+    of_the_round = leave(root, ".saving/500-r3-0a1b2c3d-8", hours_ago=25)
+    young = leave(root, ".saving/500-r2-ffffffff-1", hours_ago=23)
+    async with at_work(bus) as catalog:
+        await bus.record(formed(JOB, 2, round_=3))
+        await publish(bus, root, 100)
+        await until_async(lambda: steps(bus), "it is known", holds=lambda found: found == [100])
+        ask = CollectCheckpoints(job=JOB, by="ann", reason="room")
+        plan = await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=10)
+        assert [(one.step, one.is_kept) for one in plan.judged] == [(100, True), (400, False)]
+        assert plan.judged[1].path == str(dead)
+        assert "what dead saves left goes, too: 1 with 4 bytes; nothing was deleted" in plan.text
+        assert dead.exists()
+        ask = msgspec.structs.replace(ask, is_dry_run=False)
+        await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=10)
+        swept = lambda: catalog.tender.statistics()["swept_total"]  # noqa: E731
+        await until_async(swept, "what is dead goes", holds=lambda count: count == 1)
+    assert not dead.exists()
+    assert of_the_round.exists()
+    assert young.exists()
+
+    again = leave(root, ".saving/400-r1-0a1b2c3d-7", hours_ago=25)
+    async with at_work(bus, msgspec.structs.replace(QUICK, keep_last=1, scan_every_s=0.1)):
+        await until_async(lambda: not again.exists(), "retention takes it, too", holds=bool)
+    assert of_the_round.exists()
+    assert young.exists()
 
 
 async def test_nobody_deletes_the_last_good_one(bus: NatsBus, root: str) -> None:
@@ -353,15 +383,42 @@ class Rendezvous:
         return Done(text="asked")
 
 
+async def test_images_are_released_by_the_agents_that_have_them(bus: NatsBus) -> None:
+    asked: list[Message] = []
+
+    async def release(question: Message) -> Done:
+        asked.append(question)
+        is_first = len(asked) == 1
+        return Done(text="all nodes are asked" if is_first else "over", is_refused=not is_first)
+
+    ask = ChangeCheckpoint(
+        job=JOB, step=20, action="release", tier="memory", by="ann", reason="the data was bad"
+    )
+    async with at_work(bus), bus.answer("rendezvous", {"release": release}):
+        done = await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=10)
+        assert done.text.startswith("all nodes are asked for states of step 20")
+        done = await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=10)
+        assert (done.is_refused, done.text) == (True, "over")
+    one = asked[0]
+    assert isinstance(one, RequestRelease)
+    assert (one.step, one.by, one.reason) == (20, "ann", "the data was bad")
+    acted = [fact for fact in await all_facts(bus) if isinstance(fact, OperatorActed)]
+    assert [(fact.action, fact.target, fact.outcome) for fact in acted] == [
+        ("release_checkpoint", "step 20 (memory)", "accepted"),
+        ("release_checkpoint", "step 20 (memory)", "refused"),
+    ]
+
+
 async def test_too_few_copies_are_said_repaired_and_said_to_be_over(bus: NatsBus) -> None:
     rendezvous = Rendezvous()
+    await bus.record(formed(JOB, 4))
+    for slot in range(4):
+        await bus.record(stored(JOB, slot, f"n{slot ^ 1}"))
+    await bus.flush(10)  # all at once: half of it would be too few copies, too
     async with (
         bus.answer("rendezvous", {"show": rendezvous.show, "copy": rendezvous.copy}),
         at_work(bus),
     ):
-        await bus.record(formed(JOB, 4))
-        for slot in range(4):
-            await bus.record(stored(JOB, slot, f"n{slot ^ 1}"))
         (place,) = await until_async(
             lambda: places(bus, JOB), "all are held", holds=lambda all_: len(all_) == 1
         )

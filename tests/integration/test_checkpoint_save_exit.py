@@ -1,8 +1,9 @@
-"""The end of a training: its last save is durable, its own error stays, and nothing is left."""
+"""The end of a training: its last save is durable, or is its exit reason; its own error stays."""
 
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -10,14 +11,28 @@ import pytest
 
 from tests.saved_by import manifest_of
 from tests.waiting import until
+from trainer_sdk import bootstrap
 
 SCRIPT = Path(__file__).parent / "scripts" / "leaving.py"
+RANK = (str(Path(bootstrap.__file__).with_name("__main__.py")), "rank", "script")
+LAUNCHED = {"alone": (), "by us": RANK}
+THEIRS = 'KeyError: "the training\'s own"'
+OURS = "it was the last one, so the exit code is 1"
 
 
-def leave(folder: Path, way: str) -> tuple[subprocess.CompletedProcess[str], int, Path]:
+@dataclass
+class Left:
     """How it ended, its writer, and where its images were."""
+
+    code: int
+    said: str
+    writer: int
+    images: Path
+
+
+def leave(folder: Path, launched: str, way: str, storage: str, on_error: str = "fatal") -> Left:
     done = subprocess.run(
-        [sys.executable, SCRIPT, folder / "root", way],
+        [sys.executable, *LAUNCHED[launched], SCRIPT, folder / "root", way, on_error, storage],
         env=os.environ | {"EVERSTEP_ATTACH": "off"},
         capture_output=True,
         text=True,
@@ -25,25 +40,82 @@ def leave(folder: Path, way: str) -> tuple[subprocess.CompletedProcess[str], int
         check=False,
     )
     writer, images = done.stdout.split()
-    return done, int(writer), Path(images)
+    until(lambda: _is_over(int(writer)), "the end of the writer")
+    return Left(done.returncode, done.stderr, int(writer), Path(images))
 
 
-@pytest.mark.parametrize("way", ["returns", "raise"])
-def test_the_last_save_is_durable_however_the_script_ends(tmp_path: Path, way: str) -> None:
-    done, writer, images = leave(tmp_path, way)
-    assert done.returncode == (1 if way == "raise" else 0)
-    assert ('KeyError: "the training\'s own"' in done.stderr) is (way == "raise")
-    assert manifest_of(tmp_path, 2).identity.job == "leaving"
-    until(lambda: _is_over(writer), "the end of the writer")
-    assert images.exists() is (way == "raise"), "who comes back after an error wants its images"
-    _clean(images)
+@pytest.mark.parametrize(
+    ("launched", "way", "code"),
+    [
+        ("alone", "terminated", 0),
+        ("alone", "exit", 3),
+        ("by us", "returns", 0),
+        ("by us", "raise", 1),
+    ],
+)
+def test_the_last_save_is_durable_however_the_script_ends(
+    tmp_path: Path, launched: str, way: str, code: int
+) -> None:
+    left = leave(tmp_path, launched, way, "works")
+    assert left.code == code, left.said
+    assert (THEIRS in left.said) is (way == "raise")
+    assert OURS not in left.said
+    assert manifest_of(tmp_path, 2).identity.job.startswith("leaving-")
+    assert left.images.exists() is bool(code), "who comes back after an error wants its images"
+    _clean(left.images)
+
+
+@pytest.mark.parametrize(
+    ("launched", "way", "storage", "on_error"),
+    [
+        ("alone", "returns", "fails", "fatal"),
+        ("alone", "terminated", "hangs", "fatal"),
+        ("by us", "returns", "hangs", "fatal"),
+        ("by us", "terminated", "fails", "retry"),
+    ],
+)
+def test_a_last_save_that_fails_is_the_exit_reason(
+    tmp_path: Path, launched: str, way: str, storage: str, on_error: str
+) -> None:
+    left = leave(tmp_path, launched, way, storage, on_error)
+    assert left.code == 1, left.said
+    (line,) = [one for one in left.said.splitlines() if OURS in one]
+    assert line.startswith("everstep: rank 0: the save of step 2 failed at write of ")
+    assert left.images.exists()
+    _clean(left.images)
+
+
+@pytest.mark.parametrize(
+    ("launched", "way", "storage", "code"),
+    [
+        ("alone", "raise", "fails", 1),
+        ("alone", "exit", "fails", 3),
+        ("by us", "raise", "hangs", 1),
+        ("by us", "exit", "fails", 3),
+    ],
+)
+def test_the_trainings_own_end_stays_the_reason(
+    tmp_path: Path, launched: str, way: str, storage: str, code: int
+) -> None:
+    left = leave(tmp_path, launched, way, storage)
+    assert left.code == code, left.said
+    assert (THEIRS in left.said) is (way == "raise")
+    assert "rank 0: the save of step 2 failed" in left.said
+    assert OURS not in left.said
+    _clean(left.images)
+
+
+def test_where_failures_are_only_said_the_last_one_is_too(tmp_path: Path) -> None:
+    left = leave(tmp_path, "by us", "returns", "fails", "warn")
+    assert left.code == 0, left.said
+    assert "rank 0: the save of step 2 failed" in left.said
+    assert not left.images.exists()
 
 
 def test_a_killed_rank_takes_its_writer_with_it(tmp_path: Path) -> None:
-    _, writer, images = leave(tmp_path, "killed")
-    until(lambda: _is_over(writer), "the end of the writer")
-    assert images.exists()
-    _clean(images)
+    left = leave(tmp_path, "alone", "killed", "works")
+    assert left.images.exists()
+    _clean(left.images)
 
 
 def _is_over(pid: int) -> bool:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.waiting import until
-from trainer_sdk.checkpoint import Patience, SaveError
+from trainer_sdk.checkpoint import Checkpointer, Patience, SaveError
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED
 from trainer_sdk.checkpoint.whose import Whose
 
@@ -42,7 +43,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def writer_of(rank: Saving) -> int:
-    return until(lambda: rank.queue.writer_pid, "a writer")
+    return until(lambda: rank.queue.delivery.writer_pid, "a writer")
 
 
 def kill(rank: Saving) -> None:
@@ -72,7 +73,7 @@ def test_a_dead_writer_is_told_at_once_and_the_next_save_works(folder: Path) -> 
 
 def test_with_retry_another_writer_takes_over(folder: Path) -> None:
     with saving(folder, on_error="retry") as rank:
-        rank.queue.warm()
+        rank.queue.delivery.warm()
         kill(rank)
         assert rank.finish() == [1]
         assert [one["attempt"] for one in rank.events("failed")] == [1]
@@ -81,7 +82,7 @@ def test_with_retry_another_writer_takes_over(folder: Path) -> None:
 
 def test_with_fatal_the_next_call_raises(folder: Path) -> None:
     with saving(folder, on_error="fatal") as rank:
-        rank.queue.warm()
+        rank.queue.delivery.warm()
         kill(rank)
         with pytest.raises(SaveError, match="rank 0: the save of step 2 failed at write"):
             rank.finish()
@@ -100,12 +101,24 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
         assert delayed["waiting_bytes"] > STATE["a"].nbytes
         for step in (3, 4):
             assert rank.save(step, STATE) is None
-        assert len(rank.events("delayed")) == 2, "a skipped step is told once"
+        skipped = [one for one in rank.events("delayed") if "was skipped" in one["reason"]]
+        assert len(skipped) == 1, "a skipped step is told once"
         os.kill(writer_of(rank), signal.SIGCONT)
         assert rank.finish() == [2]
         assert rank.events("delayed")[-1]["waiting"] == 0
         rank.save(5, STATE)
         assert rank.finish() == [3]
+
+
+def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
+    with saving(folder, patience=Patience(delayed_after_s=0.1)) as rank:
+        os.kill(writer_of_warm(rank), signal.SIGSTOP)
+        rank.save(1, STATE)
+        told = until(lambda: rank.events("delayed"), "three words", holds=lambda it: len(it) > 2)
+        lags = [one["lag_s"] for one in told]
+        assert all(later >= 2 * lag for lag, later in pairwise(lags))
+        assert {one["waiting"] for one in told} == {1}
+        assert len(rank.told.warned) == 1, "people are told once"
 
 
 def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
@@ -159,6 +172,21 @@ def test_a_place_that_is_no_folder_is_named_with_what_to_do(folder: Path) -> Non
         assert rank.finish() == []
         assert str(folder / "root") in rank.told.warned[0]
         assert "give a folder" in rank.told.warned[0]
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(0), SystemExit(3), KeyError("their own")])
+def test_the_end_of_with_raises_unless_there_is_another_reason(
+    folder: Path, error: BaseException | None
+) -> None:
+    (folder / "root").write_text("a file")
+    ours = error is None or (isinstance(error, SystemExit) and not error.code)
+    with (
+        pytest.raises((SaveError,) if ours else (SystemExit, KeyError)),
+        Checkpointer(folder / "root", on_error="fatal", job="vit-l") as saves,
+    ):
+        saves.save(1, STATE)
+        if error is not None:
+            raise error
 
 
 def test_the_place_of_another_job_is_refused(folder: Path) -> None:
@@ -233,5 +261,5 @@ def test_abandoned_saves_leave_no_process(folder: Path) -> None:
 
 
 def writer_of_warm(rank: Saving) -> int:
-    rank.queue.warm()
+    rank.queue.delivery.warm()
     return writer_of(rank)

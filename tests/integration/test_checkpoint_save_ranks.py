@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.saved_by import load, manifest_of, path_of, same, saving
+from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk.checkpoint import Patience
@@ -61,6 +61,18 @@ def test_what_all_ranks_have_is_written_once(folder: Path) -> None:
     assert same(load(folder, 2, blank), wanted)
 
 
+def test_a_rank_may_have_nothing_to_write(folder: Path) -> None:
+    state = {"a": torch.arange(1000)}
+
+    def one(group: Group) -> None:
+        with saving(folder, group) as rank:
+            rank.save(1, state)
+            assert rank.finish() == [1]
+
+    together(2, one)
+    assert same(load(folder, 1, {"a": torch.zeros(1000, dtype=torch.int64)}), state)
+
+
 def test_an_image_has_also_what_others_write(folder: Path) -> None:
     def one(group: Group) -> dict[str, bytes]:
         with saving(folder, group, keeps=True, buffers=2) as rank:
@@ -84,7 +96,7 @@ def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
         with saving(folder, group, patience=patience) as rank:
             rank.save(1, state(group.rank))
             rank.finish()
-            pid = until(lambda: rank.queue.writer_pid, "a writer")
+            pid = until(lambda: rank.queue.delivery.writer_pid, "a writer")
             if group.rank == 1:
                 os.kill(pid, signal.SIGSTOP)
             rank.save(2, state(group.rank))
@@ -102,6 +114,50 @@ def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
     assert "rank 1 has given up: the writer" in zero[0]
     assert "died by signal 9" in first[0]
     assert not path_of(folder, 2).exists()
+
+
+def test_a_rank_waits_for_the_others_as_long_as_the_training_says(folder: Path) -> None:
+    patience = Patience(delayed_after_s=0.3, write_within_s=1.0)
+
+    def one(group: Group) -> dict[str, Any]:
+        with saving(folder, group, patience=patience) as rank:
+            pid = until_writing(rank)
+            if group.rank == 0:  # it writes nothing, and so cannot publish
+                os.kill(pid, signal.SIGSTOP)
+            rank.save(1, state(group.rank))
+            assert rank.finish() == []
+            return rank.events("failed")[0]
+
+    zero, first = together(2, one)
+    assert (zero["stage"], zero["error"]) == ("write", "timeout")
+    assert (first["stage"], first["error"]) == ("publish", "timeout")
+    assert first["reason"] == "the part of rank 0 was not there within 1 s"
+
+
+def test_a_writer_that_hangs_while_others_are_waited_for_is_given_up(folder: Path) -> None:
+    patience = Patience(delayed_after_s=0.3, write_within_s=2.0)
+
+    def one(group: Group) -> dict[str, Any]:
+        with saving(folder, group, patience=patience) as rank:
+            pid = until_writing(rank)
+            if group.rank == 1:
+                os.kill(pid, signal.SIGSTOP)
+            save = rank.save(1, state(group.rank))
+            assert save is not None
+            if group.rank == 0:
+                until(lambda: save.stage == "publish", "its part is written")
+                os.kill(pid, signal.SIGSTOP)
+            assert rank.finish() == []
+            return rank.events("failed")[0]
+
+    zero, _ = together(2, one)
+    assert (zero["stage"], zero["error"]) == ("publish", "timeout")
+    assert "the writer was not done" in zero["reason"]
+
+
+def until_writing(rank: Saving) -> int:
+    rank.queue.delivery.warm()
+    return until(lambda: rank.queue.delivery.writer_pid, "a writer")
 
 
 def test_all_ranks_begin_a_save_or_none_does(folder: Path) -> None:

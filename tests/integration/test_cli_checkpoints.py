@@ -9,7 +9,7 @@ import pytest
 
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import Exit
-from tests.checkpoint_shelves import flip, save
+from tests.checkpoint_shelves import flip, leave, save
 from tests.integration.catalog_replicas import QUICK, committed
 from tests.integration.served_story import ServedStory
 from tests.unit.history_facts import make
@@ -113,6 +113,20 @@ def test_a_clean_up_only_says_what_would_go_until_it_is_told_to(run: Run, root: 
     assert run("gc", root)[0] == Exit.USAGE
 
 
+def test_a_clean_up_takes_what_dead_saves_have_left_and_no_other(run: Run, root: str) -> None:
+    old = leave(root, ".saving/400-r1-0a1b2c3d-7", hours_ago=25)
+    new = leave(root, ".saving/400-r2-ffffffff-1", hours_ago=23)
+    code, out, err = run("gc", root, "--keep-last", "3")
+    assert code == 0
+    assert [row[1] for row in lines(out)] == ["stays", "stays", "stays", "goes"]
+    assert "its save came to nothing, and nothing has changed in it for 25 h" in lines(out)[3][3]
+    assert "0 of 3 checkpoints and what 1 save left that came to nothing go, which would" in err
+    assert old.exists()
+    assert run("gc", root, "--keep-last", "3", "--delete")[0] == 0
+    assert (old.exists(), new.exists()) == (False, True)
+    assert steps(root) == [300, 200, 100]
+
+
 def test_a_checkpoint_is_pulled_only_when_it_is_good(run: Run, root: str, tmp_path: Path) -> None:
     to = str(tmp_path / "here")
     code, out, _ = run("pull", root, "200", to)
@@ -213,6 +227,12 @@ def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
     code, out, _ = asked("verify", JOB, "300")
     assert (code, "is read back" in out) == (0, True)
     assert asked("verify", JOB)[0] == Exit.USAGE
+    code, _, err = asked("release", JOB, "200")
+    assert "step 200 is not quarantined; for its states in the memory of nodes, say --tier" in err
+    code, _, err = asked("release", JOB, "200", "--tier", "memory")
+    assert code != 0
+    assert "nobody orders the agents to" in err
+    assert asked("release", root, "200", "--tier", "memory")[0] == Exit.USAGE
     code, out, _ = asked("pull", JOB, "200", str(tmp_path / "here"))
     assert code == 0
     assert steps(str(tmp_path / "here")) == [200]

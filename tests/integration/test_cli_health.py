@@ -1,20 +1,18 @@
 """Commands that show ranks, limits, nodes and stalls, with a real history behind them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from everstep.messages import CheckResult, Member, NodeBeat, RankBeat, SectionLimit
-from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import Exit
-from tests.integration.served_story import ServedStory
+from tests.integration.served_story import Run, ServedStory
 from tests.unit.history_facts import make
 from tests.unit.history_story import stalled
 
-Run = Callable[..., tuple[int, str, str]]
 LIMIT = SectionLimit(
     section="data", limit_s=30.0, source="learned", longest_s=6.0, observations=900
 )
@@ -65,13 +63,7 @@ def run(
     tmp_path: Path,
 ) -> Run:
     monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main([*arguments, *story.arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return command
+    return story.command(capsys)
 
 
 def test_ranks_are_shown_with_where_they_are_and_past_which_limit(run: Run) -> None:

@@ -1,18 +1,15 @@
 """Commands that ask the record: a story with a real history behind it, as text and as JSON."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import Exit
-from tests.integration.served_story import ServedStory
+from tests.integration.served_story import Run, ServedStory
 from tests.unit.history_facts import make
 from tests.unit.history_story import INCIDENT, JOB, TRACEBACK
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +33,7 @@ def run(
     tmp_path: Path,
 ) -> Run:
     monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = main([*arguments, *story.arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return command
+    return story.command(capsys)
 
 
 def test_jobs_are_listed_with_where_they_are(run: Run) -> None:

@@ -28,7 +28,8 @@ from everstep.messages import (
 )
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
-from tests.integration.rendezvous_agents import Agent, spec
+from tests.integration.rendezvous_agents import Agent
+from tests.unit.rendezvous_world import spec
 from tests.waiting import until_async
 
 SETTINGS = RendezvousSettings(join_within_s=30, last_call_s=0.5)
@@ -255,13 +256,14 @@ async def test_a_document_that_cannot_be_read_stops_its_own_job_only(
     await rounds.delete(broken, revision=None)
 
 
-async def test_a_stall_is_excused_by_another_node_whichever_replica_hears_it(
-    shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
-) -> None:
-    settings = shared_nats.settings(SERVICE)
+@asynccontextmanager
+async def two_of_each(
+    settings: BusSettings, agents_bus: NatsBus, job: str, folder: Path
+) -> AsyncIterator[list[Agent]]:
+    """Two agents whose round has started, and two replicas, of which either may hear them."""
     async with (
-        replica(settings, tmp_path / "one"),
-        replica(settings, tmp_path / "two"),
+        replica(settings, folder / "one"),
+        replica(settings, folder / "two"),
         AsyncExitStack() as stack,
     ):
         agents = [Agent(agents_bus, job, f"n{n}", spec(2)) for n in range(2)]
@@ -269,6 +271,14 @@ async def test_a_stall_is_excused_by_another_node_whichever_replica_hears_it(
             await stack.enter_async_context(agent.listening())
         await asyncio.gather(*(agent.join() for agent in agents))
         await asyncio.gather(*(agent.started() for agent in agents))
+        yield agents
+
+
+async def test_a_stall_is_excused_by_another_node_whichever_replica_hears_it(
+    shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
+) -> None:
+    settings = shared_nats.settings(SERVICE)
+    async with two_of_each(settings, agents_bus, job, tmp_path) as agents:
         await agents[1].report("rank_stalled", rank=2, waited_s=40.0)
         asked = await agents[0].heard(NameExcuse)
         assert (asked.node, asked.rank) == ("n1", 2)
@@ -287,16 +297,7 @@ async def test_one_step_to_save_after_is_agreed_on_whichever_replica_hears_how_f
     shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
 ) -> None:
     settings = shared_nats.settings(SERVICE)
-    async with (
-        replica(settings, tmp_path / "one"),
-        replica(settings, tmp_path / "two"),
-        AsyncExitStack() as stack,
-    ):
-        agents = [Agent(agents_bus, job, f"n{n}", spec(2)) for n in range(2)]
-        for agent in agents:
-            await stack.enter_async_context(agent.listening())
-        await asyncio.gather(*(agent.join() for agent in agents))
-        await asyncio.gather(*(agent.started() for agent in agents))
+    async with two_of_each(settings, agents_bus, job, tmp_path) as agents:
         await agents[0].report("preempted", grace_s=600.0)
         for agent in agents:
             await agent.heard(SaveCheckpoint)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from contextlib import closing
 from functools import partial
 from itertools import combinations
@@ -10,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from everstep.messages import CopyReplica, DropReplica, Peer
+from everstep.messages import CopyReplica, DropReplica, Peer, ReleaseImages
 from everstep_services.agent.checkpoints.client import Call
+from everstep_services.agent.checkpoints.holding import Incoming
 from everstep_services.agent.checkpoints.images import OwnImages
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import ReplicaError
 from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
 from tests.integration.replica_nodes import JOB, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async
+from trainer_sdk.checkpoint.marks import mark_image
+from trainer_sdk.checkpoint.storage.shelf import Mark
 
 
 async def test_a_state_is_sent_to_its_keeper_and_fetched_from_there(tmp_path: Path) -> None:
@@ -46,7 +50,7 @@ async def test_the_two_newest_steps_are_held_and_their_memory_is_used_again(tmp_
         for number, step in enumerate((10, 20, 30, 40)):
             one.save(0, step, buffer="ab"[number % 2])
             assert await other.has_held(0, 0, step) == state_of(0, step)
-            place = other.folder / "held" / "slot-0" / "rank-0" / str(step) / "image"
+            (place,) = (other.folder / "held").glob(f"slot-0/rank-0/{step}-*/image")
             files.add(place.stat().st_ino)
     assert sorted(other.held(0, 0)) == [30, 40]
     assert len(files) == 2
@@ -226,6 +230,33 @@ async def test_a_copy_goes_where_it_is_ordered_to_and_is_dropped_on_order(tmp_pa
         await until_async(lambda: not holder.held(0, 0), "it is dropped")
 
 
+async def test_an_image_that_is_released_is_restored_and_fetched_again(tmp_path: Path) -> None:
+    owner, new = made("owner", tmp_path / "owner"), made("new", tmp_path / "new")
+    async with running([owner, new]):
+        owner.keep.begins(order(0))
+        identity = owner.save(0, 10).identity
+        owner.save(0, 20, buffer="b")
+        place = owner.folder / "own" / "rank-0" / "a"
+        mark_image(place, identity, Mark(reason="nan", failed_at=11))
+        about: dict[str, Any] = {"id": "1" * 32, "job": JOB, "round": 1, "reason": "", "by": "ann"}
+        owner.keep.ask(ReleaseImages(**about, step=20))
+        release = ReleaseImages(**about, step=10)
+        owner.keep.ask(release)
+        await until_async(lambda: owner.released, "it is released")
+        assert owner.released == [(release, "memory", place)]
+        assert sorted(path.name for path in place.iterdir()) == ["image", "index.json"]
+
+        new.keep.distrust(20)
+        new.keep.begins(order(0, round=2, sources=[owner.peer(0)]))
+        await new.has_offer(2)
+        assert list(new.held(0, 0)) == [10]
+        new.keep.ask(ReleaseImages(**about, step=20))
+        new.keep.begins(order(0, round=3, sources=[owner.peer(0)]))
+        await new.has_offer(3)
+        assert sorted(new.held(0, 0)) == [10, 20]
+        assert new.released == []
+
+
 async def test_what_was_fetched_goes_when_every_rank_has_a_newer_state_of_its_own(
     tmp_path: Path,
 ) -> None:
@@ -309,3 +340,51 @@ async def test_with_parts_any_as_many_as_are_needed_give_the_state_back(tmp_path
         async with running([new]):
             new.keep.begins(order(0, round=2, sources=peers[:1], parts_needed=needed))
             assert not (await new.has_offer(2)).complete
+
+
+async def test_parts_are_fetched_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed, get, meeting = 2, Call.get, threading.Barrier(2)
+
+    def get_together(call: Call, incoming: Incoming) -> None:
+        meeting.wait(20)
+        get(call, incoming)
+
+    holders = [made(f"h{number}", tmp_path / f"h{number}") for number in range(3)]
+    owner, new = made("owner", tmp_path / "owner"), made("new", tmp_path / "new")
+    async with running([owner, new, *holders]):
+        for slot, holder in enumerate(holders, 1):
+            holder.keep.begins(order(slot))
+        peers = [holder.peer(slot) for slot, holder in enumerate(holders, 1)]
+        owner.keep.begins(order(0, peers=peers, parts_needed=needed))
+        owner.save(0, 10)
+        for holder in holders:
+            await until_async(partial(getattr, holder, "stored"), f"{holder.name} has its part")
+        monkeypatch.setattr(Call, "get", get_together)
+        new.keep.begins(order(0, round=2, sources=peers, parts_needed=needed))
+        assert (await new.has_offer(2)).complete
+    assert new.held(0, 0) == {10: state_of(0, 10)}
+
+
+async def test_ranks_fetch_from_different_nodes_where_several_have_their_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, asked = Call.get, {}
+
+    def get_and_tell(call: Call, incoming: Incoming) -> None:
+        asked[incoming.copy.rank] = call._to.node
+        get(call, incoming)
+
+    monkeypatch.setattr(Call, "get", get_and_tell)
+    sources = [made(f"s{number}", tmp_path / f"s{number}") for number in range(2)]
+    new = made("new", tmp_path / "new")
+    async with running([*sources, new]):
+        for source in sources:
+            source.keep.begins(order(0, slots=4, ranks=2))
+            for rank in (0, 1):
+                source.save(rank, 10)
+        peers = [source.peer(0) for source in sources]
+        new.keep.begins(order(0, slots=4, ranks=2, round=2, sources=peers))
+        assert (await new.has_offer(2)).complete
+    assert asked == {0: "s0", 1: "s1"}

@@ -28,6 +28,7 @@ from trainer_sdk.checkpoint.data import PositionedSampler
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
 from trainer_sdk.checkpoint.quarantine import BadLossError
 from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.restore.images import Image
 from trainer_sdk.wire import Checkpointed
 
 EVENTS = {"fresh", "interval", "quarantine", "restore_failed", "restored"}
@@ -105,6 +106,25 @@ def test_from_scratch_and_on_from_the_last_save(tmp_path: Path, watch: testing.W
     assert fresh.cause == "no_checkpoints"
     [restored] = facts_of(watch, CheckpointRestored)
     assert (restored.step, restored.reason, restored.tiers[0].tier) == (10, "the newest", "global")
+
+
+def test_who_saves_at_once_lets_go_of_the_image_that_was_checked_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is mapped, and a smaller state makes its file shorter."""
+    first = Training(tmp_path, keep_memory=True)
+    first.steps(1, 5)
+    first.saves.leave(is_failing=True)
+    closed: list[Image] = []
+
+    def close(image: Image) -> None:
+        closed.append(image)
+
+    monkeypatch.setattr(Image, "close", close)
+    second = Training(tmp_path, keep_memory=True)
+    second.saves.save(6, {"weights": torch.zeros(1)})
+    assert len(closed) == 1
+    second.saves.close()
 
 
 def test_a_training_that_is_to_stop_saves_that_step_once_and_waits_for_it(

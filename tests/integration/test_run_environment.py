@@ -105,6 +105,18 @@ def test_ranks_find_what_torchrun_would_give_them(tmp_path: Path, extra: dict[st
         assert set(OTHERWISE) <= found.keys() & ours.keys()
 
 
+def test_each_rank_has_its_part_of_the_memory_for_images_and_no_other_ones() -> None:
+    base = {"EVERSTEP_IMAGES_MOST": "7", "EVERSTEP_IMAGES": "/another/agents"}
+    paths = RankPaths(error_file=PATHS.error_file, images=Path("/memory/images"))
+    made = plan(EVERSTEP_AGENT__CHECKPOINTS__OWN_MOST_BYTES="1000")
+    found = environment(made, order(), 0, base, paths)
+    assert found["EVERSTEP_IMAGES_MOST"] == "500"
+    assert found["EVERSTEP_IMAGES"] == "/memory/images"
+    without = environment(made, order(), 0, base, PATHS)
+    assert not {"EVERSTEP_IMAGES", "EVERSTEP_IMAGES_MOST"} & without.keys()
+    assert "EVERSTEP_IMAGES_MOST" not in environment(plan(), order(), 0, base, paths)
+
+
 def test_virtual_local_ranks_are_torchruns(tmp_path: Path) -> None:
     words = ("--nproc-per-node", "2", "--virtual-local-rank")
     for number, extra in enumerate(({}, {"CUDA_VISIBLE_DEVICES": "4, 6"})):

@@ -16,6 +16,7 @@ from everstep.messages import (
     FreshStarted,
     IntervalChosen,
     Peer,
+    ReleaseImages,
     RestoreFailed,
     SaveRefused,
     SavesDelayed,
@@ -158,3 +159,5 @@ def test_orders_about_copies_are_carried_out_unless_they_are_of_an_earlier_round
     drop = DropReplica(**about, round=3)
     assert agent.ordered(drop) == [Replicate(drop)]
     assert agent.ordered(DropReplica(**about, round=2)) == []
+    release = ReleaseImages(id="1" * 32, job="j", round=3, reason="", step=10, by="ann")
+    assert agent.ordered(release) == [Replicate(release)]

@@ -117,6 +117,8 @@ def test_an_agent_says_whose_it_is() -> None:
         "/dev/shm/x",
         True,
     )
+    assert about.images_most_bytes == 0
+    assert whose(said | {"EVERSTEP_IMAGES_MOST": "7"}).images_most_bytes == 7
     assert whose(said, job="mine").job == "mine"
 
 

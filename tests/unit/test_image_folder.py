@@ -1,9 +1,12 @@
 """Where the states of a node are: taken over from a dead agent, removed with the job."""
 
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 from everstep_services.agent.checkpoints.folder import opened_images
 
@@ -46,6 +49,33 @@ def test_what_dead_agents_of_other_jobs_have_left_is_removed_and_the_living_are_
         assert not dead.exists()
         assert alive is not None
         assert alive.exists()
+
+
+def test_what_an_agent_has_left_that_was_killed_before_it_had_a_lock_is_removed(
+    tmp_path: Path,
+) -> None:
+    dead = leave(tmp_path, "other", "n1")
+    (dead / "lock").unlink()
+    with opened_images("j", "n1", tmp_path):
+        assert not dead.exists()
+
+
+def test_an_agent_that_is_killed_while_it_removes_its_images_leaves_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def rmtree(path: Path, **_: object) -> None:
+        seen.append((path.name, (own / "lock").exists()))
+
+    with opened_images("j", "n1", tmp_path) as folder:
+        assert folder is not None
+        own = folder
+        (own / "own").mkdir()
+        (own / "held").mkdir()
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert sorted(seen[:2]) == [("held", True), ("own", True)]
+    assert seen[2:] == [(own.name, True)]
 
 
 def test_two_agents_never_share_one(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from everstep.messages import (
     Done,
     DrainNode,
     OperatorActed,
+    ReleaseImages,
     RequestChecks,
+    RequestRelease,
     RequestSave,
     RestartJob,
     RoundEnded,
@@ -71,6 +73,21 @@ def test_what_a_person_asked_for_is_on_record_with_who_why_and_which_way() -> No
         ("accepted", "enough"),
         ("refused", f"enough; {refused.text}"),
     ]
+
+
+def test_all_agents_hear_which_images_are_released_while_there_are_any() -> None:
+    world = World(spec(1)).started("n0")
+    ask = RequestRelease(job="j", step=20, by="ann", reason="the data was bad")
+    assert asked(world, ask).text == "all nodes are asked"
+    to, order = world.orders[-1]
+    assert isinstance(order, ReleaseImages)
+    assert (to, order.round, order.step, order.by) == (None, 1, 20, "ann")
+    asked(world, stop(save_first=False))
+    done = asked(world, ask)
+    assert (done.is_refused, done.text) == (
+        True,
+        "the job is over, and its states in memory with it",
+    )
 
 
 def test_a_restart_costs_nothing_and_says_so() -> None:

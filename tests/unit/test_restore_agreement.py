@@ -18,7 +18,7 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
     encode,
 )
-from trainer_sdk.checkpoint.quarantine import MARKED_INDEX, mark_image
+from trainer_sdk.checkpoint.marks import MARKED_INDEX, mark_image
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.shelf import Mark

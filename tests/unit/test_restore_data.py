@@ -94,6 +94,23 @@ def test_data_that_has_changed_is_refused() -> None:
         other.load_state_dict(sampler.state_dict())
 
 
+@pytest.mark.parametrize("tier", ["memory", "global"])
+def test_data_that_has_changed_is_refused_before_anything_is_loaded(
+    tmp_path: Path, tier: str
+) -> None:
+    place = Place(tmp_path)
+    state = {"weights": torch.ones(2), "data": PositionedSampler(100, batch_size=4)}
+    if tier == "global":
+        place.publish(3, state)
+    else:
+        place.keep(3, 0, state)
+    weights, sampler = torch.zeros(2), PositionedSampler(99, batch_size=4)
+    with pytest.raises(RestoreError, match=r"step 3: data: the data was .*\(99, 0, True\) now"):
+        place.restore({0: {"weights": weights, "data": sampler}})
+    assert not weights.any()
+    assert sampler.consumed == 0
+
+
 def test_batches_that_nobody_counts_are_said(said: set[str]) -> None:
     [sampler] = ranks(1, 100, 4)
     next(iter(sampler))

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.unit.saved_states import Place
+from trainer_sdk.checkpoint.arena import Buffer
 from trainer_sdk.checkpoint.manifest import INDEX, step_name
+from trainer_sdk.checkpoint.marks import MARKED_INDEX, image_folders, marked_image, release_image
 from trainer_sdk.checkpoint.quarantine import (
-    MARKED_INDEX,
     WITHIN_STEPS,
     BadLossError,
     Loaded,
@@ -92,6 +93,32 @@ def test_after_memory_comes_the_same_step_from_files_and_then_an_older_one(place
     fail_after(watch, 2)
     assert resume(place)[:2] == (10, "global")
     assert quarantined(place) == [(20, "memory"), (20, "global")]
+
+
+def test_an_image_that_is_released_is_restored_again(place: Place) -> None:
+    place.publish(10, state(10))
+    folder = place.keep(20, 0, state(20))
+    fail_after(resume(place)[2], 1)
+    assert resume(place)[:2] == (10, "global")
+    (found,) = image_folders(place.home(0).images)
+    assert found == ("memory", folder)
+    marked = marked_image(folder)
+    assert marked is not None
+    assert release_image(folder, marked)
+    assert marked_image(folder) is None
+    assert resume(place)[:2] == (20, "memory")
+
+
+def test_an_image_that_was_written_over_is_not_brought_back(place: Place) -> None:
+    place.publish(10, state(10))
+    folder = place.keep(20, 0, state(20))
+    fail_after(resume(place)[2], 1)
+    marked = marked_image(folder)
+    assert marked is not None
+    Buffer(str(folder)).forget()
+    assert not release_image(folder, marked)
+    assert not (folder / INDEX).exists()
+    assert resume(place)[:2] == (10, "global")
 
 
 def test_when_every_one_is_marked_the_training_stops_and_says_why(place: Place) -> None:

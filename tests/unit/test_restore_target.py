@@ -1,13 +1,17 @@
 """The live state that is loaded into: its keys are torch's, and optimizers need no step before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -256,6 +260,27 @@ def test_a_module_that_saves_other_tensors_than_its_own_is_asked_to_load_them(
     place.publish(1, {"model": model})
     place.restore({0: {"model": other}})
     assert torch.equal(model.weight, other.weight)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecating ShardedTensor")
+@pytest.mark.usefixtures("alone")
+def test_a_sharded_tensor_is_never_loaded_from_an_image(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.keep(3, 0, {"table": torch.ones(8, 4)})
+    live = sharded_tensor.full(ChunkShardingSpec(0, ["rank:0/cpu"]), (8, 4), 0.0)
+    with pytest.raises(RestoreError, match="table is a ShardedTensor.*: use DTensor"):
+        place.restore({0: {"table": live}})
+    assert not live.local_shards()[0].tensor.any()
 
 
 def test_two_values_of_one_name_are_refused(tmp_path: Path) -> None:

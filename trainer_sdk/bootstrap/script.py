@@ -37,6 +37,7 @@ def run(
             _run_container(target, arguments)
     except SystemExit as leaving:
         code = _code(leaving)
+        _await_saves(code, link, environ)
         _note(leaving if code else None, code, link, environ)
         raise
     except BaseException as error:  # whatever it is, Python would print it and exit
@@ -50,6 +51,7 @@ def run(
             raise
         raise SystemExit(_FAILED) from None
     else:
+        _await_saves(0, link, environ)
         link.ended(0)
 
 
@@ -124,6 +126,17 @@ def _note(error: BaseException | None, code: int, link: Link, environ: "Mapping[
         except OSError as failed:
             sys.stderr.write(f"everstep: the exception could not be recorded: {failed}\n")
     link.ended(code, error=written)
+
+
+def _await_saves(code: int, link: Link, environ: "Mapping[str, str]") -> None:
+    """A script that has succeeded ends when its saves are over, and fails if it must by them."""
+    leaving = sys.modules.get("trainer_sdk.checkpoint.leaving")
+    if leaving is None:
+        return
+    failure = leaving.script_ended(code)
+    if failure is not None:
+        _note(failure, _FAILED, link, environ)
+        raise SystemExit(_FAILED) from None
 
 
 def _print(error: BaseException) -> None:

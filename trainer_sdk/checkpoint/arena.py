@@ -14,6 +14,7 @@ from contextlib import suppress
 import torch
 
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, BadManifestError, ImageIndex, decode
+from trainer_sdk.checkpoint.marks import ASIDE_INDEX, MARKED_INDEX
 from trainer_sdk.checkpoint.room import available_bytes
 
 _PAGE = 4096
@@ -102,8 +103,7 @@ class Buffer:
     def forget(self) -> None:
         """What it holds is not whole any more."""
         if self.folder:
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.folder, INDEX))
+            _unlink(self.folder, ASIDE_INDEX, INDEX)
         self.step = None
 
     def close(self) -> None:
@@ -123,8 +123,8 @@ class Buffer:
         self.forget()
         self.close()
         if self.folder:
+            _unlink(self.folder, MARKED_INDEX, IMAGE)
             with suppress(FileNotFoundError):
-                os.unlink(self.path)
                 os.rmdir(self.folder)
 
     def _open(self) -> int:
@@ -207,6 +207,12 @@ def _locked(folder: str) -> int:
                 "(job=… or EVERSTEP_JOB)"
             )
         time.sleep(_LOOK_EVERY_S)
+
+
+def _unlink(folder: str, *names: str) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
 
 
 def _remove_empty(folder: str) -> None:

@@ -1,12 +1,10 @@
 """What a training uses: saves that cost a copy or less, and the way back."""
 
-import atexit
 import os
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+from trainer_sdk.checkpoint import leaving
 from trainer_sdk.checkpoint.agreement import group_of_all
 from trainer_sdk.checkpoint.data import has_position
 from trainer_sdk.checkpoint.interval import parse_every
@@ -20,6 +18,7 @@ from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.way_back import WayBack
 from trainer_sdk.checkpoint.whose import whose
 from trainer_sdk.rank_session import session
+from trainer_sdk.sections import Section
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -57,7 +56,6 @@ class Checkpointer:
         self._session = session()
         self._every = parse_every(every)
         self._memory_every = memory_every
-        self._patience = patience or Patience()
         keeps = keep_memory or bool(memory_every)
         group = group_of_all()
         about = whose(os.environ, job)  # noqa: TID251 - a script has no settings file of ours
@@ -69,12 +67,12 @@ class Checkpointer:
             is_lazy=lazy,
             buffers=in_flight + keeps,
             memory_limit=memory_limit,
-            wait_within_s=self._patience.exit_within_s,
+            patience=patience or Patience(),
         )
         self._root = setup.root
         self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
-        self._queue = SaveQueue(group.rank, self._teller, on_error, self._patience)
-        self._queue.warm()
+        self._queue = SaveQueue(group.rank, self._teller, on_error, setup.patience)
+        self._queue.delivery.warm()
         self._saver = Saver(setup, self._queue, self._teller, optimizers)
         self._way_back = WayBack(
             about, group, self._teller, root=self._root, has_images=keeps or about.has_keeper
@@ -83,7 +81,7 @@ class Checkpointer:
         self._has_saved_to_stop = False
         self._pid = os.getpid()
         self._is_open = True
-        atexit.register(self._leave)
+        leaving.remember(self)
 
     @property
     def unfinished(self) -> int:
@@ -150,6 +148,7 @@ class Checkpointer:
             user=self._way_back.texts(),
             finalize=finalize,
         )
+        self._way_back.close()  # the memory of what it has checked may be made anew
         begun = self._saver.save(wish, state)
         if begun is not None and wish.to_root and self._pacing is not None:
             self._pacing.saved(begun.stall_s)
@@ -159,9 +158,21 @@ class Checkpointer:
         """Call what was to be called after the saves that are durable; their numbers."""
         return self._queue.maybe_finalize(blocking, within_s)
 
+    def await_all(self) -> SaveError | None:
+        """Wait for what was begun, with a bound; the failure that the training must end with."""
+        with self._last_save():
+            self._saver.settle()
+            return self._queue.await_all()
+
     def close(self, abort: bool = False) -> None:
         """Wait for the last save, with a bound, or abandon it; then leave nothing behind."""
-        self._close(abort=abort, is_failing=False)
+        failure = self._close(abort=abort, is_failing=False)
+        if failure is not None:
+            raise failure
+
+    def leave(self, *, is_failing: bool) -> SaveError | None:
+        """The same, where nobody could catch what is raised; images stay if the training fails."""
+        return self._close(abort=False, is_failing=is_failing)
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -172,26 +183,28 @@ class Checkpointer:
         error: "BaseException | None",
         trace: "TracebackType | None",
     ) -> None:
-        self._close(abort=False, is_failing=error is not None)
+        is_failing = error is not None and not leaving.is_good_end(error)
+        failure = self._close(abort=False, is_failing=is_failing)
+        if failure is not None and not is_failing:
+            raise failure
 
     def _is_due(self, step: int) -> bool:
         if self._pacing is None:  # what a restore has found of earlier rounds counts
             self._pacing = self._way_back.pacing(self._every, os.environ)  # noqa: TID251 - as above
         return self._pacing.is_due(step, is_saving=self._queue.unfinished > 0)
 
-    def _close(self, *, abort: bool, is_failing: bool) -> None:
+    def _close(self, *, abort: bool, is_failing: bool) -> SaveError | None:
         if not self._is_open or os.getpid() != self._pid:
-            return
+            return None
         self._is_open = False
-        atexit.unregister(self._leave)
+        leaving.forget(self)
         self._way_back.close()
-        self._saver.settle()
-        failure = self._queue.close(abort)
-        self._saver.close(keeps_images=is_failing)
-        if failure is not None and not is_failing and self._queue.on_error != "warn":
-            raise failure
+        with self._last_save():
+            self._saver.settle()
+            failure = self._queue.close(abort)
+        self._saver.close(keeps_images=is_failing or failure is not None)
+        return failure
 
-    def _leave(self) -> None:
-        """The interpreter ends without `close`: perhaps by an exception, which stays the reason."""
-        with suppress(SaveError):  # it was said; here nobody can catch it
-            self._close(abort=False, is_failing=getattr(sys, "last_value", None) is not None)
+    def _last_save(self) -> Section:
+        """Whoever waits for it has not stalled."""
+        return self._session.section("last save", "checkpoint")

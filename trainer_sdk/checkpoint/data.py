@@ -166,16 +166,22 @@ class PositionedSampler:
             )
         return {"place": (self._consumed, self._size, self._seed, self._shuffle)}
 
+    def why_unfit(self, state: dict[str, Any]) -> str:
+        """Why it cannot go on from there, if so; a restore asks before it loads anything."""
+        saved, present = tuple(state["place"][1:]), (self._size, self._seed, self._shuffle)
+        if saved == present:
+            return ""
+        return (
+            f"the data was (size, seed, shuffle) = {saved} when it was saved, and is {present} "
+            "now: give the same, or leave the sampler out of the state to begin anew"
+        )
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        consumed, *stream = state["place"]
-        if stream != [self._size, self._seed, self._shuffle]:
-            raise ValueError(
-                f"the data was (size, seed, shuffle) = {tuple(stream)} when it was saved, and is "
-                f"{(self._size, self._seed, self._shuffle)} now: give the same, or leave the "
-                "sampler out of the state to begin anew"
-            )
-        self._consumed = consumed
+        why = self.why_unfit(state)
+        if why:
+            raise ValueError(why)
+        self._consumed = state["place"][0]
 
     def _samples(self, at: int) -> list[int]:
         found: list[int] = []

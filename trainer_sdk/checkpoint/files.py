@@ -1,6 +1,5 @@
 """Single files in the background: what `torch.save` writes, without the wait for the disk."""
 
-import atexit
 import os
 import threading
 import time
@@ -9,8 +8,9 @@ from typing import IO, Any, cast
 
 import torch
 
+from trainer_sdk.checkpoint import leaving
 from trainer_sdk.checkpoint.arena import Arena, Buffer
-from trainer_sdk.checkpoint.save import OnError, Patience
+from trainer_sdk.checkpoint.save import OnError, Patience, SaveError
 from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.template import SparseFile
@@ -31,7 +31,7 @@ class FileSaves:
         self._queue = SaveQueue(int(rank), Teller(int(rank), None), on_error, self._patience)
         self._arena = Arena(in_flight)
         self._pid = os.getpid()
-        atexit.register(self.close)
+        leaving.remember(self)
 
     @property
     def unfinished(self) -> int:
@@ -60,22 +60,34 @@ class FileSaves:
         where = os.fspath(path)
         where = where if "://" in where else os.path.abspath(where)
         order = WriteFile(save=save.number, image=buffer.path, size_bytes=size, path=where)
-        self._queue.send(save, order)
+        self._queue.delivery.send(save, order)
         return save.number
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call what was to be called after the files that are durable; their numbers."""
         return self._queue.maybe_finalize(blocking, within_s)
 
+    def await_all(self) -> SaveError | None:
+        """Wait for what was scheduled, with a bound; the failure that the script must end with."""
+        return self._queue.await_all()
+
     def close(self, abort: bool = False) -> None:
         """Wait for the last file, with a bound, or abandon it; then leave nothing behind."""
+        failure = self._close(abort)
+        if failure is not None:
+            raise failure
+
+    def leave(self, *, is_failing: bool) -> SaveError | None:  # noqa: ARG002 - files have no images
+        """The same, where nobody could catch what is raised."""
+        return self._close(abort=False)
+
+    def _close(self, abort: bool) -> SaveError | None:
         if os.getpid() != self._pid:
-            return
-        atexit.unregister(self.close)
+            return None
+        leaving.forget(self)
         failure = self._queue.close(abort)
         self._arena.close(keeps_images=False)
-        if failure is not None and self._queue.on_error != "warn":
-            raise failure
+        return failure
 
     def _free_buffer(self) -> Buffer:
         deadline = time.monotonic() + self._patience.write_within_s

@@ -90,15 +90,16 @@ class News:
         """It is not tried again."""
         self._teller.warn(str(error).partition(": ")[2])
 
-    def delayed(self, save: Save, waiting: Sequence[Save]) -> None:
-        """A save makes no progress."""
+    def delayed(self, save: Save, waiting: Sequence[Save], *, is_first: bool) -> None:
+        """A save makes no progress; people are told once, and the agent how late it has become."""
         ranks = ", ".join(map(str, save.waits_for[:_NAMED]))
         cause = f"the parts of rank {ranks} are missing" if ranks else "the storage takes nothing"
         self._delay(_age(save), waiting, cause)
-        self._teller.warn(
-            f"step {save.step} is not durable after {_age(save):.0f} s: {cause} ({save.place}); "
-            "the training goes on, later saves wait"
-        )
+        if is_first:
+            self._teller.warn(
+                f"step {save.step} is not durable after {_age(save):.0f} s: {cause} "
+                f"({save.place}); the training goes on, later saves wait"
+            )
 
     def skipped(self, step: int, waiting: Sequence[Save]) -> None:
         """A step is not saved, because earlier saves have all memory."""

@@ -6,8 +6,6 @@ another checkpoint, then the training is to blame, and nothing more is marked.
 """
 
 import math
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,26 +24,18 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
     step_of,
 )
-from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY, PEER
+from trainer_sdk.checkpoint.marks import image_folders, mark_image
+from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 from trainer_sdk.checkpoint.telling import Teller
 
-MARKED_INDEX = "index.quarantined.json"
-"""In the place of the index of an image that is not to be restored."""
 WITHIN_STEPS = 20
 _CAUSE = "nan_after_load"
 
 
 class BadLossError(Exception):
     """The loss is no number soon after a load."""
-
-
-class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of the index of an image."""
-
-    identity: Identity
-    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,28 +145,3 @@ class LossWatch:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:
-    """Take its index away, and say why."""
-    marked = msgspec.json.encode(MarkedImage(identity=identity, mark=mark))
-    (folder / MARKED_INDEX).write_bytes(marked)
-    (folder / INDEX).unlink(missing_ok=True)
-
-
-def image_folders(images: Path | None, rank: int) -> Iterator[tuple[str, Path]]:
-    """Where a rank has images on this node: its own, and those that others have held for it."""
-    if images is None:
-        return
-    for folder in _inside(images / "own" / f"rank-{rank}"):
-        yield MEMORY, folder
-    for slot in _inside(images / "held"):
-        for folder in _inside(slot / f"rank-{rank}"):
-            yield PEER, folder
-
-
-def _inside(folder: Path) -> list[Path]:
-    try:
-        return sorted(Path(one.path) for one in os.scandir(folder) if one.is_dir())
-    except OSError:
-        return []

@@ -13,6 +13,7 @@ from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError, folder_of
 from trainer_sdk.checkpoint.planning import Plan, PlanError, make_plan
 from trainer_sdk.checkpoint.reading import Flat, as_bytes, fits, flatten, found_at
+from trainer_sdk.checkpoint.save import Patience
 from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.waves import window_for
@@ -58,8 +59,7 @@ class Setup:
     buffers: int
     memory_limit: int
     """Of all buffers; 0 for none."""
-    wait_within_s: float
-    """For a free buffer, where waiting was asked for."""
+    patience: Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,9 @@ class Readying:
             setup.buffers,
             folder_of(setup.whose.images, setup.group.rank) if setup.keeps else "",
         )
+        self._keeps = setup.keeps
+        self._former: Arena | None = None
+        """Of the images that are kept no more."""
         self.plan: Plan | None = None
         self._mark = os.urandom(4).hex()
         self._no_room: NoRoomError | None = None
@@ -100,8 +103,10 @@ class Readying:
         if self._group.highest([flat is None]) == [1] or flat is None:
             return
         with suppress(PlanError):  # the first save says it
-            self.plan = make_plan(flat, self._group, self._mark, with_all=self._setup.keeps)
-            self._make_memory(self.plan)
+            plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
+            if self._may_keep(plan):
+                self.plan = plan
+                self._make_memory(plan)
 
     def close(self, *, keeps_images: bool) -> None:
         """Let go of the memory; images stay where an agent has them, or they are wanted."""
@@ -109,9 +114,13 @@ class Readying:
             self._making.join()
         keeps = self._setup.keeps and (keeps_images or self._setup.whose.has_keeper)
         self.arena.close(keeps_images=keeps)
+        if self._former is not None:
+            self._former.close(keeps_images=keeps)
 
     def ready(self, wish: Wish, state: Mapping[str, Any]) -> Ready | None:
         """All ranks are ready to copy, or none is, and it was said why."""
+        if self._has_no_place(wish):
+            return None
         flat = self._flatten(state)
         plan = self.plan
         values = self._values(plan, flat) if plan is not None and flat is not None else None
@@ -122,11 +131,13 @@ class Readying:
         if is_new and worst != _Hindrance.BROKEN and flat is not None:
             _release(buffer)
             try:
-                plan = make_plan(flat, self._group, self._mark, with_all=self._setup.keeps)
+                plan = self._planned(flat, wish)
             except PlanError as error:  # on all ranks
                 self._queue.refuse(wish.step, "plan", str(error))
                 return None
             self.plan = plan
+            if self._has_no_place(wish):
+                return None
             values = self._values(plan, flat)
             buffer, hindrance = self._buffer(wish, plan)
             (worst,) = self._group.highest([hindrance])
@@ -136,6 +147,28 @@ class Readying:
             self._say_hindrance(wish, _Hindrance(worst), of_other=worst > hindrance)
             return None
         return Ready(plan, flat, values, buffer, self._window(plan))
+
+    def _planned(self, flat: Flat, wish: Wish) -> Plan:
+        """With all ranks; without images from now on where those of any would be too large."""
+        plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
+        if self._may_keep(plan):
+            return plan
+        self._keeps = False
+        self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
+        if self._is_too_large(plan):
+            self._say_too_large(plan, wish)
+        return make_plan(flat, self._group, self._mark, with_all=False)
+
+    def _may_keep(self, plan: Plan) -> bool:
+        """No rank's images would be larger than allowed. All ranks ask together."""
+        return not self._keeps or self._group.highest([self._is_too_large(plan)]) == [0]
+
+    def _is_too_large(self, plan: Plan) -> bool:
+        most = self._setup.whose.images_most_bytes
+        return 0 < most < plan.arena_bytes * self._setup.buffers
+
+    def _has_no_place(self, wish: Wish) -> bool:
+        return not wish.to_root and not self._keeps
 
     def _flatten(self, state: Mapping[str, Any]) -> Flat | None:
         try:
@@ -160,7 +193,7 @@ class Readying:
         return found
 
     def _buffer(self, wish: Wish, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
-        deadline = time.monotonic() + (self._setup.wait_within_s if wish.wait else 0.0)
+        deadline = time.monotonic() + (self._setup.patience.exit_within_s if wish.wait else 0.0)
         while (buffer := self.arena.next()) is None:
             if time.monotonic() >= deadline:
                 return None, _Hindrance.BUSY
@@ -175,7 +208,8 @@ class Readying:
         return buffer, _Hindrance.NONE
 
     def _size_for(self, plan: Plan) -> int:
-        return (self._window(plan) or plan.image_bytes) + plan.beside_bytes
+        size = (self._window(plan) or plan.image_bytes) + plan.beside_bytes
+        return max(size, 1)  # a rank that writes nothing has a buffer as well
 
     def _make_memory(self, plan: Plan) -> None:
         """For all that may be filled, in the background."""
@@ -194,7 +228,7 @@ class Readying:
         if not limit or plan.arena_bytes <= limit:
             return 0
         window = window_for(plan, limit)
-        if self._setup.keeps or window <= 0:
+        if self._keeps or window <= 0:
             needed = plan.arena_bytes * self._setup.buffers
             raise NoRoomError("memory_limit", needed, self._setup.memory_limit)
         return window
@@ -218,6 +252,20 @@ class Readying:
             needed_bytes=error.needed_bytes,
             available_bytes=error.available_bytes,
             place=error.place,
+        )
+
+    def _say_too_large(self, plan: Plan, wish: Wish) -> None:
+        count, most = self._setup.buffers, self._setup.whose.images_most_bytes
+        root = self._setup.root
+        reason = (
+            f"its state is not kept in memory: {count} of them need "
+            f"{-(-plan.arena_bytes * count >> 20)} MiB, and it may take {most >> 20} MiB: raise "
+            f"agent.checkpoints.own_most_bytes; "
+            + (f"saves to {root} go on" if root else "nothing is saved, as there is no other place")
+        )
+        self._teller.warn(reason)
+        self._teller.tell(
+            "failed", step=wish.step, tier="memory", stage="keep", reason=reason, error="quota"
         )
 
 

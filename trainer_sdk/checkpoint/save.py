@@ -29,9 +29,9 @@ class Patience:
     """How long things may take."""
 
     delayed_after_s: float = 10.0
-    """Without progress, before people are told."""
+    """Without progress, before people are told; and again each time that it has become twice."""
     write_within_s: float = 1800.0
-    """Before the writer is given up."""
+    """For the writer, before it is given up; then as long again for what other ranks must do."""
     exit_within_s: float = 600.0
     """For the last save, when the training ends."""
 
@@ -55,15 +55,29 @@ class Save:
     attempts: int = 1
     retry_at: float | None = None
     is_delayed: bool = False
+    told_lag_s: float = 0.0
+    """How late it was when people were told last."""
     result: Done | SaveError | None = None
+    has_buffer: bool = True
+    """Its buffer is no other save's."""
     windows: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
     """Has an item when the next window may be filled, or nothing more is wanted."""
     over: threading.Event = field(default_factory=threading.Event)
+
+    def leave_buffer(self) -> None:
+        """Another save may have it; from then on this one has no say about it."""
+        if self.has_buffer:
+            self.has_buffer, self.buffer.is_free = False, True
 
     @property
     def is_sent(self) -> bool:
         """The writer works on it."""
         return self.sent_at > 0 and self.result is None and self.retry_at is None
+
+    @property
+    def lasts(self) -> bool:
+        """It goes where the end of the node does not matter."""
+        return not isinstance(self.order, WriteState) or bool(self.order.root)
 
     @property
     def is_whole(self) -> bool:

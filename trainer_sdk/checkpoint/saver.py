@@ -21,10 +21,10 @@ from trainer_sdk.checkpoint.staging import (
     Staging,
     optimizers_in,
 )
+from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.waves import fill_window, stretches, windows
 from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
-from trainer_sdk.checkpoint.writer.publishing import saving_name
 
 
 class Saver:
@@ -88,7 +88,9 @@ class Saver:
 
         def then(error: ChangedError | None) -> None:
             if error is None:
-                self._queue.send(save, msgspec.structs.replace(order, stall_s=save.stall_s))
+                self._queue.delivery.send(
+                    save, msgspec.structs.replace(order, stall_s=save.stall_s)
+                )
             else:
                 self._is_lazy = False
                 self._fail(save, str(error), "changed")
@@ -111,9 +113,9 @@ class Saver:
                 return
             fill_window(octets[:size], at, whole)
             if at:
-                self._queue.wave(save)
+                self._queue.delivery.wave(save)
             else:
-                self._queue.send(save, order)
+                self._queue.delivery.send(save, order)
         save.stall_s = time.monotonic() - save.called_at
 
     def settle(self) -> None:
@@ -166,11 +168,14 @@ class Saver:
             root=self._setup.root if wish.to_root else "",
             saving=saving_name(wish.step, whose.round, plan.mark, self._count),
             shard=shard_name(rank),
-            keep=self._setup.keeps,
+            keep=bool(save.buffer.folder),
             occasion=wish.occasion,
             has_data_position=wish.has_data_position,
             user=dict(wish.user),
+            within_s=self._setup.patience.write_within_s,
         )
 
     def _fail(self, save: Save, reason: str, error: str) -> None:
-        self._queue.fail(save, Failed(save=save.number, stage="copy", reason=reason, error=error))
+        self._queue.delivery.fail(
+            save, Failed(save=save.number, stage="copy", reason=reason, error=error)
+        )

@@ -20,6 +20,8 @@ class Whose:
     """The folder of images on this node."""
     has_keeper: bool
     """An agent keeps the images when the ranks have gone, and removes them with the job."""
+    images_most_bytes: int = 0
+    """So much memory they may take; 0 for no limit but what there is."""
 
 
 def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
@@ -36,7 +38,8 @@ def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
     if not images:
         images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
         return Whose(found, int(number), images, has_keeper=False)
-    return Whose(found, int(number), images, has_keeper=True)
+    most = int(environ.get(layout.IMAGES_MOST_VARIABLE) or 0)
+    return Whose(found, int(number), images, has_keeper=True, images_most_bytes=most)
 
 
 def _own_folder(job: str) -> str:

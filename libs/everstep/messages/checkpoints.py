@@ -90,7 +90,8 @@ class CheckpointFailed(RoundFact, frozen=True, kw_only=True, tag="checkpoint_fai
     tier: str
     """Where it should have gone."""
     stage: str
-    """`plan`, `copy`, `hash`, `write`, `sync`, `manifest`, `publish`, `replicate` or `wait`."""
+    """`plan`, `copy`, `hash`, `write`, `sync`, `manifest`, `publish`, `keep`, `replicate` or
+    `wait`."""
     reason: str
     """What happened, past which limit, and what to do."""
     rank: Int | None = None
@@ -130,7 +131,8 @@ class SaveRefused(RoundFact, frozen=True, kw_only=True, tag="save_refused.v1"):
 class SavesDelayed(RoundFact, frozen=True, kw_only=True, tag="saves_delayed.v1"):
     """Storage is slower than saving: checkpoints wait, steps do not.
 
-    The node's agent sends it when it begins and when it is over.
+    The node's agent sends it when it begins, each time that the lag has doubled, and when it is
+    over.
     """
 
     node: str
@@ -187,7 +189,10 @@ class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_qua
 
 
 class CheckpointReleased(Fact, frozen=True, kw_only=True, tag="checkpoint_released.v1"):
-    """A quarantined checkpoint may be restored again; the catalog sends it."""
+    """A quarantined checkpoint may be restored again; the catalog sends it.
+
+    For a tier in memory the node's agent does, for each state there.
+    """
 
     step: Int
     """The step."""
@@ -197,6 +202,10 @@ class CheckpointReleased(Fact, frozen=True, kw_only=True, tag="checkpoint_releas
     """Who decided."""
     reason: str
     """Why."""
+    path: str = ""
+    """Where the state is, for a tier in memory."""
+    node: str | None = None
+    """The node, for a tier in memory."""
 
 
 class TierRead(Part, frozen=True, kw_only=True):

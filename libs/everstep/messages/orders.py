@@ -209,6 +209,18 @@ class DropReplica(Order, frozen=True, kw_only=True, tag="drop_replica.v1"):
     """Of which step."""
 
 
+class ReleaseImages(Order, frozen=True, kw_only=True, tag="release_images.v1"):
+    """Let the states of a step in your memory be restored again that were quarantined.
+
+    On behalf of an operator. Who had some says so in `checkpoint_released`.
+    """
+
+    step: Int
+    """The step."""
+    by: str
+    """Who wants it."""
+
+
 class InjectFault(Order, frozen=True, kw_only=True, tag="inject_fault.v1"):
     """Make a fault on purpose, in this round. A person sends it, to a job that allows it.
 

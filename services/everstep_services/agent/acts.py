@@ -7,6 +7,7 @@ from everstep.messages import (
     DropReplica,
     MeasureNetwork,
     NameExcuse,
+    ReleaseImages,
     RunChecks,
     StartRanks,
 )
@@ -159,11 +160,15 @@ class Measure:
     order: MeasureNetwork
 
 
+AboutStates = CopyReplica | DropReplica | ReleaseImages
+"""What is ordered about states in the memory of this node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Copy or drop a state that is held here for another node."""
+    """Copy, drop or release states that are here."""
 
-    order: CopyReplica | DropReplica
+    order: AboutStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from everstep.messages import (
     MeasureNetwork,
     NameExcuse,
     Order,
+    ReleaseImages,
     Reported,
     RunChecks,
     SaveCheckpoint,
@@ -164,8 +165,10 @@ class Agent:
                 return self._stand(is_spare=True)
             case NameExcuse() if self._part is not None:
                 return [Excuse(order)]
-            case RunChecks() | MeasureNetwork() | CopyReplica() | DropReplica():
+            case RunChecks() | MeasureNetwork():
                 return [_beside_ranks(order)]
+            case CopyReplica() | DropReplica() | ReleaseImages():
+                return [Replicate(order)]
             case AwaitRound():
                 return self._say_once(f"job {order.job} {order.reason}")
             case _:
@@ -348,11 +351,5 @@ class Agent:
         return acts
 
 
-def _beside_ranks(order: RunChecks | MeasureNetwork | CopyReplica | DropReplica) -> Act:
-    match order:
-        case RunChecks():
-            return Check(order)
-        case MeasureNetwork():
-            return Measure(order)
-        case _:
-            return Replicate(order)
+def _beside_ranks(order: RunChecks | MeasureNetwork) -> Act:
+    return Check(order) if isinstance(order, RunChecks) else Measure(order)

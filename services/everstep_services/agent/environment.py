@@ -45,8 +45,11 @@ def environment(
     found = dict(base)
     found.pop(layout.INJECTION_VARIABLE, None)
     found.pop(layout.IMAGES_VARIABLE, None)
+    found.pop(layout.IMAGES_MOST_VARIABLE, None)
     if paths.images is not None:
         found[layout.IMAGES_VARIABLE] = str(paths.images)
+        if (most := plan.checkpoints.own_most_bytes) is not None:
+            found[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
     if plan.allow_injection:
         found[layout.INJECTION_VARIABLE] = "1"
     found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -1,9 +1,11 @@
 """What people and services may ask of the catalog."""
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from everstep.bus.asking import RefusalError
+from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Handler
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -19,6 +21,7 @@ from everstep.messages import (
     LocateCheckpoint,
     Message,
     OperatorActed,
+    RequestRelease,
     ScanCheckpoints,
 )
 from everstep_services.catalog.deeds import known_in
@@ -26,10 +29,12 @@ from everstep_services.catalog.domain.places import listed, located
 from everstep_services.catalog.domain.retention import Judged, Rules, judged
 from everstep_services.catalog.indexing import Indexer
 from everstep_services.catalog.shelves import OutOfReachError
+from everstep_services.catalog.sweeping import Left
 from everstep_services.catalog.tending import Tender, Work
 
 _CATALOG = "catalog"
 _MOST = 1000
+_ASK_S = 3.0
 Deed = ChangeCheckpoint | ScanCheckpoints | CollectCheckpoints
 """What people ask to be done. It is on record, done or refused."""
 
@@ -104,7 +109,7 @@ class Answers:
             case "quarantine":
                 return await deeds.quarantine(ask)
             case "release":
-                return await deeds.release(ask)
+                return await self._release(ask)
             case "verify":
                 one = known_in(await self._indexer.read(ask.job), ask)
                 text = f"step {ask.step} is read back; what is found comes as checkpoint_verified"
@@ -118,6 +123,22 @@ class Answers:
                     f"{ask.action!r} cannot be done to a checkpoint: use pin, unpin, verify, "
                     "quarantine, release or delete",
                 )
+
+    async def _release(self, ask: ChangeCheckpoint) -> Done:
+        """States in memory are marked where they are: their agents are ordered to."""
+        if ask.tier == "global":
+            return await self._tender.deeds.release(ask)
+        question = RequestRelease(job=ask.job, step=ask.step, by=ask.by, reason=ask.reason)
+        try:
+            done = await self._bus.ask(
+                "rendezvous", "release", question, Done, job=ask.job, within_s=_ASK_S
+            )
+        except BusError as error:
+            raise OutOfReachError(f"nobody orders the agents to: {error}") from error
+        if done.is_refused:
+            return done
+        text = f"{done.text} for states of step {ask.step}: who has some says checkpoint_released"
+        return Done(text=text)
 
     async def _scan(self, ask: ScanCheckpoints) -> Done:
         roots = [ask.root] if ask.root else sorted((await self._indexer.read(ask.job)).roots)
@@ -138,18 +159,26 @@ class Answers:
         index = await self._indexer.read(ask.job)
         found = judged(index.known.values(), asked, restored_step=index.restored_step)
         doomed = [one for one in found if not one.is_kept]
-        size = sum(one.checkpoint.size_bytes for one in doomed)
-        text = f"{len(doomed)} of {len(found)} checkpoints go, which frees {size} bytes"
-        if not asked.keep_last:
-            text = "retention is off: say how many of the newest are to stay"
-        elif ask.is_dry_run:
-            text += "; nothing was deleted"
-        else:
+        left, why_not = await self._tender.sweeper.look_soon(index)
+        if not ask.is_dry_run:
             why = f"{ask.by}: {ask.reason}"
             for one in reversed(doomed):
                 work = partial(self._tender.deeds.delete, ask.job, one.checkpoint, why, ask.by)
                 self._tender.soon(work)
-        return CheckpointsCollected(judged=tuple(map(_told, found[:_MOST])), text=text)
+            self._tender.soon(partial(self._tender.sweep, ask.job, left))
+        swept = [row for one in left for row in _left_in(one)]
+        said = [f"{len(doomed)} of {len(found)} checkpoints go, which frees {_size(doomed)} bytes"]
+        if not asked.keep_last:
+            said = ["retention is off: say how many of the newest are to stay"]
+        if swept:
+            size = sum(one.size_bytes for one in swept)
+            said.append(f"what dead saves left goes, too: {len(swept)} with {size} bytes")
+        if why_not:
+            said.append(f"what dead saves left was not looked for: {why_not}")
+        if ask.is_dry_run and (asked.keep_last or swept):
+            said.append("nothing was deleted")
+        rows = [*map(_told, found), *swept]
+        return CheckpointsCollected(judged=tuple(rows[:_MOST]), text="; ".join(said))
 
     def _soon(self, work: Work, text: str) -> Done:
         if self._tender.soon(work):
@@ -182,6 +211,21 @@ def _told(one: Judged) -> JudgedCheckpoint:
         path=one.checkpoint.path,
         size_bytes=one.checkpoint.size_bytes,
     )
+
+
+def _left_in(place: Left) -> Iterator[JudgedCheckpoint]:
+    for one in place.leavings:
+        yield JudgedCheckpoint(
+            step=one.step,
+            is_kept=False,
+            reason=one.reason,
+            path=f"{place.root}/{one.folder}",
+            size_bytes=one.size_bytes,
+        )
+
+
+def _size(doomed: Iterable[Judged]) -> int:
+    return sum(one.checkpoint.size_bytes for one in doomed)
 
 
 def _named(question: Deed) -> tuple[str, str]:

@@ -76,7 +76,8 @@ class Deeds:
         """Let it be restored again."""
         one = await self._known(ask)
         if not one.quarantined_for:
-            return Done(text=f"step {one.step} is not quarantined", is_refused=True)
+            images = "for its states in the memory of nodes, say --tier memory"
+            return Done(text=f"step {one.step} is not quarantined; {images}", is_refused=True)
         beside = await self._beside(ask.job, one, None, is_pin=False)
 
         def deed(index: Index, now: Moment) -> None:

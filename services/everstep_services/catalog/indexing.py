@@ -1,31 +1,29 @@
 """Keeps the index: reads every fact, writes what it comes to."""
 
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
 from everstep.bus.asking import RefusalError
-from everstep.bus.errors import BusError, ConflictError, LeaseLostError, MessageTooLargeError
-from everstep.bus.ports import Batch, Bus, Held, StreamPosition
+from everstep.bus.decided import facts_in
+from everstep.bus.errors import BusError, ConflictError, MessageTooLargeError
+from everstep.bus.leading import Term, lead_for_ever
+from everstep.bus.ports import Batch, Bus, StreamPosition
 from everstep.clock import Clock
-from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import CheckpointsDocument, Fact
 from everstep.messages.codec import encode
 from everstep.subjects import CLUSTER
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.taking import take
-from everstep_services.catalog.stored import BUCKET, Stored, UnreadableError, fact_of, facts_in
+from everstep_services.catalog.stored import BUCKET, Stored, UnreadableError, fact_of
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Deed = Callable[[Index, Moment], T]
 _LEASE = "catalog"
-_LEASE_S = 10
-_RETRY_S = 2.0
 _BATCH = 1000
 _FETCH_S = 1.0
 _WRITE_EVERY_S = 10.0
@@ -39,7 +37,6 @@ class Indexer:
         self._bus = bus
         self._clock = clock
         self._documents = bus.documents(BUCKET)
-        self._name = f"catalog-{new_id()}"
         self._jobs: dict[str, Stored] = {}
         self._counts: Counter[str] = Counter()
         self.leads = False
@@ -63,22 +60,7 @@ class Indexer:
 
     async def keep_for_ever(self) -> None:
         """Whenever the lease is free, take it and read on; survive the bus."""
-        while True:
-            wait_s = _LEASE_S / 3
-            try:
-                await self._bus.wait_connected()
-                held = await self._bus.leases.acquire(_LEASE, self._name, _LEASE_S)
-                if held is not None:
-                    await self._keep(held)
-            except LeaseLostError as error:
-                log.warning("catalog_replaced error=%s", error)
-            except (EverstepError, TimeoutError) as error:
-                log.warning("catalog_not_kept error=%s", error)
-                wait_s = _RETRY_S
-            finally:
-                self.leads = False
-                self._jobs.clear()
-            await self._clock.sleep(wait_s)
+        await lead_for_ever(self._bus, self._clock, _LEASE, self._keep)
 
     async def read(self, job: str) -> Index:
         """How it stands with a job's checkpoints."""
@@ -105,11 +87,11 @@ class Indexer:
         """Now."""
         return Moment(self._clock.wall(), new_id)
 
-    async def _keep(self, held: Held) -> None:
+    async def _keep(self, term: Term) -> None:
         try:
             position = await self._position()
             await self._load_all()
-            renewed = written = self._clock.now()
+            written = self._clock.now()
             async with self._bus.facts(position) as reader:
                 while True:
                     batch = await reader.fetch(_BATCH, _FETCH_S)
@@ -119,12 +101,10 @@ class Indexer:
                     if batch.position != position and now - written >= _WRITE_EVERY_S:
                         await self._put_position(batch.position)
                         position, written = batch.position, now
-                    if now - renewed >= _LEASE_S / 3:
-                        held, renewed = await self._bus.leases.renew(held), now
+                    await term.renew()
         finally:
-            if self._bus.connected:
-                with contextlib.suppress(BusError, TimeoutError):
-                    await self._bus.leases.release(held)
+            self.leads = False
+            self._jobs.clear()
 
     async def _take(self, batch: Batch) -> None:
         self._counts["facts_read"] += len(batch.facts)

@@ -1,12 +1,13 @@
 """The catalog service, opened: its place on the bus, and what is to be run."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
-from everstep.bus import BusSettings, connect
+from everstep.bus import BusSettings
 from everstep.bus.ports import Bus
-from everstep.clock import Clock, SystemClock
+from everstep.clock import Clock
+from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
 from everstep_services.catalog.answers import Answers
 from everstep_services.catalog.indexing import Indexer
@@ -40,19 +41,11 @@ class Catalog:
         return {**self.indexer.statistics(), **self.tender.statistics()}
 
 
-@asynccontextmanager
-async def opened(
+def opened(
     settings: CatalogSettings, bus_settings: BusSettings, spool: Path | None = None
-) -> AsyncIterator[Parts]:
+) -> AbstractAsyncContextManager[Parts]:
     """The replica, whether the bus is there or not: nothing that saves or restores needs it.
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """
-    spool = spool or bus_settings.spool_for("catalog")
-    async with connect(bus_settings, "catalog", spool=spool, wait=False) as bus:
-        catalog = Catalog(settings, bus, SystemClock())
-        yield Parts(
-            loops=catalog.loops,
-            checks={"bus": bus.prove},
-            statistics={"catalog": catalog.statistics, "bus": bus.statistics},
-        )
+    return on_bus("catalog", bus_settings, partial(Catalog, settings), spool)

@@ -1,6 +1,7 @@
 """The [catalog] section: what is kept, how often files are read again, when copies are repaired."""
 
 from everstep.settings import Settings
+from trainer_sdk.checkpoint.storage.leavings import ABANDONED_S
 
 
 class CatalogSettings(Settings, frozen=True, kw_only=True):
@@ -11,6 +12,9 @@ class CatalogSettings(Settings, frozen=True, kw_only=True):
     reach the files. 0 deletes nothing."""
     keep_every_steps: int = 0
     """Of the older ones, each whose step is a multiple of this stays, too; 0 for none."""
+    abandoned_after_s: float = ABANDONED_S
+    """What a save has left that came to nothing goes with retention, once nothing has changed in it
+    for so long: longer than any save may take."""
     roots: tuple[str, ...] = ()
     """Folders and URLs to look for checkpoints in, beside those that facts have named: what the
     index is made again from after everything else was lost."""
@@ -41,7 +45,7 @@ class CatalogSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(
                 f"verify_bytes_per_s must be at least {1 << 20}, got {self.verify_bytes_per_s}"
             )
-        for name in ("scan_every_s", "repair_every_s", "tend_every_s"):
+        for name in ("abandoned_after_s", "scan_every_s", "repair_every_s", "tend_every_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
         if self.verify_again_s < 0 or self.degraded_after_s < 0:

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 from everstep.errors import EverstepError
 from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
+from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
 from trainer_sdk.checkpoint.storage.shelf import (
     PINNED,
     QUARANTINED,
@@ -89,6 +90,25 @@ class Shelves:
     async def remove(self, job: str, root: str, step: int) -> int:
         """Remove a checkpoint; how many bytes that frees."""
         return await self._with(job, root, lambda storage: storage.remove(step_name(step)))
+
+    async def leavings(
+        self, job: str, root: str, after_s: float, live_round: int | None
+    ) -> Sequence[Leaving]:
+        """What saves have left there that came to nothing."""
+
+        def work(storage: Storage) -> Sequence[Leaving]:
+            return leavings(storage, after_s=after_s, live_round=live_round)
+
+        return await self._with(job, root, work)
+
+    async def sweep(self, job: str, root: str, found: Sequence[Leaving]) -> tuple[int, int]:
+        """Remove it, unless it has changed meanwhile; how many, and how many bytes that frees."""
+
+        def work(storage: Storage) -> tuple[int, int]:
+            freed = [size for one in found if (size := sweep(storage, one)) is not None]
+            return len(freed), sum(freed)
+
+        return await self._with(job, root, work)
 
     async def _mark(self, job: str, root: str, step: int, name: str, what: Mark | None) -> None:
         def work(storage: Storage) -> None:

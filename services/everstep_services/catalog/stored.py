@@ -1,17 +1,14 @@
 """What is stored about a job's checkpoints, and the facts that it is made from."""
 
-import logging
-
 import msgspec
 
+from everstep.bus import decided
 from everstep.bus.ports import Delivered, Document, StreamPosition
 from everstep.errors import EverstepError
 from everstep.messages import CheckpointsDocument, Fact, kind_of
-from everstep.messages.codec import BadMessageError, decode, encode
+from everstep.messages.codec import encode
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.domain.taking import READ
-
-log = logging.getLogger(__name__)
 
 BUCKET = "CHECKPOINTS"
 _ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message
@@ -77,28 +74,4 @@ class Stored:
 
 def fact_of(message: Delivered) -> Fact | None:
     """A fact about checkpoints; None for any other, and for what cannot be read."""
-    *_, job, kind = message.subject.split(".")
-    if kind not in _KINDS:
-        return None
-    try:
-        fact = decode(message.data)
-    except BadMessageError as error:
-        log.info("fact_passed_over subject=%s error=%s", message.subject, error)
-        return None
-    if not isinstance(fact, Fact) or (fact.job, kind_of(fact)) != (job, kind):
-        return None
-    return fact
-
-
-def facts_in(outbox: tuple[str, ...]) -> list[Fact]:
-    """What a write has decided: the same facts, whoever records them, however often."""
-    found: list[Fact] = []
-    for text in outbox:
-        try:
-            fact = decode(text.encode())
-        except BadMessageError as error:
-            log.info("fact_left error=%s", error)  # a newer release's own replicas record it
-            continue
-        if isinstance(fact, Fact):
-            found.append(fact)
-    return found
+    return decided.fact_of(message, _KINDS)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from everstep.bus.errors import BusError
@@ -29,6 +29,7 @@ from everstep_services.catalog.indexing import Indexer
 from everstep_services.catalog.rounds import Rounds
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.catalog.shelves import OutOfReachError, Shelves
+from everstep_services.catalog.sweeping import Left, Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Tender:
         self._indexer = indexer
         self._shelves = shelves
         self.deeds = Deeds(indexer, shelves)
+        self.sweeper = Sweeper(shelves, settings.abandoned_after_s)
         self.rounds = Rounds(bus)
         self._waiting: deque[Work] = deque()
         self._has_work = asyncio.Event()
@@ -62,7 +64,7 @@ class Tender:
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
-        names = ("verified", "flawed", "deleted", "scans", "repairs")
+        names = ("verified", "flawed", "deleted", "swept", "scans", "repairs")
         return {f"{name}_total": float(self._counts[name]) for name in names}
 
     def soon(self, work: Work) -> bool:
@@ -126,6 +128,10 @@ class Tender:
             f"index, {missing} gone"
         )
 
+    async def sweep(self, job: str, found: Iterable[Left]) -> None:
+        """Clear away what saves have left that came to nothing."""
+        self._counts["swept"] += await self.sweeper.sweep(job, found)
+
     async def rules(self, job: str) -> tuple[Rules, bool]:
         """What is kept of a job's checkpoints, and whether nothing may be deleted now."""
         switches = [await self._switches(CLUSTER), await self._switches(job)]
@@ -163,14 +169,18 @@ class Tender:
         return self._clock.now() < self._not_before.get(job, 0.0)
 
     async def _tend_files(self, job: str, index: Index) -> None:
-        for root in sorted(index.roots):
-            if self._is_due(self._scanned, root, self._settings.scan_every_s):
-                await self.scan(root, job)
-                index = await self._indexer.read(job)
+        every_s = self._settings.scan_every_s
+        due = [one for one in sorted(index.roots) if self._is_due(self._scanned, one, every_s)]
+        for root in due:
+            await self.scan(root, job)
+            index = await self._indexer.read(job)
         rules, braked = await self.rules(job)
-        for doomed, reason in () if braked else to_delete(index, rules):
+        if braked or not rules.keep_last:
+            return
+        for doomed, reason in to_delete(index, rules):
             done: Done = await self.deeds.delete(job, doomed, reason, "retention")
             self._counts["deleted"] += not done.is_refused
+        await self.sweep(job, await self.sweeper.look(index, due))
 
     async def _tend_copies(self, job: str, index: Index) -> None:
         if not index.slots or not index.uses_replicas:

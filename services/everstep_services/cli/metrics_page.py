@@ -83,6 +83,7 @@ MEANINGS: Mapping[str, str] = {
     "everstep_catalog_flawed_total": "Those of them that are not what was saved.",
     "everstep_catalog_deleted_total": "Checkpoints that retention deleted.",
     "everstep_catalog_scans_total": "Times that the index was compared with the files of a root.",
+    "everstep_catalog_swept_total": "Saves that came to nothing, of which what was left is gone.",
     "everstep_catalog_repairs_total": "Copies that were asked for because there were too few.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
     "everstep_bus_beats_waiting": "Losable messages not yet handed to the connection.",

@@ -1,12 +1,13 @@
 """The health service, opened: its place on the bus, and what is to be run."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
-from everstep.bus import BusSettings, connect
+from everstep.bus import BusSettings
 from everstep.bus.ports import Bus
-from everstep.clock import Clock, SystemClock
+from everstep.clock import Clock
+from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
 from everstep_services.health.answers import Answers
 from everstep_services.health.nodes.deeds import Deeds
@@ -65,19 +66,11 @@ class Health:
         }
 
 
-@asynccontextmanager
-async def opened(
+def opened(
     settings: HealthSettings, bus_settings: BusSettings, spool: Path | None = None
-) -> AsyncIterator[Parts]:
+) -> AbstractAsyncContextManager[Parts]:
     """The replica, whether the bus is there or not: while it is not, nobody is lost.
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """
-    spool = spool or bus_settings.spool_for("health")
-    async with connect(bus_settings, "health", spool=spool, wait=False) as bus:
-        health = Health(settings, bus, SystemClock())
-        yield Parts(
-            loops=health.loops,
-            checks={"bus": bus.prove},
-            statistics={"health": health.statistics, "bus": bus.statistics},
-        )
+    return on_bus("health", bus_settings, partial(Health, settings), spool)

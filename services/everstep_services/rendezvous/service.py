@@ -20,6 +20,7 @@ from everstep.messages import (
     ShowRound,
 )
 from everstep.messages.codec import BadMessageError, decode_as
+from everstep.runtime import Loop
 from everstep_services.rendezvous.desk import BUCKET, Counts, Desk, Surroundings
 from everstep_services.rendezvous.domain.events import Control, Event, Tick
 from everstep_services.rendezvous.settings import RendezvousSettings
@@ -41,6 +42,7 @@ _VERBS = (
     "check",
     "measure",
     "copy",
+    "release",
 )
 
 
@@ -63,6 +65,11 @@ class Rendezvous:
         """What it counted so far, for metrics."""
         counts = {f"{name}_total": getattr(self._counts, name) for name in Counts.__slots__}
         return counts | {"jobs": float(len(self._desks)), "suspects": float(len(self._suspects))}
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """What is to be run."""
+        return (self.serve_for_ever,)
 
     async def serve_for_ever(self) -> None:
         """Answer and decide until cancelled."""
@@ -154,6 +161,7 @@ class Rendezvous:
 
     async def _watch_bus(self) -> None:
         """After the bus was away, every desk reads again, and its timers start anew."""
+        await self._bus.wait_connected()
         returns = self._bus.returns
         while True:
             await self._clock.sleep(_LOOK_EVERY_S)

@@ -18,7 +18,7 @@ import torch._dynamo  # each training would import it with its first optimizer
 
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler, Randomness
-from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.writer.orders import Done, Kept
 
 DATA = torch.arange(64 * 16).view(64, 16).sin()
@@ -64,16 +64,16 @@ class Telling:
         self._told = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._counter = count(1)
         self._last = last
-        hear = SaveQueue._hear
+        hear = Delivery._hear
 
-        def hear_and_count(queue: SaveQueue, line: Any) -> None:
-            save = queue._saves.get(line.save)
+        def hear_and_count(delivery: Delivery, line: Any) -> None:
+            save = delivery.saves.get(line.save)
             if save is not None and save.step is not None and isinstance(line, (Done, Kept)):
                 self.tell("lasts", save.step)
-            hear(queue, line)
+            hear(delivery, line)
             self.count()
 
-        SaveQueue._hear = hear_and_count  # type: ignore[assignment,method-assign]
+        Delivery._hear = hear_and_count  # type: ignore[assignment,method-assign]
 
     def tell(self, what: str, step: int, more: str = "") -> None:
         os.write(self._told, f"{what} {step} {more}\n".encode())

@@ -20,10 +20,10 @@ from xxhash import xxh3_128_hexdigest
 
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageIndex, decode, step_name
 from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.storage.shelf import shelved, verify
 from trainer_sdk.checkpoint.writer.dying import KILL_AT, arm
 from trainer_sdk.checkpoint.writer.orders import Done, FromWriter, Kept, WriteState
-from trainer_sdk.checkpoint.writer.publishing import saving_name
 from trainer_sdk.checkpoint.writer.serving import Service
 
 RANKS = (0, 1)
@@ -123,6 +123,7 @@ def _write(folder: Path, step: int, rank: int, point: int, telling: int) -> NoRe
         saving=saving_name(step, step, "mark", 1),
         shard=f"__{rank}_0.distcp",
         keep=True,
+        within_s=40.0,
     )
 
     def tell(line: FromWriter) -> None:

@@ -38,6 +38,13 @@ def check_fit(
             raise UnfitError(f"{key} is {_words(saved[key])} there, and {_words(form)} here")
 
 
+def check_values(target: Target, values: Mapping[str, object]) -> None:
+    """Every object of the live state that can tell may go on from these."""
+    why = target.why_unfit(values)
+    if why:
+        raise UnfitError(why)
+
+
 def read_value(octets: bytes | bytearray, key: str) -> Any:
     """A value that is no tensor, if it consists of plain data and tensors."""
     try:

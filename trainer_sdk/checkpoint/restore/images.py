@@ -1,15 +1,17 @@
-"""An image in the memory of this node: checked whole, then read into the live tensors.
+"""An image in the memory of this node: checked whole, then copied into the live tensors.
 
-It is read rather than mapped: a file that somebody cuts short gives an error, and no signal.
+It is mapped, so that to check it and to load it reads it where it is, as a copy does. Nobody may
+shorten it meanwhile: that would be the death of this process. Whoever saves closes it before.
 """
 
+import mmap
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from pathlib import Path
 
 import torch
 import xxhash
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
@@ -21,16 +23,8 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.restore.fitting import Form, check_fit, read_value
+from trainer_sdk.checkpoint.restore.fitting import Form, check_fit, check_values, read_value
 from trainer_sdk.checkpoint.restore.target import Target, local
-
-_HASHED_BYTES = 1 << 20
-"""So many at a time stay in the processor's cache between reading and hashing."""
-_READ_BYTES = 32 << 20
-_THREADS = 4
-
-Piece = tuple[memoryview, int]
-"""Where bytes go, and where in the image they are."""
 
 
 class Image:
@@ -40,7 +34,7 @@ class Image:
         self._folder = Path(folder)
         self._identity = identity
         self._index: ImageIndex | None = None
-        self._file = -1
+        self._octets: torch.Tensor | None = None
         self._values: dict[str, object] = {}
 
     def verify(self) -> None:
@@ -48,21 +42,27 @@ class Image:
         path = self._folder / IMAGE
         try:
             index = decode((self._folder / INDEX).read_bytes(), ImageIndex, str(self._folder))
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            found = self._hash(index.size_bytes)
+            octets = _mapped(path, index.size_bytes)
         except (OSError, BadManifestError) as error:
             raise UnfitError(f"{self._folder} cannot be read: {error}") from error
         if index.identity != self._identity:
             raise UnfitError(f"{self._folder} has become another state meanwhile")
+        found = xxhash.xxh3_128_hexdigest(octets.numpy().data)
         if found != index.hash:
             raise UnfitError(
                 f"{path} is not what was saved: its hash is {found}, and was {index.hash}"
             )
-        self._index = index
+        self._index, self._octets = index, octets
 
     def fit(self, target: Target) -> None:
         """Compare it with the live state, and read what is no tensor."""
         assert self._index is not None
+        for key, live in target.tensors.items():
+            if isinstance(live, ShardedTensor):
+                raise UnfitError(
+                    f"{key} is a ShardedTensor, which is loaded from the global tier only: use "
+                    "DTensor, as FSDP2 does"
+                )
         saved = {one.key: _form(one) for one in self._index.entries if one.dtype}
         others = {one.key: one for one in self._index.entries if not one.dtype}
         wanted = {
@@ -73,41 +73,38 @@ class Image:
         check_fit(target, wanted, saved, others)
         for key, entry in others.items():
             if key in target.values:
-                octets = bytearray(entry.length)
-                self._read((memoryview(octets), entry.offset))
-                self._values[key] = read_value(octets, key)
+                self._values[key] = read_value(self._bytes(entry).numpy().tobytes(), key)
+        check_values(target, self._values)
 
     def load(self, target: Target) -> int:
-        """Read it into the live state; how many bytes that were."""
+        """Copy it into the live state; how many bytes that were."""
         assert self._index is not None
         tensors = target.tensors
-        pieces: list[Piece] = []
-        copied: list[tuple[torch.Tensor, Entry]] = []
         for entry in self._index.entries:
-            if entry.key not in tensors or not entry.dtype:
-                continue
-            live = local(tensors[entry.key])
-            if live.is_cpu and live.is_contiguous():
-                pieces += _pieces(live, entry)
-            else:
-                copied.append((live, entry))
-            target.loaded(entry.key)
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as readers:
-            for _ in readers.map(self._read, pieces):
-                pass
-            for live, entry in copied:
-                found = torch.empty(live.shape, dtype=live.dtype, pin_memory=live.is_cuda)
-                for _ in readers.map(self._read, _pieces(found, entry)):
-                    pass
-                live.copy_(found)
+            if entry.key in tensors and entry.dtype:
+                self._copy(entry, local(tensors[entry.key]))
+                target.loaded(entry.key)
         self._put_values(target, tensors)
         return self._index.size_bytes
 
     def close(self) -> None:
-        """Let go of the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Let go of it, which takes a while, for which nobody waits."""
+        held = [self._octets]
+        self._octets = None
+        threading.Thread(target=held.clear, name="everstep-unmap", daemon=True).start()
+
+    def _copy(self, entry: Entry, live: torch.Tensor) -> None:
+        is_direct = live.is_cpu and live.is_contiguous()
+        found = live
+        if not is_direct:
+            found = torch.empty(live.shape, dtype=live.dtype, pin_memory=live.is_cuda)
+        found.view(-1).view(torch.uint8).copy_(self._bytes(entry))
+        if not is_direct:
+            live.copy_(found)
+
+    def _bytes(self, entry: Entry) -> torch.Tensor:
+        assert self._octets is not None
+        return self._octets[entry.offset : entry.offset + entry.length]
 
     def _put_values(self, target: Target, tensors: dict[str, torch.Tensor]) -> None:
         for key, value in self._values.items():
@@ -117,22 +114,17 @@ class Image:
             else:
                 target.put(key, value)
 
-    def _hash(self, size: int) -> str:
-        buffer = memoryview(bytearray(min(size, _HASHED_BYTES)))
-        hasher = xxhash.xxh3_128()
-        for at in range(0, size, _HASHED_BYTES):
-            part = buffer[: min(_HASHED_BYTES, size - at)]
-            self._read((part, at))
-            hasher.update(part)
-        return hasher.hexdigest()
 
-    def _read(self, piece: Piece) -> None:
-        view, at = piece
-        while view:
-            count = os.preadv(self._file, [view], at)
-            if not count:
-                raise UnfitError(f"{self._folder / IMAGE} is cut short at {at} bytes")
-            view, at = view[count:], at + count
+def _mapped(path: Path, size: int) -> torch.Tensor:
+    with path.open("rb") as file:
+        there = os.fstat(file.fileno()).st_size
+        if there < size:
+            raise UnfitError(f"{path} is cut short: {there} of {size} bytes")
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(
+            mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), dtype=torch.uint8
+        )
 
 
 def _form(entry: Entry) -> Form:
@@ -140,9 +132,3 @@ def _form(entry: Entry) -> Form:
     if not isinstance(dtype, torch.dtype):
         raise UnfitError(f"{entry.key} is of type {entry.dtype}, which this torch does not know")
     return dtype, entry.shape
-
-
-def _pieces(tensor: torch.Tensor, entry: Entry) -> Iterator[Piece]:
-    view = tensor.view(-1).view(torch.uint8).numpy().data
-    for at in range(0, entry.length, _READ_BYTES):
-        yield view[at : at + _READ_BYTES], entry.offset + at

@@ -17,7 +17,7 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
     step_of,
 )
-from trainer_sdk.checkpoint.quarantine import MARKED_INDEX, MarkedImage, image_folders
+from trainer_sdk.checkpoint.marks import image_folders, marked_image
 from trainer_sdk.checkpoint.restore.choosing import GLOBAL, Offer, Passed, Sight
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.storage import Storage, StorageError
@@ -79,7 +79,7 @@ def see_images(home: Home) -> tuple[Sight, frozenset[str]]:
     keys: set[str] = set()
     offers, passed, suspect, failed_at = [], [], [], []
     for tier, folder in image_folders(home.images, home.rank):
-        marked = _mark(folder / MARKED_INDEX)
+        marked = marked_image(folder)
         if marked is not None:
             suspect.append(marked.identity)
             failed_at.append(marked.mark.failed_at)
@@ -158,13 +158,6 @@ def _manifest(storage: Storage, job: str, name: str) -> Manifest:
     if identity.step != step_of(name):
         raise UnfitError(f"{place} holds step {identity.step}: it was renamed")
     return manifest
-
-
-def _mark(path: Path) -> MarkedImage | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=MarkedImage)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _keys(index: ImageIndex | str) -> set[str]:

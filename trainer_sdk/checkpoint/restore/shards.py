@@ -21,7 +21,7 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.restore.fitting import check_fit, read_value
+from trainer_sdk.checkpoint.restore.fitting import check_fit, check_values, read_value
 from trainer_sdk.checkpoint.restore.metadata import read_metadata
 from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.storage import Storage, StorageError
@@ -74,6 +74,7 @@ class Shards:
             if item.type == LoadItemType.BYTE_IO:
                 key = item.dest_index.fqn
                 self._values[key] = read_value(self._read(item), key)
+        check_values(target, self._values)
         self._metadata, self._plan = described, plan
 
     def load(self, target: Target) -> int:

@@ -70,6 +70,21 @@ class Target:
         """Each rank has its own, which fits the same number of ranks only."""
         return key.startswith(tuple(self._of_one_world))
 
+    def why_unfit(self, values: Mapping[str, object]) -> str:
+        """Why one of its objects cannot go on from these values, if there is one that says so."""
+        for name, one in self._state.items():
+            if hasattr(one, "why_unfit"):
+                inside = f"{name}."
+                own = {
+                    key.removeprefix(inside): value
+                    for key, value in values.items()
+                    if key.startswith(inside)
+                }
+                why = one.why_unfit(own)
+                if why:
+                    return f"{name}: {why}"
+        return ""
+
     def put(self, key: str, value: object) -> None:
         """Replace a value that is no tensor."""
         holder, name = self._slots[key]

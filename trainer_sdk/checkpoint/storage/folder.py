@@ -6,6 +6,7 @@ import shutil
 import uuid
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 
 from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
 
@@ -71,11 +72,12 @@ class Folder:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def folders(self) -> Sequence[str]:
-        """The folders in it, in order, without those that begin with a dot."""
-        with _told(self.path, "listed"):
+    def folders(self, inside: str = "") -> Sequence[str]:
+        """The folders in it, or in one of them, in order, without those that begin with a dot."""
+        path = self._at(inside) if inside else self.path
+        with _told(path, "listed"):
             try:
-                entries = list(os.scandir(self.path))
+                entries = list(os.scandir(path))
             except FileNotFoundError:
                 return []
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -89,8 +91,10 @@ class Folder:
                 for name in names:
                     path = os.path.join(where, name)
                     with suppress(FileNotFoundError):  # it went meanwhile
-                        size = os.stat(path).st_size
-                        found.append(Found(os.path.relpath(path, self.path), size))
+                        about = os.stat(path)
+                        found.append(
+                            Found(os.path.relpath(path, self.path), about.st_size, _changed(about))
+                        )
         return sorted(found, key=lambda one: one.name)
 
     def delete(self, name: str) -> None:
@@ -110,6 +114,13 @@ class Folder:
                 sync_folder(self.path)
             shutil.rmtree(os.path.dirname(hidden), ignore_errors=True)
         return freed
+
+    def now(self) -> datetime:
+        """By the clock of the file system, which may be a server's."""
+        path = self._at("clock")
+        with _told(path, "written"), _beside(path) as temporary:
+            _write(temporary, (b"",))
+            return _changed(os.stat(temporary))
 
     def publish(self, hidden: str, name: str) -> bool:
         """Let a folder be seen under its name, durably; False when the name is taken.
@@ -139,6 +150,10 @@ def sync_folder(path: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _changed(about: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(about.st_mtime, UTC)
 
 
 def _write(path: str, parts: Iterable[Octets]) -> int:

@@ -5,9 +5,10 @@ Credentials and endpoints come from the environment of the cloud's own tools (`A
 """
 
 import threading
+import uuid
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -100,17 +101,23 @@ class Objects:
         except MissingError:
             return None
 
-    def folders(self) -> Sequence[str]:
-        """The first parts of all names, in order, without those that begin with a dot."""
-        with self._told("", "listed"):
-            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
-        return sorted(one.rstrip("/") for one in found if not one.startswith("."))
+    def folders(self, inside: str = "") -> Sequence[str]:
+        """The first parts of all names, or of those in a folder; none that begins with a dot."""
+        with self._told(inside, "listed"):
+            prefix = checked(inside) if inside else None
+            found = obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]
+        names = (one.rstrip("/").rpartition("/")[2] for one in found)
+        return sorted(one for one in names if not one.startswith("."))
 
     def files(self, folder: str) -> Sequence[Found]:
         """Everything below a folder, in the order of names."""
         with self._told(folder, "listed"):
             pages = obstore.list(self._store, checked(folder), chunk_size=_LISTED_AT_ONCE)
-            found = [Found(one["path"], one["size"]) for page in pages for one in page]
+            found = [
+                Found(one["path"], one["size"], one["last_modified"])
+                for page in pages
+                for one in page
+            ]
         return sorted(found, key=lambda one: one.name)
 
     def delete(self, name: str) -> None:
@@ -130,6 +137,16 @@ class Objects:
             for at in range(0, len(rest), _LISTED_AT_ONCE):
                 obstore.delete(self._store, rest[at : at + _LISTED_AT_ONCE])
         return sum(one.size_bytes for one in found)
+
+    def now(self) -> datetime:
+        """By the clock of the store."""
+        name = f".clock/{uuid.uuid4().hex}"
+        with self._told(name, "written"):
+            try:
+                obstore.put(self._store, name, b"now", use_multipart=False)
+                return obstore.head(self._store, name)["last_modified"]
+            finally:
+                self.delete(name)
 
     def _size(self, name: str) -> int:
         return obstore.head(self._store, checked(name))["size"]

@@ -6,6 +6,7 @@ of it is refused, because names come from manifests, and manifests from outside.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 Octets = bytes | bytearray | memoryview
@@ -26,6 +27,8 @@ class Found:
 
     name: str
     size_bytes: int
+    changed_at: datetime
+    """By the storage's own clock."""
 
 
 class Storage(Protocol):
@@ -58,8 +61,8 @@ class Storage(Protocol):
         """How long it is; None when it is not there."""
         ...
 
-    def folders(self) -> Sequence[str]:
-        """The first parts of all names, in order, without those that begin with a dot."""
+    def folders(self, inside: str = "") -> Sequence[str]:
+        """The folders in it, or in one of them, in order, without those that begin with a dot."""
         ...
 
     def files(self, folder: str) -> Sequence[Found]:
@@ -75,6 +78,10 @@ class Storage(Protocol):
 
         It goes out of sight at once: its manifest before the rest, or all in one rename.
         """
+        ...
+
+    def now(self) -> datetime:
+        """By its own clock: of a mark that is written for this, and removed again."""
         ...
 
 

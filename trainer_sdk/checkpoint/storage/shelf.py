@@ -22,6 +22,7 @@ from trainer_sdk.checkpoint.manifest import (
     step_of,
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.port import MissingError, Octets, Storage, StorageError
 
 OWNER = "owner.json"
@@ -162,7 +163,7 @@ def pull(
     job = one.manifest.identity.job
     if not folder.put_if_absent(OWNER, msgspec.json.encode(_Owner(job))):
         raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}, not of {job}")
-    hidden, read = f".saving/pull-{name}", 0
+    hidden, read = f"{SAVING}/{pulling_name(name)}", 0
     try:
         for file in one.manifest.files:
             source = _Hashed(storage, f"{name}/{file.name}", file, pace)

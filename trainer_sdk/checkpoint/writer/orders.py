@@ -39,7 +39,7 @@ class WriteState(Line, frozen=True, kw_only=True):
     occasion: str = "interval"
     has_data_position: bool = False
     user: dict[str, str] = msgspec.field(default_factory=dict)
-    within_s: float = 1800.0
+    within_s: float
     """How long the parts of other ranks are waited for."""
 
 

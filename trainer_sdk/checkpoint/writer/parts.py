@@ -20,11 +20,10 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.storage.port import Storage
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, hash_in_parts, write_hashed
 from trainer_sdk.checkpoint.writer.orders import WriteState
-
-SAVING = ".saving"
 
 
 @dataclass(frozen=True, slots=True)

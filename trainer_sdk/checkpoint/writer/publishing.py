@@ -28,11 +28,17 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.names import (
+    REPLACED,
+    SAVING,
+    SavingName,
+    replaced_name,
+    saving_of,
+)
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 from trainer_sdk.checkpoint.storage.shelf import OWNER, QUARANTINED, owner_of
 from trainer_sdk.checkpoint.writer.orders import Done, WriteState
 from trainer_sdk.checkpoint.writer.parts import (
-    SAVING,
     Place,
     failure_name,
     part_name,
@@ -43,7 +49,6 @@ _MOST_IN_FLIGHT = 8
 _OLD_S = 3600.0
 _LOOK_FIRST_S = 0.02
 _LOOK_LAST_S = 2.0
-_REPLACED = ".replaced"
 
 Seen = TypeVar("Seen")
 Waiting = Callable[[Sequence[int]], None]
@@ -224,8 +229,8 @@ def _raise_failure(place: Place, ranks: Sequence[int]) -> None:
 def _set_aside_quarantined(storage: Folder, step: str, saving: str) -> None:
     """What must not be loaded makes room, and is kept for people."""
     if storage.size(f"{step}/{QUARANTINED}") is not None:
-        os.makedirs(os.path.join(storage.path, _REPLACED), exist_ok=True)
-        aside = os.path.join(storage.path, _REPLACED, f"{step}-before-{saving}")
+        os.makedirs(os.path.join(storage.path, REPLACED), exist_ok=True)
+        aside = os.path.join(storage.path, REPLACED, replaced_name(step, saving))
         os.rename(os.path.join(storage.path, step), aside)
 
 
@@ -234,25 +239,20 @@ def _clean(storage: Folder, saving: str) -> None:
     base = os.path.join(storage.path, SAVING)
     for name in os.listdir(base):
         path = os.path.join(base, name)
-        with suppress(OSError, ValueError):
-            if name == saving or _is_left(name, saving, os.stat(path).st_mtime):
+        with suppress(OSError):
+            left = _is_left(saving_of(name), saving_of(saving), os.stat(path).st_mtime)
+            if name == saving or left:
                 shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         os.rmdir(base)
 
 
-def saving_name(step: int, round_: int, mark: str, count: int) -> str:
-    """The name of a save until it can be seen: two saves never have the same."""
-    return f"{step}-r{round_}-{mark}-{count}"
-
-
-def _is_left(name: str, ours: str, changed_at: float) -> bool:
+def _is_left(theirs: SavingName | None, ours: SavingName | None, changed_at: float) -> bool:
     """Nobody can still work on it, as far as its name and age tell."""
-    (_, their_round, their_mark, their_count), (_, round_, mark, count) = (
-        one.split("-") for one in (name, ours)
-    )
-    if their_round != round_:
-        return int(their_round[1:]) < int(round_[1:])
-    if their_mark == mark:
-        return int(their_count) <= int(count) - _MOST_IN_FLIGHT
+    if theirs is None or ours is None:
+        return False
+    if theirs.round != ours.round:
+        return theirs.round < ours.round
+    if theirs.mark == ours.mark:
+        return theirs.count <= ours.count - _MOST_IN_FLIGHT
     return datetime.now(UTC).timestamp() - changed_at > _OLD_S

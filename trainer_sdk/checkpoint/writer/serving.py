@@ -108,7 +108,7 @@ class Service:
 
     def _windows(self, order: WriteState, octets: memoryview) -> Generator[memoryview]:
         """The shard file as it comes: all at once, or in waves."""
-        size = order.window_bytes or order.file_bytes
+        size = order.window_bytes or order.file_bytes or 1  # a rank may have nothing to write
         for at in range(0, order.file_bytes, size):
             if at:
                 self._tell(NextWave(save=order.save))

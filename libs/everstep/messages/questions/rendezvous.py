@@ -294,6 +294,20 @@ class RequestMeasurement(Question, frozen=True, kw_only=True, tag="request_measu
     """By which way: `rest` or `cli`."""
 
 
+class RequestRelease(Question, frozen=True, kw_only=True, tag="request_release.v1"):
+    """Have quarantined states in the memory of nodes released. The catalog asks rendezvous.
+
+    It is on record there who wants it; what was released comes as facts, from each node.
+    """
+
+    step: Int
+    """Of which step."""
+    by: str
+    """The person, as authenticated."""
+    reason: str
+    """Why."""
+
+
 class RequestCopy(Question, frozen=True, kw_only=True, tag="request_copy.v1"):
     """Have one node send a slot's state to another. The catalog asks rendezvous, to repair."""
 

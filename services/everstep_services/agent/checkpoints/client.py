@@ -1,7 +1,7 @@
 """Calls at other agents: send them a state, ask what they have, fetch it. Called in threads."""
 
-import contextlib
 import socket
+import ssl
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ from everstep_services.agent.checkpoints.talk import (
     ReplicaError,
     Stored,
 )
+from everstep_services.agent.checkpoints.tls import refusal
 
 _CONNECTS_WITHIN_S = 3.0
 _ANSWERS_WITHIN_S = 10.0
@@ -35,16 +36,16 @@ class Call:
     def __init__(self, to: Peer, standing: Standing) -> None:
         self._to = to
         self._standing = standing
-        self._wire: socket.socket | None = None
         self._link: Link | None = None
         self._is_over = False
+        self._is_in = False
+        """It has heard our proof, and given its own."""
 
     def abort(self) -> None:
         """Whoever uses it stops, even while it connects."""
         self._is_over = True
-        if self._wire is not None:
-            with contextlib.suppress(OSError):  # it is closed, or was never open
-                self._wire.shutdown(socket.SHUT_RDWR)
+        if self._link is not None:
+            self._link.abort()
 
     def __enter__(self) -> Self:
         try:
@@ -59,14 +60,17 @@ class Call:
         family, kind, number, _, place = socket.getaddrinfo(
             to.address, to.port, type=socket.SOCK_STREAM
         )[0]
-        self._wire = wire = socket.socket(family, kind, number)
-        wire.settimeout(_CONNECTS_WITHIN_S)
+        self._link = link = Link(
+            socket.socket(family, kind, number), silent_s=standing.settings.silent_s
+        )
         if self._is_over:
             raise EOFError
-        wire.connect(place)
-        self._link = link = Link(wire, silent_s=standing.settings.silent_s)
+        link.connect(place, _CONNECTS_WITHIN_S)
         link.within(_ANSWERS_WITHIN_S)
+        if standing.tls is not None:
+            link.secure(standing.tls, is_caller=True)
         link.prove(standing.key, is_caller=True)
+        self._is_in = True
         link.say(standing.hello())
 
     def __exit__(
@@ -75,13 +79,16 @@ class Call:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._wire is not None:
-            self._wire.close()
+        if self._link is not None:
+            self._link.close()
         if isinstance(error, TimeoutError | BlockingIOError):
             text = f"it neither took nor sent anything for {self._standing.settings.silent_s:g} s, "
             raise ReplicaError(f"{self._place}: {text}or was too slow", "slow") from error
-        if isinstance(error, EOFError):
-            raise ReplicaError(f"{self._place}: it has closed the connection", "closed") from error
+        if isinstance(error, ssl.SSLError):
+            raise ReplicaError(f"{self._place}: {refusal(error)}", "tls") from error
+        if isinstance(error, EOFError | ConnectionResetError | BrokenPipeError):
+            text = "it has closed the connection" + ("" if self._is_in else self._unheard)
+            raise ReplicaError(f"{self._place}: {text}", "closed") from error
         if isinstance(error, OSError):
             raise ReplicaError(
                 f"{self._place}: {error.strerror or error}", "unreachable"
@@ -92,6 +99,11 @@ class Call:
     @property
     def _place(self) -> str:
         return f"{self._to.node} at {self._to.address}:{self._to.port}"
+
+    @property
+    def _unheard(self) -> str:
+        speaks = "" if self._standing.tls is not None else ", or speaks TLS, and we do not"
+        return f" before we were heard: it is of another job{speaks}"
 
     def put(self, copy: Copy, octets: memoryview) -> None:
         """Send a state that is whole in memory; it is there, verified, when this returns."""

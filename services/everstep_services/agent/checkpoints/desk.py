@@ -8,15 +8,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from everstep.clock import Clock
-from everstep.messages import CopyReplica, DropReplica, Fact, StartRanks
+from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
+from everstep_services.agent.acts import AboutStates
 from everstep_services.agent.checkpoints.facts import Story
-from everstep_services.agent.checkpoints.folder import MEMORY, opened_images
+from everstep_services.agent.checkpoints.folder import opened_images
 from everstep_services.agent.checkpoints.held import Held
 from everstep_services.agent.checkpoints.holding import Store
 from everstep_services.agent.checkpoints.keep import Keep
 from everstep_services.agent.checkpoints.server import opened_door
 from everstep_services.agent.checkpoints.standing import Standing
+from everstep_services.agent.checkpoints.tls import opened_tls
 from everstep_services.agent.plan import RunPlan
 from trainer_sdk.wire import Checkpointed
 
@@ -44,6 +46,7 @@ class Checkpoints:
     def keeps(self, keep: Keep, door: socket.socket | None) -> None:
         """There is memory for states."""
         self._keep, self._door = keep, door
+        keep.released = self.released
 
     def reports_to(self, record: Callable[[Fact], None]) -> None:
         """Who puts facts on record."""
@@ -84,8 +87,8 @@ class Checkpoints:
         elif line.event == "quarantine" and isinstance(step, int):
             self._keep.distrust(step)
 
-    def ask(self, order: CopyReplica | DropReplica) -> None:
-        """Copy or drop what is held here."""
+    def ask(self, order: AboutStates) -> None:
+        """Copy, drop or release what is here."""
         if self._keep is not None:
             self._keep.ask(order)
 
@@ -100,18 +103,23 @@ class Checkpoints:
             self._failed.add(key)
             self._record(self._story.not_replicated(step, reason, cause, self._clock.wall()))
 
+    def released(self, order: ReleaseImages, tier: str, folder: Path) -> None:
+        """A state that was quarantined may be restored again."""
+        self._record(self._story.released(order, tier, str(folder), self._clock.wall()))
+
 
 @asynccontextmanager
 async def opened_checkpoints(
-    plan: RunPlan, clock: Clock, memory: Path = MEMORY
+    plan: RunPlan, clock: Clock
 ) -> AsyncIterator[tuple[Checkpoints, Path | None]]:
     """The desk, and the folder where ranks keep their states; gone at the end."""
     settings = plan.checkpoints
+    tls = await asyncio.to_thread(opened_tls, settings)
     checkpoints = Checkpoints(plan.job, plan.node, clock)
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(opened_images(plan.job, plan.node, memory))
+        folder = stack.enter_context(opened_images(plan.job, plan.node, settings.memory_dir))
         if folder is None:
-            log.info("no_memory_for_images place=%s", memory)
+            log.warning("no_memory_for_images place=%s", settings.memory_dir)
             yield checkpoints, None
             return
         store = await asyncio.to_thread(Store, folder, plan.job, settings)
@@ -119,7 +127,7 @@ async def opened_checkpoints(
         door = None
         if settings.replicate and plan.spec.nodes_max + plan.spec.spares > 1:
             door = stack.enter_context(opened_door(plan.address, settings.port))
-        standing = Standing(plan.job, plan.node, settings)
+        standing = Standing(plan.job, plan.node, settings, tls=tls)
         keep = Keep(standing, folder, store, clock, checkpoints.stored, checkpoints.failed)
         checkpoints.keeps(keep, door)
         yield checkpoints, folder

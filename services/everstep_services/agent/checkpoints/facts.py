@@ -16,10 +16,12 @@ from everstep.messages import (
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointQuarantined,
+    CheckpointReleased,
     CheckpointRestored,
     Fact,
     FreshStarted,
     IntervalChosen,
+    ReleaseImages,
     ReplicaStored,
     RestoreFailed,
     SaveRefused,
@@ -141,6 +143,24 @@ class Story:
         del own["slot"]
         return CheckpointFailed(
             **own, step=step, tier="peer", stage="replicate", reason=reason, error=cause
+        )
+
+    def released(
+        self, order: ReleaseImages, tier: str, path: str, wall: datetime
+    ) -> CheckpointReleased:
+        """A state that was quarantined may be restored again."""
+        return CheckpointReleased(
+            id=new_id(),
+            job=self._job,
+            at=wall,
+            source=f"agent/{self._node}",
+            round=order.round,
+            node=self._node,
+            step=order.step,
+            tier=tier,
+            path=path,
+            by=order.by,
+            reason=order.reason,
         )
 
     @property

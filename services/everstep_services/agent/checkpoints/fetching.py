@@ -161,15 +161,19 @@ class Fetching:
         """All ranks at once; if one cannot be had, none is worth waiting for."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for offers in choice.from_others.values():
-                    tasks.create_task(self._take_one(pool, offers))
+                for number, offers in enumerate(choice.from_others.values()):
+                    tasks.create_task(self._take_one(pool, offers, number))
         except* (ReplicaError, CodingError, OSError) as errors:
             raise errors.exceptions[0] from None
 
-    async def _take_one(self, pool: Executor, offers: Sequence[Offered[Source]]) -> None:
+    async def _take_one(
+        self, pool: Executor, offers: Sequence[Offered[Source]], number: int
+    ) -> None:
+        """From whoever has it whole, each rank from another one first; else from parts."""
         whole = [offer for offer in offers if offer.parts_needed == 1]
+        first = number % max(len(whole), 1)
         failures: list[str] = []
-        for offer in whole:
+        for offer in (*whole[first:], *whole[:first]):
             source, copy = offer.what
             try:
                 await self._take_whole(pool, source, copy)
@@ -200,25 +204,32 @@ class Fetching:
         await in_thread(pool, call, take)
 
     async def _take_parts(self, pool: Executor, offers: Sequence[Offered[Source]]) -> None:
-        """As many as are needed, then the state from them."""
+        """As many as are needed at the same time, then the state from them."""
         needed = offers[0].parts_needed
         first = offers[0].what[1]
         folder = self._coded / f"fetched-{first.rank}-{first.step}"
         await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
         parts: dict[int, CopyFile] = {}
         failures: list[str] = []
+
+        async def take(source: Peer, copy: Copy) -> None:
+            path = folder / f"part-{copy.part}"
+            try:
+                await self._take_part(pool, source, copy, path)
+            except (ReplicaError, OSError) as error:
+                failures.append(str(error))
+            else:
+                parts[copy.part] = CopyFile(copy, path)
+
         try:
-            for offer in offers:
-                source, copy = offer.what
-                if copy.part in parts or len(parts) == needed:
-                    continue
-                path = folder / f"part-{copy.part}"
-                try:
-                    await self._take_part(pool, source, copy, path)
-                except ReplicaError as error:
-                    failures.append(str(error))
-                else:
-                    parts[copy.part] = CopyFile(copy, path)
+            left = list(offers)
+            while len(parts) < needed and left:
+                turn = {offer.part: offer for offer in reversed(left)}
+                async with asyncio.TaskGroup() as tasks:
+                    for offer in [*turn.values()][: needed - len(parts)]:
+                        left.remove(offer)
+                        tasks.create_task(take(*offer.what))
+                left = [offer for offer in left if offer.part not in parts]
             if len(parts) < needed:
                 raise ReplicaError(
                     f"{len(parts)} of {needed} parts of step {first.step} of rank {first.rank} "

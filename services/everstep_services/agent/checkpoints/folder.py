@@ -1,6 +1,6 @@
 """Where the states of this node are, in memory: it outlives ranks, and an agent that was killed.
 
-/dev/shm/everstep-<uid>/images/<job>@<node>/    one agent's; its lock says that it lives
+<memory_dir>/everstep-<uid>/images/<job>@<node>/    one agent's; its lock says that it lives
 """
 
 import fcntl
@@ -16,11 +16,9 @@ from everstep_services.agent.ranks import tree
 from everstep_services.agent.workplace import private_dir
 from trainer_sdk import layout
 
-MEMORY = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
-
 
 @contextmanager
-def opened_images(job: str, node: str, memory: Path = MEMORY) -> Iterator[Path | None]:
+def opened_images(job: str, node: str, memory: Path) -> Iterator[Path | None]:
     """The folder; None where there is no memory for files, or another agent has it.
 
     What an agent of the same job and node has left when it was killed is taken over; what other
@@ -31,9 +29,10 @@ def opened_images(job: str, node: str, memory: Path = MEMORY) -> Iterator[Path |
         return
     base = private_dir(private_dir(memory / f"everstep-{os.getuid()}") / "images")
     name = f"{job}@{node}"
-    _sweep(base, name)
-    folder = private_dir(base / name)
-    lock = _locked(folder / layout.LOCK_FILE)
+    with _alone(base):
+        _sweep(base, name)
+        folder = private_dir(base / name)
+        lock = _locked(folder / layout.LOCK_FILE)
     if lock is None:
         yield None
         return
@@ -42,14 +41,42 @@ def opened_images(job: str, node: str, memory: Path = MEMORY) -> Iterator[Path |
         (folder / OFFER).unlink(missing_ok=True)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _empty(folder)
+        with _alone(base):
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
+@contextmanager
+def _alone(base: Path) -> Iterator[None]:
+    """One agent at a time makes or removes a folder: none is seen between its making and its lock.
+
+    Whoever is killed meanwhile lets the others go on.
+    """
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _sweep(base: Path, name: str) -> None:
+    """What agents of other jobs or nodes have left that were killed."""
     for folder in base.iterdir():
-        if folder.name != name and tree.is_free(str(folder / layout.LOCK_FILE)):
+        lock = folder / layout.LOCK_FILE
+        if folder.name != name and (not lock.exists() or tree.is_free(str(lock))):
+            _empty(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    """But for the lock: whatever is left when we are killed here belongs to a dead agent."""
+    for one in folder.glob("*"):
+        if one.is_dir():
+            shutil.rmtree(one, ignore_errors=True)
+        elif one.name != layout.LOCK_FILE:
+            one.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> int | None:

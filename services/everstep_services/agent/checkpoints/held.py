@@ -12,9 +12,11 @@ from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
+from trainer_sdk.checkpoint.marks import ASIDE_INDEX
 
 log = logging.getLogger(__name__)
 
+INCOMING = "incoming"
 PART, PART_INDEX = "part", "part.json"
 
 
@@ -46,7 +48,7 @@ def write_index(folder: Path, copy: Copy) -> None:
 
 def unindex(folder: Path) -> None:
     """Nobody takes it for whole any more."""
-    for name in (INDEX, PART_INDEX):
+    for name in (ASIDE_INDEX, INDEX, PART_INDEX):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -61,7 +63,8 @@ def found(base: Path, job: str) -> Iterator[Held]:
 
 
 def _read(place: Path, job: str) -> Held:
-    step = int(place.name)
+    if place.name == INCOMING:
+        raise ReplicaError("it was being received")
     if (place / PART_INDEX).exists():
         copy = msgspec.json.decode((place / PART_INDEX).read_bytes(), type=Copy)
         head = read_head(copy.index)
@@ -70,8 +73,8 @@ def _read(place: Path, job: str) -> Held:
         head = read_head(index)
         slot = int(place.parent.parent.name.removeprefix("slot-"))
         copy = Copy(
-            slot=slot, rank=head.rank, ranks=0, step=step, size_bytes=head.size_bytes,
-            hash=head.hash, index=index,
+            slot=slot, rank=head.rank, ranks=0, step=head.identity.step,
+            size_bytes=head.size_bytes, hash=head.hash, index=index,
         )  # fmt: skip
     if head.identity.job != job:
         raise ReplicaError(f"it is of job {head.identity.job}")

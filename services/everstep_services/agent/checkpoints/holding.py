@@ -1,7 +1,7 @@
 """What this node holds of other nodes' states, and has fetched of its own. Called in threads.
 
-    held/slot-<S>/rank-<R>/<step>/    a whole copy: image and index.json, or part and part.json
-    held/slot-<S>/rank-<R>/incoming/  what is being received
+    held/slot-<S>/rank-<R>/<step>-<hash>/  a whole copy: image and index.json, or part and part.json
+    held/slot-<S>/rank-<R>/incoming/       what is being received
 
 Of each rank the two newest copies are kept; the older one's memory takes the next. So an old step
 leaves only when a newer one is complete.
@@ -16,14 +16,20 @@ from pathlib import Path
 
 import xxhash
 
-from everstep_services.agent.checkpoints.held import PART, Held, found, unindex, write_index
+from everstep_services.agent.checkpoints.held import (
+    INCOMING,
+    PART,
+    Held,
+    found,
+    unindex,
+    write_index,
+)
 from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
 from trainer_sdk.checkpoint.manifest import IMAGE
 
-_INCOMING = "incoming"
 _KEPT = 2
 Owner = tuple[int, int]
 """A slot, and one of its ranks."""
@@ -49,8 +55,8 @@ class Incoming:
 
     def took(self, piece: memoryview) -> None:
         """They are there."""
-        self.hash.update(piece)
         self.memory.wrote(self.offset, piece)
+        self.hash.update(piece)
         self.offset += len(piece)
 
     def start_over(self) -> None:
@@ -91,18 +97,20 @@ class Store:
         return sorted(found, key=lambda held: held.head.age, reverse=True)
 
     def of_slot(self, slot: int, step: int) -> list[Held]:
-        """What is here of a slot's state at a step, whole copies or parts, one a rank."""
+        """What is here of a slot's state at a step, whole copies or parts, the newest of a rank."""
         with self._lock:
-            return [
-                held
+            found = [
+                [one for one in each if one.copy.step == step]
                 for (owner, _), each in self._held.items()
-                for held in each
-                if owner == slot and held.copy.step == step
+                if owner == slot
             ]
+        return [max(each, key=lambda one: one.head.age) for each in found if each]
 
-    def has_all(self, copy: Copy) -> bool:
-        """The copies of all ranks of its slot and step are here."""
-        return len(self.of_slot(copy.slot, copy.step)) == copy.ranks
+    def has_all(self, held: Held) -> bool:
+        """The copies of all ranks of its slot are here, of the same round and step."""
+        copy, age = held.copy, held.head.age
+        same = [one for one in self.of_slot(copy.slot, copy.step) if one.head.age == age]
+        return len(same) == copy.ranks
 
     def begin(self, copy: Copy, *, may_be_older: bool = False) -> Incoming | None:
         """Receive it, from its offset on; None if it is here. `ReplicaError` if it cannot be."""
@@ -138,15 +146,13 @@ class Store:
             )
         with self._lock:
             owner = (copy.slot, copy.rank)
-            folder = self._folder(owner)
-            target = folder / str(copy.step)
-            self._forget(
-                owner, [held for held in self._held.get(owner, ()) if held.folder == target]
-            )
-            write_index(folder / _INCOMING, copy)
-            (folder / _INCOMING).rename(target)
+            folder, others = self._folder(owner), self._held.setdefault(owner, [])
+            target = folder / f"{copy.step}-{copy.hash}"
+            write_index(folder / INCOMING, copy)
+            (folder / INCOMING).rename(target)
             held = Held(copy, incoming.head, target, incoming.memory)
-            self._held.setdefault(owner, []).append(held)
+            self._forget(owner, [one for one in others if one.head.age == held.head.age])
+            others.append(held)
             del self._incoming[owner]
         return held
 
@@ -198,7 +204,7 @@ class Store:
     def _allocate(self, owner: Owner, copy: Copy, head: Head) -> Incoming:
         """Memory for it: that of the oldest copy, where there are enough, or new."""
         folder = self._folder(owner)
-        place, path = folder / _INCOMING, folder / _INCOMING / (IMAGE if copy.parts == 1 else PART)
+        place, path = folder / INCOMING, folder / INCOMING / (IMAGE if copy.parts == 1 else PART)
         self._give_up(owner)
         held = sorted(self._held.get(owner, ()), key=lambda one: one.head.age)
         oldest = held[0] if len(held) >= _KEPT else None
@@ -238,7 +244,8 @@ class Store:
         if room < more:
             raise ReplicaError(
                 f"step {copy.step} of rank {copy.rank} needs {more} bytes more, and {max(room, 0)} "
-                f"may be taken: raise agent.checkpoints.held_most_bytes, or enlarge /dev/shm",
+                f"may be taken: raise agent.checkpoints.held_most_bytes, or enlarge what "
+                f"agent.checkpoints.memory_dir is in",
                 "quota",
             )
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from everstep.bus.beside import beside
 from everstep.clock import Clock
-from everstep.messages import CopyReplica, DropReplica, StartRanks
+from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
+from everstep_services.agent.acts import AboutStates
 from everstep_services.agent.checkpoints.coding import Coder
 from everstep_services.agent.checkpoints.fetching import Fetching, write_offer
 from everstep_services.agent.checkpoints.held import Held
@@ -17,12 +18,15 @@ from everstep_services.agent.checkpoints.images import CopyFile, OwnImages
 from everstep_services.agent.checkpoints.sending import Failed, Sending
 from everstep_services.agent.checkpoints.server import ReplicaServer
 from everstep_services.agent.checkpoints.standing import Standing
+from trainer_sdk.checkpoint.marks import release_images
 
 log = logging.getLogger(__name__)
 
 CODED = "coded"
 Stored = Callable[[Held, str, float], None]
 """All ranks of a slot are here for the first time in a round: one of them, from whom, how long."""
+Released = Callable[[ReleaseImages, str, Path], None]
+"""A state may be restored again: the order, the tier, its folder."""
 
 
 class Keep:
@@ -39,11 +43,13 @@ class Keep:
         self._sending = Sending(standing, self._images, Coder(folder / CODED), clock, failed)
         self._fetching = Fetching(standing, store, self._images, folder / CODED)
         self._stored = stored
+        self.released: Released = lambda *_: None
+        """Who puts it on record."""
         self._told: set[int] = set()
         self._suspect: set[int] = set()
         self._changed = asyncio.Event()
         self._tidying = asyncio.Event()
-        self._asked: asyncio.Queue[CopyReplica | DropReplica] = asyncio.Queue()
+        self._asked: asyncio.Queue[AboutStates] = asyncio.Queue()
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are about to be started: fetch what they need."""
@@ -62,8 +68,8 @@ class Keep:
         """Training on from this step led to no number: it is not fetched again."""
         self._suspect.add(step)
 
-    def ask(self, order: CopyReplica | DropReplica) -> None:
-        """Copy or drop what is held here."""
+    def ask(self, order: AboutStates) -> None:
+        """Copy, drop or release what is here."""
         self._asked.put_nowait(order)
 
     async def keep_for_ever(self, door: socket.socket | None) -> None:
@@ -78,7 +84,7 @@ class Keep:
             loop = asyncio.get_running_loop()
 
             def arrived(held: Held, by: str, took_s: float) -> None:
-                if self._store.has_all(held.copy):
+                if self._store.has_all(held):
                     loop.call_soon_threadsafe(self._arrived, held, by, took_s)
 
             server = ReplicaServer(door, self._standing, self._store, self._images, arrived)
@@ -125,15 +131,31 @@ class Keep:
 
     async def _obey_for_ever(self) -> None:
         while True:
-            order = await self._asked.get()
-            if isinstance(order, DropReplica):
-                freed = await asyncio.to_thread(self._store.drop, order.owner_slot, step=order.step)
-                log.info("replica_dropped slot=%d bytes=%d", order.owner_slot, freed)
-                continue
-            found = await asyncio.to_thread(self._here, order)
-            log.info("replica_copied slot=%d files=%d", order.owner_slot, len(found))
-            for file in found:
-                self._sending.also(file, order.to)
+            match await self._asked.get():
+                case CopyReplica() as order:
+                    await self._copy(order)
+                case DropReplica() as order:
+                    await self._drop(order)
+                case ReleaseImages() as order:
+                    await self._release(order)
+
+    async def _copy(self, order: CopyReplica) -> None:
+        found = await asyncio.to_thread(self._here, order)
+        log.info("replica_copied slot=%d files=%d", order.owner_slot, len(found))
+        for file in found:
+            self._sending.also(file, order.to)
+
+    async def _drop(self, order: DropReplica) -> None:
+        freed = await asyncio.to_thread(self._store.drop, order.owner_slot, step=order.step)
+        log.info("replica_dropped slot=%d bytes=%d", order.owner_slot, freed)
+
+    async def _release(self, order: ReleaseImages) -> None:
+        """States of this step may be restored, and fetched, again."""
+        self._suspect.discard(order.step)
+        found = await asyncio.to_thread(release_images, self._folder, order.step)
+        log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(found))
+        for tier, folder in found:
+            self.released(order, tier, folder)
 
     def _here(self, order: CopyReplica) -> list[CopyFile]:
         held = self._store.of_slot(order.owner_slot, order.step)

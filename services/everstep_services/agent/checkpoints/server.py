@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,7 @@ from everstep_services.agent.checkpoints.talk import (
     Stored,
 )
 from everstep_services.agent.checkpoints.threads import in_thread, threads
+from everstep_services.agent.checkpoints.tls import refusal
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +86,9 @@ class ReplicaServer:
         """Until cancelled; then every connection has ended."""
         free, loop = asyncio.Semaphore(_CALLERS_MOST), asyncio.get_running_loop()
 
-        async def attend(link: Link) -> None:
+        async def attend(link: Link, address: str) -> None:
             try:
-                await in_thread(pool, link, partial(self._attend, link))
+                await in_thread(pool, link, partial(self._attend, link, address))
             finally:
                 link.close()
                 free.release()
@@ -95,17 +97,19 @@ class ReplicaServer:
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     await free.acquire()
-                    wire, _ = await loop.sock_accept(self._door)
+                    wire, place = await loop.sock_accept(self._door)
                     silent_s = self._standing.settings.silent_s
-                    tasks.create_task(attend(Link(wire, silent_s=silent_s)))
+                    tasks.create_task(attend(Link(wire, silent_s=silent_s), place[0]))
 
-    def _attend(self, link: Link) -> None:
-        who = "somebody"
+    def _attend(self, link: Link, address: str) -> None:
+        who = address
         try:
             link.within(_PROVES_WITHIN_S)
             key = self._standing.key
             if not key:
                 return
+            if self._standing.tls is not None:
+                link.secure(self._standing.tls, is_caller=False)
             link.prove(key, is_caller=False)
             hello = link.hear_question()
             if not isinstance(hello, Hello) or hello.job != self._standing.job:
@@ -116,6 +120,8 @@ class ReplicaServer:
                 self._answer(link, hello)
         except EOFError:
             return
+        except ssl.SSLError as error:
+            log.warning("replica_caller_refused from=%s error=%s", who, refusal(error))
         except (OSError, ReplicaError) as error:
             log.info("replica_caller_lost node=%s error=%s", who, str(error) or "it is too slow")
 

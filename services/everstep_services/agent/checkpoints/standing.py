@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from everstep.messages import StartRanks
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import Hello
+from everstep_services.agent.checkpoints.tls import Tls
 
 _GRACE_S = 10.0
 
@@ -18,6 +19,8 @@ class Standing:
     settings: CheckpointSettings
     order: StartRanks | None = None
     """The newest that this agent had."""
+    tls: Tls | None = None
+    """What agents speak with each other; None for plain TCP."""
 
     @property
     def key(self) -> bytes:

@@ -1,8 +1,9 @@
 """What agents say to each other about states, before and after the bytes themselves.
 
 Both ends first prove that they have the key of the job without saying it: HMAC over fresh numbers
-of both. Then the caller asks one thing after the other. A message has its length before it, and a
-bound; whatever does not decode ends the connection.
+of both, and over both certificates where they speak TLS. Then the caller asks one thing after the
+other. A message has its length before it, and a bound; whatever does not decode ends the
+connection.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from everstep.errors import EverstepError
+from everstep_services.agent.checkpoints.tls import Tls, fingerprint
 
 _NONCE = 32
 _LENGTH = struct.Struct("!I")
@@ -143,7 +145,11 @@ class Link:
 
     def __init__(self, wire: socket.socket, *, silent_s: float) -> None:
         self._wire = wire
+        self._silent_s = silent_s
         self._until = float("inf")
+        self._is_over = False
+        self._flags: int = socket.MSG_WAITALL
+        self._certificates = b""
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # By the kernel: Python's own timeout takes two calls for one, and many for a piece.
         wire.settimeout(None)
@@ -151,29 +157,52 @@ class Link:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
+    def connect(self, place: Any, within_s: float) -> None:
+        """To whoever listens there."""
+        self._go_on()
+        self._wire.settimeout(within_s)
+        self._wire.connect(place)
+        self._wire.settimeout(None)
+
     def within(self, seconds: float) -> None:
         """From now on everything has to be over by then."""
         self._until = time.monotonic() + seconds
 
     def abort(self) -> None:
         """Whoever waits on it stops."""
+        self._is_over = True
         try:
-            self._wire.shutdown(socket.SHUT_RDWR)
+            # Not an SSLSocket's own, after which what is still sent would not be encrypted.
+            socket.socket.shutdown(self._wire, socket.SHUT_RDWR)
         except OSError:
-            return  # it is closed already
+            return  # it is closed already, or was never open
 
     def close(self) -> None:
         """Nothing more is said."""
         self._wire.close()
+
+    def secure(self, tls: Tls, *, is_caller: bool) -> None:
+        """From now on in TLS. `ssl.SSLError` when the other does not speak it as we do."""
+        wire, ours = tls.wrapped(self._wire, is_caller=is_caller)
+        self._wire, self._flags = wire, 0
+        self._go_on()
+        wire.settimeout(max(0.01, min(self._silent_s, self._until - time.monotonic())))
+        wire.do_handshake()
+        wire.settimeout(self._silent_s)  # OpenSSL knows nothing of the kernel's
+        theirs = wire.getpeercert(binary_form=True) or b""
+        self._certificates = fingerprint(*((ours, theirs) if is_caller else (theirs, ours)))
 
     def prove(self, key: bytes, *, is_caller: bool) -> None:
         """Exchange fresh numbers, then proofs. EOFError when the other has no key."""
         own = os.urandom(_NONCE)
         self.send(own)
         theirs = bytes(self._read(_NONCE))
-        self.send(_proof(key, own, theirs, is_caller=is_caller))
+        both = self._certificates
+        self.send(_proof(key, own + theirs + both, is_caller=is_caller))
         proof = self._read(hashlib.sha256().digest_size)
-        if not hmac.compare_digest(proof, _proof(key, theirs, own, is_caller=not is_caller)):
+        if not hmac.compare_digest(
+            proof, _proof(key, theirs + own + both, is_caller=not is_caller)
+        ):
             raise EOFError
 
     def say(self, what: Spoken) -> None:
@@ -199,10 +228,10 @@ class Link:
 
     def send(self, octets: memoryview | bytes) -> None:
         """All of it. Not by sendfile, which takes half as long again for what is in memory."""
-        at = 0
+        at, most = 0, len(octets) if self._flags else _PIECE  # TLS sends what it is given at once
         while at < len(octets):
             self._check()
-            at += self._wire.send(octets[at:])
+            at += self._wire.send(octets[at : at + most])
 
     def receive(self, into: Sink) -> None:
         """The bytes that were announced, until there is no more room."""
@@ -214,7 +243,7 @@ class Link:
         at = 0
         while at < len(piece):
             self._check()
-            count = self._wire.recv_into(piece[at:], 0, socket.MSG_WAITALL)
+            count = self._wire.recv_into(piece[at:], len(piece) - at, self._flags)
             if not count:
                 raise EOFError
             at += count
@@ -234,11 +263,15 @@ class Link:
         self._fill(memoryview(octets))
         return octets
 
+    def _go_on(self) -> None:
+        if self._is_over:
+            raise EOFError
+
     def _check(self) -> None:
         if time.monotonic() > self._until:
             raise TimeoutError
 
 
-def _proof(key: bytes, own: bytes, theirs: bytes, *, is_caller: bool) -> bytes:
+def _proof(key: bytes, over: bytes, *, is_caller: bool) -> bytes:
     role = b"caller" if is_caller else b"holder"
-    return hmac.digest(key, _LABEL + role + own + theirs, "sha256")
+    return hmac.digest(key, _LABEL + role + over, "sha256")

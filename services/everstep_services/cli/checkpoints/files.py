@@ -15,11 +15,12 @@ from everstep_services.catalog.domain.retention import Judged, Rules, judged
 from everstep_services.cli.checkpoints.page import print_judged, print_list
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.layout import aligned, moment, size, span
+from everstep_services.cli.layout import aligned, counted, moment, size, span
 from everstep_services.cli.operating import asker
 from everstep_services.cli.output import cell, print_record, print_records, say
 from trainer_sdk.checkpoint.manifest import step_name, step_of
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
+from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
 from trainer_sdk.checkpoint.storage.port import MissingError
 from trainer_sdk.checkpoint.storage.shelf import (
     PINNED,
@@ -120,14 +121,18 @@ def collect_shelf(
         storage = storage_for(place)
         known = _with_a_good_one(storage, _all(place))
         found = judged(known, Rules(*keep))
-        print_judged(invocation, [_judged_record(one) for one in found])
+        left = leavings(storage)
+        rows = [_judged_record(one) for one in found]
+        print_judged(invocation, rows + [_left_record(storage, one) for one in left])
         doomed = [one.checkpoint for one in found if not one.is_kept]
-        freed = sum(one.size_bytes for one in doomed)
+        freed = sum(one.size_bytes for one in doomed) + sum(one.size_bytes for one in left)
         if wants_it:
             freed = sum(storage.remove(step_name(one.step)) for one in reversed(doomed))
+            freed += sum(sweep(storage, one) or 0 for one in left)
     end = "" if wants_it else "; nothing was deleted: say --delete"
     verb = "are gone, which freed" if wants_it else "go, which would free"
-    say(f"{len(doomed)} of {len(found)} checkpoints {verb} {size(freed)}{end}")
+    swept = f" and what {counted(len(left), 'save')} left that came to nothing" if left else ""
+    say(f"{len(doomed)} of {len(found)} checkpoints{swept} {verb} {size(freed)}{end}")
 
 
 def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
@@ -254,6 +259,16 @@ def _judged_record(one: Judged) -> dict[str, Any]:
         "reason": one.reason,
         "path": one.checkpoint.path,
         "size_bytes": one.checkpoint.size_bytes,
+    }
+
+
+def _left_record(storage: Storage, one: Leaving) -> dict[str, Any]:
+    return {
+        "step": one.step,
+        "is_kept": False,
+        "reason": one.reason,
+        "path": f"{storage.url}/{one.folder}",
+        "size_bytes": one.size_bytes,
     }
 
 

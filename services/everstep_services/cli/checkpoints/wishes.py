@@ -12,14 +12,14 @@ class CheckpointWish(Wish):
     """Something about the checkpoint of a step."""
 
     @classmethod
-    def of(cls, action: str, job: str, step: int, reason: str) -> Self:
-        """Do this about that step in the global tier."""
-        return cls("change", reason, job, details={"action": action, "step": step})
+    def of(cls, action: str, job: str, step: int, reason: str, tier: str = "global") -> Self:
+        """Do this about that step in a tier."""
+        return cls("change", reason, job, details={"action": action, "step": step, "tier": tier})
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
         what = f"{self.details['step']}:{self.details['action']}"
-        body = {"reason": self.reason, "user": asker()}
+        body = {"reason": self.reason, "user": asker(), "tier": self.details["tier"]}
         return api.post(f"jobs/{quoted(self.job)}/checkpoints/{what}", body)
 
 

@@ -1,5 +1,6 @@
 """List checkpoints, read them back, pin, clean up or pull them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -24,6 +25,12 @@ def command() -> None:
     WHERE is a job, which the catalog is asked about, or a folder or URL of checkpoints, which needs
     no service: it has a slash in it, as ./ckpt or s3://bucket/llama.
     """
+
+
+def _about_a_step(what: Callable[..., None]) -> click.Command:
+    """A command about the checkpoint of a step, with a reason for the record."""
+    taken = click.argument("step", type=_STEP)(with_reason(click.pass_obj(what)))
+    return command.command()(click.argument("where")(taken))
 
 
 @command.command("ls")
@@ -104,44 +111,36 @@ def locate(invocation: Invocation, *, job: str, step: int | None) -> None:
         print_located(invocation, api, job, step)
 
 
-@command.command()
-@click.argument("where")
-@click.argument("step", type=_STEP)
-@with_reason
-@click.pass_obj
+@_about_a_step
 def pin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
     """Keep a checkpoint, whatever retention says."""
     _do(invocation, "pin", where, step, reason)
 
 
-@command.command()
-@click.argument("where")
-@click.argument("step", type=_STEP)
-@with_reason
-@click.pass_obj
+@_about_a_step
 def unpin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
     """Let retention have a checkpoint again."""
     _do(invocation, "unpin", where, step, reason)
 
 
-@command.command()
-@click.argument("where")
-@click.argument("step", type=_STEP)
-@with_reason
-@click.pass_obj
+@_about_a_step
 def quarantine(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
     """Have nobody restore a checkpoint, and keep it."""
     _do(invocation, "quarantine", where, step, reason)
 
 
-@command.command()
-@click.argument("where")
-@click.argument("step", type=_STEP)
-@with_reason
-@click.pass_obj
-def release(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+@_about_a_step
+@click.option(
+    "--tier",
+    type=click.Choice(["global", "memory"]),
+    default="global",
+    help="memory: the states of this step on all nodes of the job, their own and copies.",
+)
+def release(invocation: Invocation, *, where: str, step: int, tier: str, reason: str) -> None:
     """Let a quarantined checkpoint be restored again."""
-    _do(invocation, "release", where, step, reason)
+    if tier != "global" and is_place(where):
+        raise click.UsageError("what is in the memory of nodes is released by JOB")
+    _do(invocation, "release", where, step, reason, tier)
 
 
 @command.command()
@@ -182,7 +181,8 @@ def gc(
     """Say which checkpoints retention does not keep, and with --delete delete them.
 
     Of a job, what is not said is as the catalog is set to. Of a folder or URL, the newest is read
-    back first. The last good one stays, and so do those that are pinned or quarantined.
+    back first. The last good one stays, and so do those that are pinned or quarantined. What saves
+    have left that came to nothing goes, too, once nothing has changed in it for a day.
     """
     if is_place(where):
         from everstep_services.cli.checkpoints.files import collect_shelf
@@ -226,13 +226,15 @@ def is_place(where: str) -> bool:
     return "/" in where or where in {".", ".."}
 
 
-def _do(invocation: Invocation, action: str, where: str, step: int, reason: str) -> None:
+def _do(
+    invocation: Invocation, action: str, where: str, step: int, reason: str, tier: str = "global"
+) -> None:
     if is_place(where):
         from everstep_services.cli.checkpoints.files import mark_shelved
 
         mark_shelved(invocation, where, step, action, reason)
         return
-    fulfil(invocation, CheckpointWish.of(action, where, step, reason))
+    fulfil(invocation, CheckpointWish.of(action, where, step, reason, tier))
 
 
 def _path(invocation: Invocation, job: str, step: int) -> str:

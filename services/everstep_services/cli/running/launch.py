@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Coroutine
+from collections.abc import Generator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -44,13 +45,13 @@ def launch(invocation: Invocation, plan: RunPlan) -> int:
 def _launch(invocation: Invocation, plan: RunPlan) -> int:
     environ = dict(invocation.environ)
     if plan.bus is not None:
-        return asyncio.run(run_agent(plan, _known(plan.bus), environ))
+        return asyncio.run(run_agent(plan, _Known(plan.bus), environ))
     state = StateDir(plan.state_dir)
     running = state.running()
     if running is not None and running.command == "up" and not plan.standalone:
         settings = agent_login(state, running, plan.job)
         _tell(plan, running, state)
-        return asyncio.run(run_agent(plan, _known(settings), environ))
+        return asyncio.run(run_agent(plan, _Known(settings), environ))
     return _alone(invocation, plan, environ)
 
 
@@ -106,11 +107,15 @@ def _configure_logs(invocation: Invocation) -> None:
     logging.getLogger("nats").setLevel(logging.CRITICAL)
 
 
-def _known(settings: BusSettings) -> Coroutine[object, object, BusSettings]:
-    async def known() -> BusSettings:
-        return settings
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """There already; an agent that ends before it asks need not await it."""
 
-    return known()
+    settings: BusSettings
+
+    def __await__(self) -> Generator[None, None, BusSettings]:
+        yield from ()
+        return self.settings
 
 
 def _say(error: BaseException, code: int) -> int:

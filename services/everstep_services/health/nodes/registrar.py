@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from everstep.bus.asking import RefusalError
-from everstep.bus.errors import BusError, ConflictError, LeaseLostError
-from everstep.bus.ports import Batch, Bus, Held, StreamPosition
+from everstep.bus.decided import facts_in
+from everstep.bus.errors import BusError, ConflictError
+from everstep.bus.leading import Term, lead_for_ever
+from everstep.bus.ports import Batch, Bus, StreamPosition
 from everstep.clock import Clock
-from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded
-from everstep.messages.codec import BadMessageError, decode
 from everstep_services.health.nodes.control import enforces_exclusions, reconciled
 from everstep_services.health.nodes.exclusions import Circumstances, decide, exiled
 from everstep_services.health.nodes.register import Moment, Register
@@ -27,12 +26,8 @@ from everstep_services.health.nodes.switches import Switches
 from everstep_services.health.records import Records
 from everstep_services.health.settings import NodeSettings
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 _LEASE = "health-nodes"
-_LEASE_S = 10
-_RETRY_S = 2.0
 _BATCH = 1000
 _FETCH_S = 2.0
 _WRITE_EVERY_S = 10.0
@@ -82,7 +77,6 @@ class Registrar:
         self._count_nodes = count_nodes
         self._documents = bus.documents("NODES")
         self._switches = Switches(bus)
-        self._name = f"health-{new_id()}"
         self._counts: Counter[str] = Counter()
         self._levels: dict[str, float] = dict.fromkeys(_LEVELS, 0.0)
 
@@ -97,20 +91,7 @@ class Registrar:
 
     async def keep_for_ever(self) -> None:
         """Whenever the lease is free, take it and read on; survive the bus."""
-        while True:
-            wait_s = _LEASE_S / 3
-            try:
-                await self._bus.wait_connected()
-                held = await self._bus.leases.acquire(_LEASE, self._name, _LEASE_S)
-                if held is not None:
-                    await self._keep(held)
-            except LeaseLostError as error:
-                log.warning("registrar_replaced error=%s", error)
-            except (EverstepError, TimeoutError) as error:
-                log.warning("nodes_not_judged error=%s", error)
-                wait_s = _RETRY_S
-            self._levels["judging"] = 0.0
-            await self._clock.sleep(wait_s)
+        await lead_for_ever(self._bus, self._clock, _LEASE, self._keep)
 
     async def read(self) -> Register:
         """How it stands."""
@@ -132,10 +113,10 @@ class Registrar:
             return done
         raise RefusalError("503", "others change what is known of nodes all the time: ask again")
 
-    async def _keep(self, held: Held) -> None:
+    async def _keep(self, term: Term) -> None:
         try:
             stored = await self._load()
-            renewed = judged = written = self._clock.now()
+            judged = written = self._clock.now()
             async with self._bus.facts(stored.position) as reader:
                 self._levels["judging"] = 1.0
                 while True:
@@ -153,12 +134,9 @@ class Registrar:
                         stored = await self._take_turn(stored, turn)
                         judged = now if turn.is_due else judged
                         written = now if turn.is_old else written
-                    if now - renewed >= _LEASE_S / 3:
-                        held, renewed = await self._bus.leases.renew(held), now
+                    await term.renew()
         finally:
-            if self._bus.connected:
-                with contextlib.suppress(BusError, TimeoutError):
-                    await self._bus.leases.release(held)
+            self._levels["judging"] = 0.0
 
     async def _take_turn(self, stored: Stored, turn: _Turn) -> Stored:
         """Take what was read, judge, write, carry out. Whoever wrote meanwhile goes first."""
@@ -239,15 +217,8 @@ class Registrar:
         stored.revision = await self._documents.put(KEY, data, revision=stored.revision)
 
     async def _record(self, outbox: Iterable[str]) -> None:
-        """What a write has decided: the same facts, whoever records them, however often."""
-        for text in outbox:
-            try:
-                fact = decode(text.encode())
-            except BadMessageError as error:
-                log.info("fact_left error=%s", error)  # a newer release's own replicas record it
-                continue
-            if isinstance(fact, Fact):
-                await self._bus.record(fact)
+        for fact in facts_in(outbox):
+            await self._bus.record(fact)
 
     def _facts(self, batch: Batch) -> list[Fact]:
         self._counts["facts_read"] += len(batch.facts)

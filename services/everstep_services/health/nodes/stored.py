@@ -1,20 +1,17 @@
 """What is stored about nodes, and the facts that it is made from: bytes in, bytes out."""
 
-import logging
-
 import msgspec
 
 from everstep import subjects
+from everstep.bus import decided
 from everstep.bus.ports import Delivered, Document, StreamPosition
 from everstep.errors import EverstepError
 from everstep.messages import Fact, NodesDocument, kind_of
-from everstep.messages.codec import BadMessageError, decode, encode
+from everstep.messages.codec import encode
 from everstep_services.health.nodes.distrust import NodeRules
 from everstep_services.health.nodes.evidence import READ
 from everstep_services.health.nodes.register import Register
 from everstep_services.health.settings import NodeSettings
-
-log = logging.getLogger(__name__)
 
 KEY = subjects.CLUSTER
 _KINDS = frozenset(kind_of(one) for one in READ)
@@ -68,16 +65,7 @@ class Stored:
 
 def fact_of(message: Delivered) -> Fact | None:
     """A fact about nodes; None for any other, and for what cannot be read or lies of its job."""
-    *_, job, kind = message.subject.split(".")
-    if kind not in _KINDS:
-        return None
-    try:
-        fact = decode(message.data)
-    except BadMessageError as error:
-        log.info("fact_passed_over subject=%s error=%s", message.subject, error)
-        return None
-    is_true = isinstance(fact, Fact) and (fact.job, kind_of(fact)) == (job, kind)
-    return fact if is_true and isinstance(fact, Fact) else None
+    return decided.fact_of(message, _KINDS)
 
 
 def rules_of(settings: NodeSettings) -> NodeRules:

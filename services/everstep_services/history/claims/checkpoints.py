@@ -1,6 +1,7 @@
 """What facts about checkpoints claim: how saving goes, and what the newest round began from."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from everstep.messages import (
     CheckpointCommitted,
@@ -103,38 +104,48 @@ def _refused(changes: Changes, one: Recorded, fact: SaveRefused) -> None:
 
 
 def _restored(changes: Changes, one: Recorded, fact: CheckpointRestored) -> None:
-    changes.merge(
-        RESTORES,
-        (fact.job,),
-        restored_n=one.n,
-        restored_us=to_us(fact.at),
-        restored_round=fact.round,
+    _began(
+        changes,
+        one,
+        fact,
         outcome="restored",
         restored_step=fact.step,
         tiers=parts(fact.tiers),
-        restored_reason=fact.reason,
         restored_s=fact.took_s,
-        rejected=len(fact.rejected),
         restores=1,
     )
 
 
 def _without_state(changes: Changes, one: Recorded, fact: FreshStarted | RestoreFailed) -> None:
     is_fresh = isinstance(fact, FreshStarted)
+    _began(
+        changes,
+        one,
+        fact,
+        outcome="fresh" if is_fresh else "failed",
+        restored_step=None,
+        tiers=None,
+        restored_s=None,
+        fresh_starts=int(is_fresh),
+        failed_restores=int(not is_fresh),
+    )
+
+
+def _began(
+    changes: Changes,
+    one: Recorded,
+    fact: CheckpointRestored | FreshStarted | RestoreFailed,
+    **values: Any,
+) -> None:
     changes.merge(
         RESTORES,
         (fact.job,),
         restored_n=one.n,
         restored_us=to_us(fact.at),
         restored_round=fact.round,
-        outcome="fresh" if is_fresh else "failed",
-        restored_step=None,
-        tiers=None,
         restored_reason=fact.reason,
-        restored_s=None,
         rejected=len(fact.rejected),
-        fresh_starts=int(is_fresh),
-        failed_restores=int(not is_fresh),
+        **values,
     )
 
 

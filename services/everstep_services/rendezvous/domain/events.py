@@ -16,6 +16,7 @@ from everstep.messages import (
     RequestCopy,
     RequestEvidence,
     RequestMeasurement,
+    RequestRelease,
     RequestSave,
     RestartJob,
     StopJob,
@@ -63,6 +64,7 @@ Event = (
     | RequestChecks
     | RequestMeasurement
     | RequestCopy
+    | RequestRelease
     | Tick
 )
 

@@ -12,10 +12,12 @@ from everstep.messages import (
     LeaveJob,
     OperatorActed,
     Peer,
+    ReleaseImages,
     RequestChecks,
     RequestCopy,
     RequestEvidence,
     RequestMeasurement,
+    RequestRelease,
     RequestSave,
     RestartJob,
     RunChecks,
@@ -32,7 +34,9 @@ from everstep_services.rendezvous.domain.turn import Turn
 
 Deed = StopJob | RestartJob | DrainNode | RequestSave | RequestChecks | RequestMeasurement
 """What is on record with who asked for it."""
-Request = Deed | RequestEvidence | RequestCopy
+Beside = RequestEvidence | RequestCopy | RequestRelease
+"""What services ask for."""
+Request = Deed | Beside
 _ACTIONS: Mapping[type[Deed], str] = {
     StopJob: "stop_job",
     RestartJob: "restart_job",
@@ -55,9 +59,7 @@ def request(turn: Turn, ask: Request) -> Done:
     return _save(turn, ask) if isinstance(ask, RequestSave) else _pass_on(turn, ask)
 
 
-def _pass_on(
-    turn: Turn, ask: RequestEvidence | RequestChecks | RequestMeasurement | RequestCopy
-) -> Done:
+def _pass_on(turn: Turn, ask: RequestChecks | RequestMeasurement | Beside) -> Done:
     match ask:
         case RequestEvidence():
             return _evidence(turn, ask)
@@ -67,6 +69,8 @@ def _pass_on(
             return _measurement(turn, ask)
         case RequestCopy():
             return _copy(turn, ask)
+        case RequestRelease():
+            return _release(turn, ask)
 
 
 def dismiss(turn: Turn) -> None:
@@ -266,6 +270,22 @@ def _copy(turn: Turn, ask: RequestCopy) -> Done:
     )
     turn.send(order, holder)
     return Done(text=f"asked {ask.holder}")
+
+
+def _release(turn: Turn, ask: RequestRelease) -> Done:
+    doc = turn.state.doc
+    if doc.phase in OVER:
+        return Done(text="the job is over, and its states in memory with it", is_refused=True)
+    order = ReleaseImages(
+        id=turn.now.new_id(),
+        job=doc.job,
+        round=doc.round,
+        reason=ask.reason,
+        step=ask.step,
+        by=ask.by,
+    )
+    turn.send(order)
+    return Done(text="all nodes are asked")
 
 
 def _accepted(turn: Turn, ask: Deed, text: str) -> Done:

@@ -1,0 +1,46 @@
+"""Coming back from the memory of the node, beside a copy of as many bytes."""
+
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.checkpointing.contenders import State
+from trainer_sdk.checkpoint import Checkpointer
+
+JOB = "bench-restore"
+
+
+def restored(folder: Path, state: State, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds. Images are checked while a training is built: here, before it is timed."""
+    found: dict[str, list[float]] = {"copy": [], "restore": [], "checked": []}
+    live = {key: torch.ones_like(value.detach()) for key, value in state.items()}
+    for number in range(1, rounds + 2):
+        first = Checkpointer(folder / "back", keep_memory=True, job=JOB)
+        first.save(number, state, to_root=False, wait=True)
+        first.leave(is_failing=True)
+        began = time.perf_counter()
+        second = Checkpointer(folder / "back", keep_memory=True, job=JOB)
+        ahead = second._way_back._ahead
+        assert ahead is not None
+        ahead._thread.join()
+        checked = time.perf_counter()
+        for key, value in state.items():
+            live[key].copy_(value.detach())
+        copied = time.perf_counter()
+        for value in live.values():
+            value.zero_()
+        dist.barrier()
+        zeroed = time.perf_counter()
+        back = second.restore(live)
+        ended = time.perf_counter()
+        assert back is not None
+        assert (back.step, back.tier) == (number, "memory")
+        second.close()
+        if number > 1:  # the first copy meets memory that nobody has touched
+            found["checked"].append((checked - began) * 1e3)
+            found["copy"].append((copied - checked) * 1e3)
+            found["restore"].append((ended - zeroed) * 1e3)
+    assert all(torch.equal(live[key], value) for key, value in state.items())
+    return found

@@ -1,0 +1,66 @@
+"""Of several replicas, one leads: it reads every fact, and does what is to be done by itself."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from everstep.bus.errors import BusError, LeaseLostError
+from everstep.bus.ports import Bus, Held
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep.ids import new_id
+
+log = logging.getLogger(__name__)
+
+_LEASE_S = 10
+_RENEW_S = _LEASE_S / 3
+_RETRY_S = 2.0
+
+
+class Term:
+    """For as long as it is renewed, nobody else leads."""
+
+    def __init__(self, bus: Bus, clock: Clock, held: Held) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._held = held
+        self._renewed = clock.now()
+
+    async def renew(self) -> None:
+        """To be called every second or two; `LeaseLostError` when it is over."""
+        now = self._clock.now()
+        if now - self._renewed >= _RENEW_S:
+            self._held, self._renewed = await self._bus.leases.renew(self._held), now
+
+    async def end(self) -> None:
+        """Let another replica lead at once, if the bus can be reached."""
+        if self._bus.connected:
+            with suppress(BusError, TimeoutError):
+                await self._bus.leases.release(self._held)
+
+
+async def lead_for_ever(
+    bus: Bus, clock: Clock, lease: str, work: Callable[[Term], Awaitable[None]]
+) -> None:
+    """Whenever the lease is free, take it and work; survive the bus."""
+    name = f"{lease}-{new_id()}"
+    while True:
+        wait_s = _RENEW_S
+        try:
+            await bus.wait_connected()
+            held = await bus.leases.acquire(lease, name, _LEASE_S)
+            if held is not None:
+                await _lead(Term(bus, clock, held), work)
+        except LeaseLostError as error:
+            log.warning("leader_replaced lease=%s error=%s", lease, error)
+        except (EverstepError, TimeoutError) as error:
+            log.warning("not_leading lease=%s error=%s", lease, error)
+            wait_s = _RETRY_S
+        await clock.sleep(wait_s)
+
+
+async def _lead(term: Term, work: Callable[[Term], Awaitable[None]]) -> None:
+    try:
+        await work(term)
+    finally:
+        await term.end()

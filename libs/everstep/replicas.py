@@ -1,0 +1,44 @@
+"""A replica of a service that meets the others on the bus, opened for whichever process runs it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from everstep.bus import BusSettings, connect
+from everstep.bus.ports import Bus
+from everstep.clock import Clock, SystemClock
+from everstep.runtime import Loop, Parts
+
+
+class Replica(Protocol):
+    """A service that keeps nothing which another replica could not go on from."""
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """What is to be run."""
+        ...
+
+    def statistics(self) -> dict[str, float]:
+        """What it knows and counted so far, for metrics."""
+        ...
+
+
+@asynccontextmanager
+async def on_bus(
+    name: str,
+    settings: BusSettings,
+    make: Callable[[Bus, Clock], Replica],
+    spool: Path | None = None,
+) -> AsyncIterator[Parts]:
+    """A replica, open whether the bus is there or not.
+
+    What it decided waits in `spool`, or below the `spool_dir` of the bus, for the stream.
+    """
+    async with connect(settings, name, spool=spool or settings.spool_for(name), wait=False) as bus:
+        replica = make(bus, SystemClock())
+        yield Parts(
+            loops=replica.loops,
+            checks={"bus": bus.prove},
+            statistics={name: replica.statistics, "bus": bus.statistics},
+        )

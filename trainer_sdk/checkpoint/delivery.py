@@ -1,0 +1,256 @@
+"""Saves on their way through the writer: what it says of each, and what follows when one fails."""
+
+import threading
+import time
+from contextlib import suppress
+
+from trainer_sdk.checkpoint.news import News
+from trainer_sdk.checkpoint.save import OnError, Patience, Save, SaveError
+from trainer_sdk.checkpoint.storage.port import StorageError
+from trainer_sdk.checkpoint.writer.orders import (
+    Done,
+    Failed,
+    FromWriter,
+    Going,
+    Kept,
+    NextWave,
+    Wave,
+    WriteFile,
+    WriteState,
+    Written,
+)
+from trainer_sdk.checkpoint.writer.publishing import abandon
+from trainer_sdk.checkpoint.writing import Writer, WriterGoneError
+
+_MOST_ATTEMPTS = 3
+_IN_VAIN = frozenset({"other_owner", "other_rank", "changed", "copy", "late", "no_writer"})
+_GONE_WITHIN_S = 5.0
+
+
+class Delivery:
+    """The writer of one rank, and the saves that were given to it.
+
+    The training calls it, and a thread that hears the writer.
+    """
+
+    def __init__(self, rank: int, news: News, on_error: OnError, patience: Patience) -> None:
+        self._rank = rank
+        self._news = news
+        self._on_error = on_error
+        self._patience = patience
+        self._writer: Writer | None = None
+        self._abandoning: threading.Thread | None = None
+        self.lock = threading.RLock()
+        """Held by whoever looks at several saves at once."""
+        self.saves: dict[int, Save] = {}
+        """By their numbers, the oldest first; until they are finalized."""
+        self.last_good: int | None = None
+        """The newest step that this rank knows to be visible."""
+
+    @property
+    def writer_pid(self) -> int | None:
+        """The process of the writer, if there is one."""
+        writer = self._writer
+        return writer.pid if writer is not None and writer.is_alive else None
+
+    def warm(self) -> None:
+        """Have a writer ready."""
+        with self.lock, suppress(WriterGoneError):
+            self._ready_writer()
+
+    def send(self, save: Save, order: WriteState | WriteFile) -> None:
+        """All of it is in its buffer: have it written, unless it was abandoned meanwhile."""
+        with self.lock:
+            save.order = order
+            if save.result is None:
+                self._send(save)
+
+    def wave(self, save: Save) -> None:
+        """The next window is in its buffer."""
+        with self.lock, suppress(WriterGoneError):
+            self._ready_writer().send(Wave(save=save.number))
+
+    def fail(self, save: Save, failed: Failed) -> None:
+        """It comes to nothing, or is tried again."""
+        with self.lock:
+            self._fail(save, failed)
+
+    def fail_late(self, save: Save, within_s: float) -> None:
+        """The training ends, and has waited for it."""
+        late = f"it was not durable within {within_s:g} s of the end of the training"
+        with self.lock:
+            self._fail(save, _failed(save, late, "late"), is_stuck=True)
+
+    def close(self) -> None:
+        """End the writer, and abandon what it still has."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        with self.lock:
+            for save in self.saves.values():
+                if save.result is None:
+                    failed = _failed(save, "the training has abandoned it", "aborted")
+                    self._settle(save, SaveError(self._rank, save.step, failed))
+        if self._abandoning is not None:
+            self._abandoning.join(_GONE_WITHIN_S)
+
+    # What the writer says, in its thread.
+
+    def _hear(self, line: FromWriter) -> None:
+        with self.lock:
+            save = self.saves.get(line.save)
+            if save is None or save.result is not None:
+                return
+            save.news_at = time.monotonic()
+            if not save.waits_for:
+                self._goes_on(save)
+            self._act_on(save, line)
+
+    def _act_on(self, save: Save, line: FromWriter) -> None:
+        match line:
+            case Going():
+                save.stage, save.waits_for = line.stage, line.waits_for
+            case NextWave():
+                save.windows.put(None)
+            case Kept():
+                self._kept(save, line)
+            case Written():
+                self._written(save, line)
+            case Done():
+                self._done(save, line)
+            case Failed():
+                self._fail(save, line)
+
+    def _kept(self, save: Save, line: Kept) -> None:
+        save.buffer.step = save.step
+        assert isinstance(save.order, WriteState)
+        self._news.kept(save, save.order, line)
+
+    def _written(self, save: Save, line: Written) -> None:
+        save.stage, save.write_s = "publish", line.write_s
+        if self._on_error != "retry":
+            save.leave_buffer()
+        if isinstance(save.order, WriteState) and save.order.root:
+            self._news.written(save, save.order, line)
+        elif isinstance(save.order, WriteState):
+            self._settle(save, Done(save=save.number, place=save.place))
+
+    def _done(self, save: Save, line: Done) -> None:
+        if isinstance(save.order, WriteState):
+            self.last_good = max(save.step or 0, self.last_good or 0)
+            self._news.done(save, save.order, line)
+        self._settle(save, line)
+
+    # What time brings.
+
+    def _look(self, now: float) -> None:
+        """Called about once a second while there is a writer."""
+        with self.lock:
+            for save in list(self.saves.values()):
+                if save.retry_at is not None and now >= save.retry_at:
+                    self._send(save)
+                elif save.is_sent:
+                    self._look_at(save, now)
+
+    def _look_at(self, save: Save, now: float) -> None:
+        within_s = self._patience.write_within_s
+        # The writer itself gives up the other ranks after as long; then there is a rest for it.
+        most_s = 2 * within_s + self._patience.delayed_after_s
+        if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
+            writer, self._writer = self._writer, None  # it may hang where even a kill waits
+            if writer is not None:
+                writer.kill()
+            self._fail_sent(f"the writer was not done within {now - save.sent_at:.0f} s", "timeout")
+        elif now >= self._next_word_at(save):
+            save.told_lag_s = now - save.called_at
+            is_first, save.is_delayed = not save.is_delayed, True
+            waiting = [one for one in self.saves.values() if one.is_sent]
+            self._news.delayed(save, waiting, is_first=is_first)
+
+    def _next_word_at(self, save: Save) -> float:
+        """When it is told to be late: first after a while, then each time that it has doubled."""
+        if save.is_delayed:
+            return save.called_at + 2 * save.told_lag_s
+        # While it waits for others, there is news all the time, but no progress.
+        since = save.sent_at if save.waits_for else save.news_at
+        return since + self._patience.delayed_after_s
+
+    def _goes_on(self, save: Save) -> None:
+        if save.is_delayed:
+            save.is_delayed = False
+            self._news.goes_on()
+
+    # What goes wrong.
+
+    def _send(self, save: Save) -> None:
+        assert save.order is not None
+        save.retry_at = None
+        save.sent_at = save.news_at = time.monotonic()
+        save.stage = "write"
+        try:
+            self._ready_writer().send(save.order)
+        except WriterGoneError as error:
+            self._fail(save, _failed(save, str(error), "no_writer"))
+
+    def _ready_writer(self) -> Writer:
+        if self._writer is None or not self._writer.is_alive:
+            self._writer = Writer(self._hear, self._lost, self._look)
+        return self._writer
+
+    def _lost(self, gone: WriterGoneError) -> None:
+        with self.lock:
+            self._fail_sent(str(gone), "writer_died")
+
+    def _fail_sent(self, reason: str, error: str) -> None:
+        """All that the writer had."""
+        for save in [one for one in self.saves.values() if one.is_sent]:
+            self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
+
+    def _fail(self, save: Save, failed: Failed, *, is_stuck: bool = False) -> None:
+        """A storage that is stuck would take no word for the other ranks, and hang this one."""
+        if save.result is not None:
+            return
+        order = save.order
+        tier = "global" if isinstance(order, WriteState) and order.root else "memory"
+        self._news.failed(
+            save.step, failed, tier=tier, attempt=save.attempts, last_good=self.last_good
+        )
+        may_retry = self._on_error == "retry" and failed.error not in _IN_VAIN and save.is_whole
+        if may_retry and save.attempts < _MOST_ATTEMPTS:
+            self._retry(save, failed)
+            return
+        error = SaveError(self._rank, save.step, failed)
+        self._news.given_up(error)
+        self._settle(save, error)
+        if isinstance(order, WriteState) and order.root and not is_stuck:
+            self._abandon(order, failed.reason)
+
+    def _retry(self, save: Save, failed: Failed) -> None:
+        save.attempts += 1
+        if failed.error in ("writer_died", "timeout"):
+            self._send(save)  # nobody would do it later: the writer's thread ends, too
+        else:
+            save.retry_at = time.monotonic() + save.attempts
+
+    def _settle(self, save: Save, result: Done | SaveError) -> None:
+        save.result, save.retry_at = result, None
+        self._goes_on(save)
+        save.leave_buffer()
+        save.windows.put(None)
+        save.over.set()
+
+    def _abandon(self, order: WriteState, reason: str) -> None:
+        """Let the other ranks know; where the storage refuses that, too, they wait."""
+        if order.identity.world_size == 1:
+            return
+
+        def tell() -> None:
+            with suppress(StorageError):
+                abandon(order.root, order.saving, order.identity.step, order.rank, reason)
+
+        self._abandoning = threading.Thread(target=tell, name="everstep-abandon", daemon=True)
+        self._abandoning.start()
+
+
+def _failed(save: Save, reason: str, error: str) -> Failed:
+    return Failed(save=save.number, stage=save.stage, reason=reason, error=error, place=save.place)

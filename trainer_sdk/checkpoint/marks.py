@@ -1,0 +1,81 @@
+"""Images that are not to be restored: the index is put aside, and put back when one is released."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainer_sdk.checkpoint.manifest import (
+    INDEX,
+    BadManifestError,
+    Identity,
+    ImageIndex,
+    decode,
+)
+from trainer_sdk.checkpoint.restore.choosing import MEMORY, PEER
+from trainer_sdk.checkpoint.storage.shelf import Mark
+
+MARKED_INDEX = "index.quarantined.json"
+"""In the place of the index of an image that is not to be restored: why."""
+ASIDE_INDEX = "index.aside.json"
+"""That index. It goes as soon as another state is written over the image."""
+
+
+class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of an image."""
+
+    identity: Identity
+    mark: Mark
+
+
+def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:
+    """Put its index aside, and say why."""
+    marked = msgspec.json.encode(MarkedImage(identity=identity, mark=mark))
+    (folder / MARKED_INDEX).write_bytes(marked)
+    with suppress(FileNotFoundError):
+        os.replace(folder / INDEX, folder / ASIDE_INDEX)
+
+
+def marked_image(folder: Path) -> MarkedImage | None:
+    """What is said of the image in this folder, if it is not to be restored."""
+    try:
+        return msgspec.json.decode((folder / MARKED_INDEX).read_bytes(), type=MarkedImage)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def release_image(folder: Path, marked: MarkedImage) -> bool:
+    """Take the mark away; whether the image is still there, and may be restored again."""
+    with suppress(FileNotFoundError, FileExistsError):  # another state is, or was, written over it
+        os.link(folder / ASIDE_INDEX, folder / INDEX)
+    for name in (ASIDE_INDEX, MARKED_INDEX):
+        (folder / name).unlink(missing_ok=True)
+    try:
+        index = decode((folder / INDEX).read_bytes(), ImageIndex, str(folder))
+    except (OSError, BadManifestError):
+        return False
+    return index.identity == marked.identity
+
+
+def image_folders(images: Path | None, rank: int | None = None) -> Iterator[tuple[str, Path]]:
+    """Where ranks have images on this node: their own, and those that were held for them."""
+    if images is None:
+        return
+    of = "rank-*" if rank is None else f"rank-{rank}"
+    for tier, pattern in ((MEMORY, f"own/{of}/*"), (PEER, f"held/slot-*/{of}/*")):
+        for folder in sorted(images.glob(pattern)):
+            if folder.is_dir():
+                yield tier, folder
+
+
+def release_images(images: Path, step: int) -> list[tuple[str, Path]]:
+    """Let the images of a step be restored again; which of them are still there."""
+    return [
+        (tier, folder)
+        for tier, folder in image_folders(images)
+        if (marked := marked_image(folder)) is not None
+        and marked.identity.step == step
+        and release_image(folder, marked)
+    ]
