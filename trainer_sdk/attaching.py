@@ -94,8 +94,7 @@ def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
         return
     for path in (os.path.dirname(folder), folder, os.path.dirname(own), own):
         _private(path)
-    holds = os.open(os.path.join(folder, layout.LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    fcntl.flock(holds, fcntl.LOCK_SH)  # as long as we live, nobody takes the folder for left behind
+    holds = _held(folder)
     _open_page(own, place, link, Door(os.path.join(folder, SOCKET)))
     os.register_at_fork(after_in_child=link.detach)
     atexit.register(_leave, link, folder, holds, environ)
@@ -140,6 +139,19 @@ def _private(path: str) -> None:
         raise PermissionError(f"{path} is not a folder of this user: remove it")
     if about.st_mode & 0o077:
         os.chmod(path, 0o700)
+
+
+def _held(folder: str) -> int:
+    """Its lock: as long as we live, nobody takes the folder for left behind."""
+    base = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(base, fcntl.LOCK_EX)  # nobody looks between the making of the lock and its hold
+        lock = os.path.join(folder, layout.LOCK_FILE)
+        holds = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(holds, fcntl.LOCK_SH)
+    finally:
+        os.close(base)
+    return holds
 
 
 def _start_agent(folder: str, environ: Mapping[str, str]) -> None:

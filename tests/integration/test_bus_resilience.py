@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import time
@@ -17,7 +18,7 @@ from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.errors import FactsWaitingError, SpoolFullError
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
-from everstep.messages.codec import decode
+from everstep.messages.codec import decode, encode
 from tests.integration.bus_facts import beat, ended, numbers, settings_of
 from tests.waiting import until_async
 
@@ -261,6 +262,17 @@ async def test_rubbish_and_messages_from_the_future_are_skipped_counted_and_said
         assert heard.undecodable == 3
         assert bus.statistics()["undecodable_total"] == 3
     assert caplog.text.count("message_skipped") == 1
+
+
+async def test_messages_with_and_without_headers_keep_their_order(bus: NatsBus) -> None:
+    """Those without are heard at once, those with by way of nats-py's queue."""
+    client = bus.jetstream.connection.client
+    rng = random.Random(7)
+    async with bus.subscribe(subjects.beat("j"), NodeBeat) as heard:
+        for number in range(2000):
+            headers = {"X": "y"} if rng.random() < 0.3 else None
+            await client.publish(subjects.beat("j", "n"), encode(beat(number)), headers=headers)
+        assert [(await heard.get()).sequence for _ in range(2000)] == [*range(2000)]
 
 
 async def test_a_full_spool_refuses_facts_while_beats_go_on(

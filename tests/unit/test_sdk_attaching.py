@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from everstep.errors import EverstepError
 from everstep_services.agent.attached.finding import Finder
 from everstep_services.agent.attached.folder import sole_agent
 from everstep_services.agent.ranks.ground import sweep
+from everstep_services.agent.ranks.tree import alone_in
 from tests.waiting import until
 from trainer_sdk import attaching
 
@@ -218,5 +220,21 @@ def test_a_folder_with_ranks_stays(tmp_path: Path) -> None:
     os.close(lock)
     assert folder.exists()
     os.close(rank)
+    sweep(tmp_path)
+    assert not folder.exists()
+
+
+def test_no_folder_is_swept_between_the_making_of_its_lock_and_its_hold(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    sweeping = threading.Thread(target=sweep, args=(tmp_path,))
+    with alone_in(tmp_path):
+        folder.mkdir()
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        sweeping.start()
+        sweeping.join(0.2)  # it has to wait
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    sweeping.join()
+    assert folder.exists()
+    os.close(lock)
     sweep(tmp_path)
     assert not folder.exists()

@@ -114,7 +114,7 @@ class NatsBus:
 
         self._inboxes.append(inbox)
         try:
-            async with self._connection.subscribed(subject, on_message):
+            async with self._connection.subscribed(subject, on_message, inbox.put):
                 yield inbox
         finally:
             self._inboxes.remove(inbox)

@@ -24,7 +24,7 @@ from nats.aio.subscription import Subscription
 from everstep.bus.beside import beside
 from everstep.bus.diagnosis import check_server, credentials_expired, explain, is_final
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
-from everstep.bus.library import MendedClient, dispose, settle
+from everstep.bus.library import Hear, MendedClient, dispose, settle
 from everstep.bus.login import login
 from everstep.bus.settings import BusSettings
 
@@ -132,9 +132,14 @@ class Connection:
             self._attachments.remove(attachment)
 
     @asynccontextmanager
-    async def subscribed(self, subject: str, on_message: OnMessage) -> AsyncIterator[None]:
-        """Hear a subject until the end. `BusDeniedError` when we may not."""
-        wanted = _Wanted(self, subject, on_message)
+    async def subscribed(
+        self, subject: str, on_message: OnMessage, hear: Hear | None = None
+    ) -> AsyncIterator[None]:
+        """Hear a subject until the end. `BusDeniedError` when we may not.
+
+        With `hear`, what comes without reply and headers goes there instead, at once.
+        """
+        wanted = _Wanted(self, subject, on_message, hear)
         async with self.attached(wanted):
             try:
                 yield
@@ -290,16 +295,21 @@ class Connection:
 class _Wanted:
     """A subscription that is made again on each new client."""
 
-    def __init__(self, connection: Connection, subject: str, on_message: OnMessage) -> None:
+    def __init__(
+        self, connection: Connection, subject: str, on_message: OnMessage, hear: Hear | None
+    ) -> None:
         self._connection = connection
         self._subject = subject
         self._on_message = on_message
+        self._hear = hear
         self._subscription: Subscription | None = None
 
     async def attach(self, client: Client) -> None:
         self._subscription = await client.subscribe(
             self._subject, cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
         )
+        if self._hear is not None and isinstance(client, MendedClient):
+            client.hear_at_once(self._subscription, self._hear)
         await self._connection.refuse_if_denied(client, self._subject)
 
     async def detach(self) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from math import ceil
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -15,14 +17,41 @@ T = TypeVar("T")
 
 _CLOSE_WITHIN_S = 2.0
 
+Hear = Callable[[str, bytes], object]
+"""Takes in the subject and the body of a message, at once."""
+
 
 class MendedClient(Client):
-    """nats-py's client, mended in three places.
+    """nats-py's client, mended in four places.
 
     It tells no password to a server without TLS when TLS was asked for; a PONG that a
-    cancelled caller no longer waits for does not break the connection for everybody; and who is
-    cancelled while it waits for a write is cancelled.
+    cancelled caller no longer waits for does not break the connection for everybody; who is
+    cancelled while it waits for a write is cancelled; and plain messages can be heard without the
+    queue and the task that nats-py has for each subscription.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hears: WeakKeyDictionary[Subscription, Hear] = WeakKeyDictionary()
+
+    def hear_at_once(self, subscription: Subscription, hear: Hear) -> None:
+        """Hear what comes without reply and headers, in its order among the others, as it comes."""
+        self._hears[subscription] = hear
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        subscription = self._subs.get(sid)
+        hear = None
+        if subscription is not None and not (reply or headers or subscription.pending_msgs):
+            hear = self._hears.get(subscription)
+        if hear is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            hear(subject.decode(), data)
+        except Exception as error:  # noqa: BLE001 - as nats-py: it must not end the connection
+            await self._error_cb(error)
 
     async def _flush_pending(self, force_flush: bool = False) -> object:
         return await _cancellable(super()._flush_pending(force_flush))

@@ -29,7 +29,7 @@ def opened_images(job: str, node: str, memory: Path) -> Iterator[Path | None]:
         return
     base = private_dir(private_dir(memory / f"everstep-{os.getuid()}") / "images")
     name = f"{job}@{node}"
-    with _alone(base):
+    with tree.alone_in(base):
         _sweep(base, name)
         folder = private_dir(base / name)
         lock = _locked(folder / layout.LOCK_FILE)
@@ -42,23 +42,9 @@ def opened_images(job: str, node: str, memory: Path) -> Iterator[Path | None]:
         yield folder
     finally:
         _empty(folder)
-        with _alone(base):
+        with tree.alone_in(base):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-
-
-@contextmanager
-def _alone(base: Path) -> Iterator[None]:
-    """One agent at a time makes or removes a folder: none is seen between its making and its lock.
-
-    Whoever is killed meanwhile lets the others go on.
-    """
-    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(base: Path, name: str) -> None:

@@ -44,7 +44,8 @@ def lay(plan: KeeperPlan) -> Ground:
     others = frozenset(tree.children(os.getpid()))
     become_subreaper()
     swept = tree.kill_leftovers()
-    lock = _lock(plan.runtime_dir / layout.LOCK_FILE)
+    with tree.alone_in(plan.runtime_dir.parent):
+        lock = _lock(plan.runtime_dir / layout.LOCK_FILE)
     datagrams = _bound(plan.runtime_dir / _SOCKET)
     ours, theirs = socket.socketpair()
     with theirs, open(plan.runtime_dir / "warden.log", "ab") as log:
@@ -96,9 +97,10 @@ def _prepare(plan: KeeperPlan, rank: RankPlan, number: int) -> tuple[RankEntry, 
 
 def sweep(base: Path) -> None:
     """Remove the folders of agents that were killed: nobody holds their locks any more."""
-    for folder in base.iterdir():
-        if tree.is_free(str(folder / layout.LOCK_FILE)):
-            shutil.rmtree(folder, ignore_errors=True)
+    with tree.alone_in(base):
+        for folder in base.iterdir():
+            if tree.is_free(str(folder / layout.LOCK_FILE)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_error(folder: Path) -> ErrorRecord | None:

@@ -4,6 +4,8 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from trainer_sdk import layout
 
@@ -142,6 +144,20 @@ def _tagged() -> Iterator[tuple[int, dict[str, str]]]:
         if layout.INSTANCE_VARIABLE.encode() in environ:
             pairs = (item.partition(b"=") for item in environ.split(b"\0"))
             yield int(name), {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+@contextmanager
+def alone_in(base: Path) -> Iterator[None]:
+    """One agent at a time makes or removes a folder: none is seen between its making and its lock.
+
+    Whoever is killed meanwhile lets the others go on.
+    """
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_free(path: str) -> bool:
