@@ -15,7 +15,7 @@ _FORGET_EVERY_S = 60.0
 _BEAT_S = 1.05
 """Between two beats of an agent, and what they may be late by."""
 _HAILS_LEAST = 3
-"""Who was asked so often and did not answer is not silent because beats were lost."""
+"""Who was asked so often, and has had time to answer, is not silent because beats were lost."""
 _HAILS_IN_VAIN = 24
 """Who was asked so often is not asked again before it is heard, or its training has moved."""
 _HAILS_MOST = 256
@@ -58,6 +58,8 @@ class _Node:
     """Its job has ended: nobody waits for it."""
     hails: int = 0
     """How often it was asked for a beat since it was heard."""
+    asked_s: float = inf
+    """When it had been asked often enough, by the sighted clock."""
     loss: Lost | None = None
     """What was found, once it is lost."""
 
@@ -100,6 +102,8 @@ class Company:
                 node.hails = 0
             elif node.hails < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
                 node.hails += 1
+                if node.hails == _HAILS_LEAST:
+                    node.asked_s = seen_s
                 yield node.beat
 
     def end(self) -> None:
@@ -177,7 +181,9 @@ class Company:
         unheard_s = self._unheard_s(seen_s)
         is_witnessed = unheard_s < limits.witness_s
         has_moved = self._still_s(beat, seen_s) < inf
-        least_s = limits.hailed_s if has_moved and node.hails >= _HAILS_LEAST else limits.silence_s
+        # For as long as its answers may wait to be read.
+        was_asked = node.hails >= _HAILS_LEAST and seen_s - node.asked_s >= limits.pause_s
+        least_s = limits.hailed_s if has_moved and was_asked else limits.silence_s
         limit_s = least_s if is_witnessed else limits.all_silent_s
         if node.seen_s < back_s:
             limit_s += limits.reconnect_s
