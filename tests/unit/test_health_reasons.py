@@ -1,5 +1,7 @@
 """Who is not lost, although silent: each reason against it, one by one."""
 
+from dataclasses import replace
+
 import pytest
 
 from everstep.messages import RankBeat
@@ -145,18 +147,30 @@ def test_an_observer_that_was_stopped_finds_nobody_lost_when_it_wakes() -> None:
 
 
 def test_after_a_short_pause_it_is_only_heard_first_what_was_said_meanwhile() -> None:
-    world = World(4, slots=3)
+    limits = replace(LIMITS, tick_s=0.125, pause_s=0.4)
+    world = World(4, slots=3, limits=limits)
     world.run(10)
     world.silent, world.is_moving = {"n1"}, False
     began = world.now
-    world.run(1.5)
-    world.sleep(LIMITS.pause_s - 0.05)
+    world.run(1.75)
+    world.sleep(0.3)
     assert world.fleet.judge(world.now, is_blind=False) == []
     assert world.fleet.hails(world.now) == []
     assert world.fleet.blind_s == 0
     world.run(3)
     assert world.lost == ["n1"]
-    assert world.found[0][0] - began < LIMITS.silence_s
+    assert world.found[0][0] - began <= limits.hailed_s + 2 * limits.tick_s
+
+
+def test_who_was_asked_has_time_to_answer() -> None:
+    """Its answers may wait to be read, for as long as a pause of ours may last."""
+    world = World(4, slots=3, limits=replace(LIMITS, tick_s=0.125, pause_s=0.8))
+    world.run(10)
+    world.silent, world.is_moving = {"n1"}, False
+    began = world.now
+    world.run(60)
+    assert world.lost == ["n1"]
+    assert world.found[0][0] - began > LIMITS.hailed_s + 0.2, "the third question, and a pause"
 
 
 def test_a_beat_that_wakes_the_observer_is_as_new_as_any() -> None:
