@@ -59,7 +59,7 @@ class _Node:
     hails: int = 0
     """How often it was asked for a beat since it was heard."""
     asked_s: float = inf
-    """When it had been asked often enough, by the sighted clock."""
+    """When it was asked first, by the sighted clock."""
     loss: Lost | None = None
     """What was found, once it is lost."""
 
@@ -101,9 +101,9 @@ class Company:
             if self._moves(node.beat, seen_s, limits.hail_after_s):
                 node.hails = 0
             elif node.hails < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
-                node.hails += 1
-                if node.hails == _HAILS_LEAST:
+                if not node.hails:
                     node.asked_s = seen_s
+                node.hails += 1
                 yield node.beat
 
     def end(self) -> None:
