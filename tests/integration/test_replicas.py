@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from itertools import combinations
@@ -317,17 +318,23 @@ async def test_all_ranks_of_a_slot_have_the_same_step_or_none(tmp_path: Path) ->
     assert {rank: list(new.held(0, rank)) for rank in (0, 1)} == {0: [10], 1: [10]}
 
 
+async def saved_in_parts(owner: Node, holders: Sequence[Node], needed: int) -> list[Peer]:
+    """Each holder has its part of what the owner has saved."""
+    for slot, holder in enumerate(holders, 1):
+        holder.keep.begins(order(slot))
+    peers = [holder.peer(slot) for slot, holder in enumerate(holders, 1)]
+    owner.keep.begins(order(0, peers=peers, parts_needed=needed))
+    owner.save(0, 10)
+    for holder in holders:
+        await until_async(partial(getattr, holder, "stored"), f"{holder.name} has its part")
+    return peers
+
+
 async def test_with_parts_any_as_many_as_are_needed_give_the_state_back(tmp_path: Path) -> None:
     needed, holders = 2, [made(f"h{number}", tmp_path / f"h{number}") for number in range(3)]
     owner = made("owner", tmp_path / "owner")
     async with running([owner, *holders]):
-        for slot, holder in enumerate(holders, 1):
-            holder.keep.begins(order(slot))
-        peers = [holder.peer(slot) for slot, holder in enumerate(holders, 1)]
-        owner.keep.begins(order(0, peers=peers, parts_needed=needed))
-        owner.save(0, 10)
-        for holder in holders:
-            await until_async(partial(getattr, holder, "stored"), f"{holder.name} has its part")
+        peers = await saved_in_parts(owner, holders, needed)
         coded = owner.folder / "coded"
         await until_async(lambda: not any(coded.iterdir()), "nobody sends a part any more")
         for alive in combinations(peers, needed):
@@ -354,13 +361,7 @@ async def test_parts_are_fetched_at_the_same_time(
     holders = [made(f"h{number}", tmp_path / f"h{number}") for number in range(3)]
     owner, new = made("owner", tmp_path / "owner"), made("new", tmp_path / "new")
     async with running([owner, new, *holders]):
-        for slot, holder in enumerate(holders, 1):
-            holder.keep.begins(order(slot))
-        peers = [holder.peer(slot) for slot, holder in enumerate(holders, 1)]
-        owner.keep.begins(order(0, peers=peers, parts_needed=needed))
-        owner.save(0, 10)
-        for holder in holders:
-            await until_async(partial(getattr, holder, "stored"), f"{holder.name} has its part")
+        peers = await saved_in_parts(owner, holders, needed)
         monkeypatch.setattr(Call, "get", get_together)
         new.keep.begins(order(0, round=2, sources=peers, parts_needed=needed))
         assert (await new.has_offer(2)).complete

@@ -122,6 +122,18 @@ def test_a_flipped_bit_in_memory_leads_to_the_copy_that_a_peer_has_held(place: P
     assert "is not what was saved" in found[0].passed[0].reason
 
 
+def restores_step_10_in_spite_of(place: Place, path: Path, where: float) -> None:
+    """One bit of the file is flipped meanwhile, so far into it."""
+    octets = path.read_bytes()
+    flip_bit(path, int(where * 8 * len(octets)))
+    try:
+        restored, states = restore(place)
+        assert {one.step for one in restored if one is not None} == {10}
+        assert [values(one) for one in states] == [{10}] * 2
+    finally:
+        path.write_bytes(octets)
+
+
 @settings(
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
@@ -137,14 +149,7 @@ def test_one_bit_flipped_anywhere_is_found(place: Place, where: float, data: st.
         if one.is_file()
     )
     path = data.draw(st.sampled_from(files))
-    octets = path.read_bytes()
-    flip_bit(path, int(where * 8 * len(octets)))
-    try:
-        restored, states = restore(place)
-        assert {one.step for one in restored if one is not None} == {10}
-        assert [values(one) for one in states] == [{10}] * 2
-    finally:
-        path.write_bytes(octets)
+    restores_step_10_in_spite_of(place, path, where)
 
 
 @settings(
@@ -158,14 +163,7 @@ def test_one_bit_flipped_anywhere_in_the_files_is_found(
         place.publish(10, state(10))
         place.publish(20, state(20))
     path = data.draw(st.sampled_from(sorted((place.root / LATEST).iterdir())))
-    octets = path.read_bytes()
-    flip_bit(path, int(where * 8 * len(octets)))
-    try:
-        restored, states = restore(place)
-        assert {one.step for one in restored if one is not None} == {10}
-        assert [values(one) for one in states] == [{10}] * 2
-    finally:
-        path.write_bytes(octets)
+    restores_step_10_in_spite_of(place, path, where)
 
 
 @pytest.mark.parametrize("tier", ["memory", "global"])

@@ -1,0 +1,94 @@
+"""Servers, and what only looks like one, for whoever tries to get onto the bus."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from operator import not_
+from pathlib import Path
+
+import pytest
+
+from everstep.bus import BusSettings, connect
+from everstep.bus.devserver import _port_in, find_program
+from everstep.bus.errors import (
+    BusError,
+)
+from tests.waiting import until_async
+
+WITHIN_S = 3.0
+
+
+async def refused(settings: BusSettings) -> BusError:
+    """The error that connecting raises, within the ten seconds that a person will wait."""
+    async with asyncio.timeout(10):
+        with pytest.raises(BusError) as caught:
+            async with connect(settings, "test"):
+                pass
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@asynccontextmanager
+async def server_with(folder: Path, config: dict[str, object]) -> AsyncIterator[int]:
+    """A nats-server with a configuration of the test's own; its port."""
+    path = folder / "nats.json"
+    await asyncio.to_thread(path.write_text, json.dumps({"listen": "127.0.0.1:-1", **config}))
+    process = await asyncio.create_subprocess_exec(
+        *[find_program(), "-c", str(path), "--ports_file_dir", str(folder)],
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    ports = folder / f"nats-server_{process.pid}.ports"
+    try:
+        yield await until_async(lambda: asyncio.to_thread(_port_in, ports), "it has a port")
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def speaking(first: bytes) -> AsyncIterator[str]:
+    """Something that listens, says `first`, and is no NATS server of ours."""
+
+    clients: set[asyncio.Task[None] | None] = set()
+
+    async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.add(asyncio.current_task())
+        writer.write(first)
+        await reader.read()
+        writer.close()
+        clients.discard(asyncio.current_task())
+
+    server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+    async with server:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await until_async(lambda: clients, "every client has closed its socket", holds=not_)
+
+
+@asynccontextmanager
+async def relay(url: str, refusals: list[bytes]) -> AsyncIterator[str]:
+    """The server at that address, after it has refused as many clients."""
+    host, port = url.removeprefix("nats://").split(":")
+    clients: set[asyncio.Task[None] | None] = set()
+
+    async def pipe(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            to.write(data)
+        to.close()
+
+    async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.add(asyncio.current_task())
+        from_server, to_server = await asyncio.open_connection(host, int(port))
+        if refusals:
+            writer.write(await from_server.readline() + refusals.pop())
+            to_server.close()
+            writer.close()
+        else:
+            await asyncio.gather(pipe(reader, to_server), pipe(from_server, writer))
+        clients.discard(asyncio.current_task())
+
+    server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+    async with server:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    assert not refusals
+    await until_async(lambda: clients, "every client has closed its socket", holds=not_)
