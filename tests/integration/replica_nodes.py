@@ -78,8 +78,8 @@ class Node:
         return index
 
     def held(self, slot: int, rank: int) -> dict[int, bytes]:
-        """The whole copies here, by step."""
-        places = (self.folder / "held" / f"slot-{slot}" / f"rank-{rank}").glob("*")
+        """The whole copies here, by step; what is being received has no step in its name."""
+        places = (self.folder / "held" / f"slot-{slot}" / f"rank-{rank}").glob("[0-9]*")
         return {
             int(place.name.partition("-")[0]): (place / IMAGE).read_bytes()
             for place in places
