@@ -118,7 +118,8 @@ def judge(found: dict[str, Samples], step: Samples, back: Samples, gib: float) -
         at_most("plain write, of durable", -write / middle["everstep"]["durable"], -LEAST_OF_WRITE),
     ]
     if step:
-        alone, draining = (statistics.median(step[key]) for key in ("alone", "draining"))
+        alone, limit, draining = (statistics.median(values) for values in step.values())
+        print(f"busy step beside a plain write: {limit / alone:.2f}")
         lines.append(at_most("busy step while a save drains", draining / alone, MOST_BUSY))
     if back:
         restore, copy = (statistics.median(back[key]) for key in ("restore", "copy"))

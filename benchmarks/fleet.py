@@ -3,10 +3,11 @@
     python -m benchmarks.fleet
     python -m benchmarks.fleet --nodes 4000 --seconds 60
 
-Simulated are the agents: a few processes send the beats of all, of 8 ranks each, once a second, and
-leave 5 % of them out. nats-server, health and its findings are real. Some nodes fall silent; their
-training stands for 8 s, and goes on with another node in the slot. Health is stopped for 0.3 s now
-and then. Detection counts from a node's death until the fact is on the bus.
+Simulated are the agents: a few processes make the beats of all, of 8 ranks each, before it begins,
+send them once a second, and leave 5 % of them out. nats-server, health and its findings are real.
+Some nodes fall silent; their training stands for 8 s, and goes on with another node in the slot.
+Health is stopped for 0.3 s now and then. Detection counts from a node's death until the fact is on
+the bus.
 
 Then the same for ten minutes of virtual time, before health's pure domain alone: with beats that
 are lost, and without.

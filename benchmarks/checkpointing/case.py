@@ -8,10 +8,12 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +126,10 @@ def later(one: Contender, folder: Path, state: State, optimizer: Any) -> list[fl
 
 
 def busy(one: Contender, folder: Path, state: State) -> dict[str, list[float]]:
-    """Deciles, in milliseconds, of a step of matrix products, alone and while saves drain."""
+    """Deciles, in milliseconds, of a step of matrix products.
+
+    Alone, while another process does nothing but write as much, and while saves drain.
+    """
     matrix = torch.randn(_BUSY, _BUSY)
 
     def steps(until: threading.Event | None, most: int) -> list[float]:
@@ -145,21 +150,44 @@ def busy(one: Contender, folder: Path, state: State) -> dict[str, list[float]]:
         dist.barrier()
     steps(None, 50)
     alone = steps(None, _STEPS)
+    size_mib = sum(one.nbytes for one in state.values()) >> 20
+    writing: list[float] = []
+    for _ in range(_MOST_SAVES):
+        writing += steps_while(steps, lambda: plainly_written(folder, size_mib))
     draining: list[float] = []
     for number in range(_MOST_SAVES):
         dist.barrier()  # as many saves on each rank, whatever it has counted
         one.save(folder / f"busy-{number}", state)
-        durable = threading.Event()
+        draining += steps_while(steps, one.finish)
+    found = {"alone": alone, "beside a plain write": writing, "draining": draining}
+    return {what: deciles(values) for what, values in found.items()}
 
-        def drain(durable: threading.Event = durable) -> None:
-            one.finish()
-            durable.set()
 
-        thread = threading.Thread(target=drain)
-        thread.start()
-        draining += steps(durable, 100_000)
-        thread.join()
-    return {"alone": deciles(alone), "draining": deciles(draining)}
+Steps = Callable[[threading.Event | None, int], list[float]]
+
+
+def steps_while(steps: Steps, work: Callable[[], object]) -> list[float]:
+    """Steps until the work, in a thread, is done."""
+    done = threading.Event()
+
+    def drain() -> None:
+        work()
+        done.set()
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    found = steps(done, 100_000)
+    thread.join()
+    return found
+
+
+def plainly_written(folder: Path, size_mib: int) -> None:
+    """In a process of its own, as nice as our writer."""
+    path = folder / f"plain-{dist.get_rank()}"
+    words = [f"of={path}", "if=/dev/zero", "bs=16M", f"count={size_mib // 16}"]
+    ways = ["oflag=direct", "conv=fsync", "status=none"]
+    subprocess.run(["nice", "-n", "10", "dd", *words, *ways], check=True)
+    path.unlink()
 
 
 def deciles(values: list[float]) -> list[float]:

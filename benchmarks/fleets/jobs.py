@@ -72,7 +72,7 @@ class Job:
         self._round = 1
         self._began_s = 0.0
         self._died: Death | None = None
-        self._sequences = [0] * crowd.job_nodes
+        self._born_s = [0.0] * crowd.job_nodes
 
     def die(self, death: Death) -> str:
         """The node that is no more."""
@@ -84,7 +84,7 @@ class Job:
         died = self._died
         if died is not None and now >= died.at_s + BACK_S:
             self.nodes[died.slot] += "b"
-            self._sequences[died.slot] = 0
+            self._born_s[died.slot] = now
             self._round, self._began_s, self._died = self._round + 1, now, None
 
     def beat(self, slot: int, now: float) -> NodeBeat | None:
@@ -92,7 +92,6 @@ class Job:
         died = self._died
         if died is not None and died.slot == slot:
             return None
-        self._sequences[slot] += 1
         moving_s = (now if died is None else died.at_s) - self._began_s
         step = 1 + int(moving_s / self._step_s)
         age_s = now - self._began_s - (step - 1) * self._step_s
@@ -101,7 +100,7 @@ class Job:
         return NodeBeat(
             job=self.name,
             node=self.nodes[slot],
-            sequence=self._sequences[slot],
+            sequence=1 + int(now - self._born_s[slot]),
             at=_AT,
             state="running",
             round=self._round,

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ from everstep.bus.devserver import DevServer, dev_server
 from everstep.messages import NodeLost
 from everstep_services.health.settings import HealthSettings
 
-_LEAD_S = 5.0
-"""Senders are started so long before the first beat."""
+_LEAD_S = 1.0
+"""Senders log in before the first beat."""
 _AFTER_S = 10.0
 
 
@@ -81,14 +82,15 @@ async def _watch(
     pauses: bool,
     seen: Seen,
 ) -> None:
+    made = [await _sender(crowd, bus_settings, number, senders) for number in range(senders)]
+    for sender in made:
+        assert sender.stdout is not None
+        await sender.stdout.readline()  # its beats are made
     began = time.monotonic() + _LEAD_S
     processes = {"nats-server": psutil.Process(nats_pid), "health": health}
     async with asyncio.TaskGroup() as tasks:
         hearing = tasks.create_task(_hear(bus, seen))
-        sending = [
-            tasks.create_task(_sender(crowd, bus_settings, began, number, senders))
-            for number in range(senders)
-        ]
+        sending = [tasks.create_task(_sent(sender, began)) for sender in made]
         await asyncio.sleep(began - time.monotonic())
         pausing = tasks.create_task(_pause(health, crowd, seen)) if pauses else None
         await _measure(processes, began + crowd.seconds, seen)
@@ -105,14 +107,17 @@ async def _hear(bus: NatsBus, seen: Seen) -> None:
             seen.lost[fact.node] = (time.monotonic(), fact.reason)
 
 
-async def _sender(crowd: Crowd, bus: BusSettings, began: float, number: int, of: int) -> Sent:
+async def _sender(crowd: Crowd, bus: BusSettings, number: int, of: int) -> Process:
     words = [msgspec.json.encode(one, enc_hook=str).decode() for one in (crowd, bus)]
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "benchmarks.fleets.sender", *words],
-        *[str(began), str(number), str(of)],
+    return await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "benchmarks.fleets.sender", *words, str(number), str(of)],
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await process.communicate()
+
+
+async def _sent(sender: Process, began: float) -> Sent:
+    said, _ = await sender.communicate(f"{began}\n".encode())
     return msgspec.json.decode(said, type=Sent)
 
 

@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,29 @@ def test_what_a_dead_one_announced_does_not_count(state: StateDir) -> None:
         assert state.running() is None
         state.announce(running(os.getpid()))
         assert state.running() == running(os.getpid())
+
+
+def test_what_is_being_started_is_waited_for(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert state.running_at_last() is None, "nobody starts: there is nothing to wait for"
+    with held_by_another(state) as process:
+        announced = running(process.pid)
+        monkeypatch.setattr(time, "sleep", lambda _: state.announce(announced))
+        assert state.running_at_last() == announced
+
+
+def test_who_dies_while_it_starts_is_waited_for_no_longer(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held_by_another(state) as process:
+
+        def die(_: float) -> None:
+            process.kill()
+            process.wait()
+
+        monkeypatch.setattr(time, "sleep", die)
+        assert state.running_at_last(600.0) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "\x00"])

@@ -25,15 +25,18 @@ Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number that every reader and database can hold; a longer one is refused."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+class Message(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False
+):
     """Anything that crosses a process: immutable, its name and version in its tag.
 
     A released message only ever gains fields, each with a default. A changed meaning is
-    a new class with a new tag.
+    a new class with a new tag. What is decoded holds no cycles: the garbage collector need
+    not visit it, and a service that keeps a beat of each node does not pay for them.
     """
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A piece of a message: immutable, without a tag, never sent alone."""
 
 

@@ -34,7 +34,7 @@ def named_bus(invocation: Invocation, role: str = ADMIN) -> BusSettings | None:
     if set(loaded.origins.values()) != {DEFAULT}:
         return loaded.section(BusSettings)
     state = find_state_dir(invocation.environ, invocation.state_dir)
-    running = state.running()
+    running = state.running_at_last()
     if running is None:
         return None
     secret = password_file(state.path / "nats", role)

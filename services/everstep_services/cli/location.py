@@ -40,8 +40,8 @@ class ApiPlace:
         return Api(self.url, token, timeout_s=self.timeout_s)
 
 
-def find_api(invocation: Invocation) -> ApiPlace | None:
-    """The API to talk to, or None when nothing names one."""
+def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:
+    """The API to talk to, or None when nothing names one; one that starts is waited for."""
     flags = [
         Flag("--api", "client.url", invocation.api),
         Flag("--token-file", "client.token_file", invocation.token_file),
@@ -52,7 +52,7 @@ def find_api(invocation: Invocation) -> ApiPlace | None:
     state = find_state_dir(invocation.environ, invocation.state_dir)
     url, token_file, origin = settings.url, settings.token_file, loaded.origins["client.url"]
     if url is None:
-        running = state.running()
+        running = state.running_at_last() if waits else state.running()
         if running is None:
             return None
         url, origin = running.api, f"everstep up on {state.path}"

@@ -16,6 +16,8 @@ from everstep_services.cli.errors import CliError, Exit
 _LOCK = "up.lock"
 _RUNNING = "up.json"
 _LOOKS_WITHIN_S = 2.0
+_READY_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.05
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -141,6 +143,15 @@ class StateDir:
         except (OSError, msgspec.DecodeError, msgspec.ValidationError):
             return None
         return running if running.pid == holder.pid else None
+
+    def running_at_last(self, within_s: float = _READY_WITHIN_S) -> Running | None:
+        """As `running`; what is just being started is waited for."""
+        until = time.monotonic() + within_s
+        while (running := self.running()) is None and time.monotonic() < until:
+            if self.holder() is None:
+                return None
+            time.sleep(_LOOK_EVERY_S)
+        return running
 
     def _holder(self) -> Holder | None:
         try:

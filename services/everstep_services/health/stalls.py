@@ -95,9 +95,9 @@ class _Round:
     def hear(self, heard: _Heard) -> None:
         """What a node says of its ranks."""
         self.nodes[heard.beat.node] = heard
-        states = {rank.rank: rank.state for rank in heard.beat.ranks}
-        if not self.stalled and "stalled" not in states.values():
+        if not self.stalled and all(rank.state != "stalled" for rank in heard.beat.ranks):
             return
+        states = {rank.rank: rank.state for rank in heard.beat.ranks}
         for halt in heard.halts():
             before = self.stalled.get(halt.rank)
             if states[halt.rank] == "stalled":

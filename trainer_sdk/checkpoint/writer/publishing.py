@@ -49,6 +49,8 @@ _MOST_IN_FLIGHT = 8
 _OLD_S = 3600.0
 _LOOK_FIRST_S = 0.02
 _LOOK_LAST_S = 2.0
+_LOOK_SLOWER = 1.1
+"""So much longer from look to look: what is waited for is seen late by a tenth of the wait."""
 
 Seen = TypeVar("Seen")
 Waiting = Callable[[Sequence[int]], None]
@@ -196,7 +198,7 @@ class _Wait:
 
     def pause(self) -> None:
         time.sleep(self.next_s)
-        self.next_s = min(self.next_s * 1.3, _LOOK_LAST_S)
+        self.next_s = min(self.next_s * _LOOK_SLOWER, _LOOK_LAST_S)
 
 
 def _until(

@@ -72,7 +72,7 @@ def _bus(loaded: Loaded, state: StateDir, job: str) -> BusSettings:
     """The bus that somebody named, else that of a running `everstep up`."""
     if any(origin != DEFAULT for key, origin in loaded.origins.items() if key.startswith("bus.")):
         return loaded.section(BusSettings)
-    running = state.running()
+    running = state.running_at_last()
     if running is None or running.command != "up":
         raise NoBusError
     return agent_login(state, running, job)

@@ -32,7 +32,7 @@ def command(invocation: Invocation) -> int:
             "nats_server": running.bus_version,
             "services": running.services,
         }
-    place = find_api(invocation)
+    place = find_api(invocation, waits=False)
     code = Exit.OK
     if place is None:
         code = Exit.UNREACHABLE

@@ -213,7 +213,7 @@ def _is_standalone(given: Given, spec: JobSpec, bus: BusSettings | None, state: 
         return True
     if bus is not None:
         return False
-    running = state.running()
+    running = state.running_at_last()
     if running is not None and running.command == "up":
         return False
     if nodes > 1:
