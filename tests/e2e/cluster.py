@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import not_
 from pathlib import Path
 from typing import Any
@@ -70,25 +70,31 @@ class Cluster:
 
     # -- agents ----------------------------------------------------------------------------------
 
-    def run(self, *arguments: str, node: str = "node-1", **environ: str) -> Agent:
-        """Start one agent: `everstep run` with these arguments, the script among them."""
+    def run(
+        self, *arguments: str, node: str = "node-1", within: Sequence[str] = (), **environ: str
+    ) -> Agent:
+        """Start one agent: `everstep run` with these arguments, the script among them.
+
+        `within` is a program that runs the command which it is given.
+        """
         number = sum(agent.node == node for agent in self.agents)
         command = python("-m", "everstep_services.cli", "run", "--job", self.job)
         own = {**self.plane.login(self.job), "EVERSTEP_STATE_DIR": str(self.folder / node)}
         agent = Agent(
             node,
-            [*command, "--node-id", node, *arguments],
+            [*within, *command, "--node-id", node, *arguments],
             environment(self.folder, self.tag, **{**own, **environ}),
             self.folder / f"{node}.{number}.log",
         )
         self.agents.append(agent)
         return agent
 
-    def steady(self, *options: str, node: str = "node-1", **environ: str) -> Agent:
+    def steady(
+        self, *options: str, node: str = "node-1", within: Sequence[str] = (), **environ: str
+    ) -> Agent:
         """Start an agent of a training without torch, that goes on until `finish`."""
-        return self.run(
-            "--cold", *options, str(SCRIPTS / "steady.py"), str(self.folder), node=node, **environ
-        )
+        script = [str(SCRIPTS / "steady.py"), str(self.folder)]
+        return self.run("--cold", *options, *script, node=node, within=within, **environ)
 
     def finish(self) -> None:
         """Let every rank of a steady training come to its good end."""

@@ -96,3 +96,21 @@ async def test_on_a_full_disk_of_our_own_facts_are_refused_and_beats_go_on(
         kept = int(full.statistics()["facts_recorded_total"])
     found = [number for number in await numbers(bus, kept) if number > 0]
     assert found == [1, 2]
+
+
+async def test_a_spool_that_cannot_note_what_was_sent_goes_on(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    noted = tmp_path / "own" / "acked"
+    async with connect(settings_of(nats), "own", spool=noted.parent) as own:
+        await own.record(ended(1))
+        await own.flush(10)
+        noted.rename(noted.with_name("aside"))
+        noted.mkdir()  # nobody can write that, root neither
+        await own.record(ended(2))
+        await own.flush(30)
+        noted.rmdir()
+        noted.with_name("aside").rename(noted)
+        await own.record(ended(3))
+        await own.flush(30)
+    assert await numbers(bus, 3) == [1, 2, 3]

@@ -324,3 +324,16 @@ def test_wrong_settings_end_any_command_in_one_line(
     assert capsys.readouterr().err == (
         "everstep: EVERSTEP_BUS__URI is no setting; did you mean EVERSTEP_BUS__URL?\n"
     )
+
+
+def test_output_that_nobody_takes_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "everstep_services.cli", "--help"]
+    with open("/dev/full", "wb") as full:
+        refused = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == b"everstep: what is printed: No space left on device\n"
+    reading, writing = os.pipe()
+    os.close(reading)
+    unread = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert unread.stderr == b""

@@ -233,3 +233,16 @@ def test_a_record_longer_than_one_read_comes_back_whole(folder: Path) -> None:
     spool.append([b"short", long, b"short again"])
     assert everything(spool) == [b"short", long, b"short again"]
     spool.close()
+
+
+def test_a_segment_that_cannot_be_begun_ends_nothing(folder: Path, spool: Spool) -> None:
+    spool.append([b"1" * 300])
+    in_the_way = folder / "0000000002.seg"
+    in_the_way.mkdir()
+    for _ in range(2):
+        with pytest.raises(SpoolWriteError, match="cannot be written: Is a directory"):
+            spool.append([b"2"])
+    assert everything(spool) == [b"1" * 300]
+    in_the_way.rmdir()
+    spool.append([b"3"])
+    assert everything(spool) == [b"1" * 300, b"3"]

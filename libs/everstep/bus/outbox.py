@@ -31,6 +31,7 @@ from everstep.bus.errors import (
     MessageTooLargeError,
     NoStreamError,
     SpoolError,
+    SpoolWriteError,
 )
 from everstep.bus.jetstream import pub_ack
 from everstep.bus.spool import Position, Spool
@@ -131,20 +132,28 @@ class Outbox:
     # -- to the stream ---------------------------------------------------------------------
 
     async def send_for_ever(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._kept.wait()
             self._kept.clear()
-            while True:
-                records, end = await loop.run_in_executor(
-                    self._thread, self._spool.read, self._sent, _WINDOW
-                )
-                if records:
-                    await self._deliver(records)
-                await loop.run_in_executor(self._thread, self._forget, end)
-                self._advanced.set()
-                if not records:
-                    break
+            try:
+                while await self._send_some():
+                    pass
+            except OSError as error:  # of our disk: nobody's training ends for that
+                self._complain(SpoolWriteError(f"the spool cannot be used: {error.strerror}"))
+                await asyncio.sleep(_RETRY_MAX_S)
+                self._kept.set()
+
+    async def _send_some(self) -> bool:
+        """False when there was nothing to send."""
+        loop = asyncio.get_running_loop()
+        records, end = await loop.run_in_executor(
+            self._thread, self._spool.read, self._sent, _WINDOW
+        )
+        if records:
+            await self._deliver(records)
+        await loop.run_in_executor(self._thread, self._forget, end)
+        self._advanced.set()
+        return bool(records)
 
     def _forget(self, end: Position) -> None:
         self._sent = end

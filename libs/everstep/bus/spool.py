@@ -99,9 +99,9 @@ class Spool:
                 f"bytes wait for the bus. Bring the bus back, or raise spool_max_bytes in [bus]"
             )
         last = max(self._sizes)
-        if self._sizes[last] >= self._segment_bytes:
-            last = self._start_segment(last + 1)
         try:
+            if self._sizes[last] >= self._segment_bytes:
+                last = self._start_segment(last + 1)
             _write_all(self._fd, data, self._sizes[last])
             os.fsync(self._fd)
         except OSError as error:
@@ -224,17 +224,25 @@ class Spool:
         return os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _start_segment(self, number: int) -> int:
+        """A new one; where that fails, the one before is still written to."""
+        descriptor = self._open_segment(number)
+        try:
+            self._sync_folder()  # else a power cut may forget the new segment's name
+        except OSError:
+            os.close(descriptor)
+            raise
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
-        self._fd = self._open_segment(number)
+        self._fd = descriptor
         self._sizes[number] = 0
+        return number
+
+    def _sync_folder(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(folder)  # else a power cut may forget the new segment's name
+            os.fsync(folder)
         finally:
             os.close(folder)
-        return number
 
     def _forget_before(self, segment: int) -> None:
         for number in [n for n in self._sizes if n < segment]:

@@ -9,7 +9,7 @@ from functools import partial
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.ids import new_id
-from everstep.messages import BlobRef, StartRanks
+from everstep.messages import BlobRef, Fact, StartRanks
 from everstep_services.agent.collecting import Piece
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.output.logfiles import first_error, tail
@@ -39,12 +39,20 @@ class _Failure:
 class Evidence:
     """Collects beside everything else: no decision waits for it."""
 
-    def __init__(self, job: str, bus: Bus, workplace: Workplace, records: Records) -> None:
+    def __init__(
+        self,
+        job: str,
+        bus: Bus,
+        workplace: Workplace,
+        records: Records,
+        record: Callable[[Fact], None],
+    ) -> None:
         self._job = job
         self._bus = bus
         self._workplace = workplace
         self._logs = workplace.logs
         self._records = records
+        self._record = record
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._later: asyncio.Queue[Job] = asyncio.Queue()
         self._failures: dict[tuple[int, int], _Failure] = {}
@@ -80,9 +88,9 @@ class Evidence:
                 step=step, first_error=said, log=failure.blobs.get("stderr"),
                 incident=failure.incident,
             )  # fmt: skip
-            await self._bus.record(fact)
+            self._record(fact)
             failure.is_recorded = True
-            await self._say_where(order.round, rank, failure)
+            self._say_where(order.round, rank, failure)
             if failure.is_unstored:
                 self._later.put_nowait(lambda: self._try_again(order.round, rank, failure))
 
@@ -95,7 +103,7 @@ class Evidence:
             return
         failure.incident = incident
         if failure.is_recorded:
-            self._jobs.put_nowait(lambda: self._say_where(round, rank, failure))
+            self._say_where(round, rank, failure)
 
     def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
         """Keep what the job's first rank said last: it speaks for those that were stopped."""
@@ -105,7 +113,7 @@ class Evidence:
 
         async def keep() -> None:
             await self._store(order.round, 0, failure)
-            await self._say_where(order.round, 0, failure)
+            self._say_where(order.round, 0, failure)
 
         self._jobs.put_nowait(keep)
 
@@ -158,7 +166,7 @@ class Evidence:
                 log.info("evidence_kept_later evidence=%s error=%s", piece.evidence, error)
                 self._later.put_nowait(partial(self._keep_later, round, incident, piece))
                 return
-        await self._bus.record(
+        self._record(
             self._records.evidence(
                 round, incident, piece.evidence, rank=None, blob=blob,
                 summary=piece.summary, missing=piece.missing, took_s=piece.took_s,
@@ -172,15 +180,15 @@ class Evidence:
     async def _try_again(self, round: int, rank: int, failure: _Failure) -> None:
         await self._bus.wait_connected()
         await self._store(round, rank, failure)
-        await self._say_where(round, rank, failure)
+        self._say_where(round, rank, failure)
 
-    async def _say_where(self, round: int, rank: int, failure: _Failure) -> None:
+    def _say_where(self, round: int, rank: int, failure: _Failure) -> None:
         if failure.incident is None:
             return
         for stream, blob in failure.blobs.items():
             where = self._logs.file(round, rank, stream)
             summary = f"{stream}: the last {blob.size_bytes} bytes of {where}"
-            await self._bus.record(
+            self._record(
                 self._records.evidence(
                     round, failure.incident, "log", rank=rank, blob=blob, summary=summary
                 )

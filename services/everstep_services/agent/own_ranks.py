@@ -31,6 +31,7 @@ from everstep_services.agent.records import Records
 from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
 from everstep_services.agent.stalls.desk import Stalls
+from everstep_services.agent.unharmed import unharmed
 from everstep_services.agent.work import Keepers, Told, Work
 from everstep_services.agent.workplace import Workplace
 from trainer_sdk.wire import Checkpointed, Injected, Requested, Stopping
@@ -56,7 +57,10 @@ class Desks:
 
 
 class OwnRanks:
-    """Stands between the keeper and the rest of the agent."""
+    """Stands between the keeper and the rest of the agent.
+
+    The domain hears of everything, whatever becomes of what is only watched and recorded.
+    """
 
     def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, desks: Desks) -> None:
         told = Told(self._begins, self._not_started, self._stops, self._stopped)
@@ -122,37 +126,47 @@ class OwnRanks:
 
     def _runs(self, order: StartRanks, event: RankRuns) -> None:
         desks = self._desks
-        desks.progress.runs(event)
+        with unharmed("the progress of a rank that runs"):
+            desks.progress.runs(event)
         desks.do(self._agent.rank_runs(event.rank))
         if event.start == "cold" and self._unfit:
             self._workplace.say(f"ranks start cold: {self._unfit}", is_warning=True)
             self._unfit = ""
-        desks.evidence.rank_runs(order, event.rank, event.pid)
-        started = desks.records.rank_started(
-            order,
-            event.rank,
-            pid=event.pid,
-            start=event.start,
-            start_s=event.start_s,
-            log=str(self._workplace.logs.folder(event.round, event.rank)),
-        )
-        desks.record(started)
+        with unharmed("the record of a start"):
+            desks.evidence.rank_runs(order, event.rank, event.pid)
+            started = desks.records.rank_started(
+                order,
+                event.rank,
+                pid=event.pid,
+                start=event.start,
+                start_s=event.start_s,
+                log=str(self._workplace.logs.folder(event.round, event.rank)),
+            )
+            desks.record(started)
 
     def _stepped(self, order: StartRanks, event: RankStepped) -> None:
         desks = self._desks
-        first = desks.progress.stepped(order, event.step)
-        if first is not None:
-            desks.record(first)
-        desks.stalls.stepped(event.rank)
+        with unharmed("the record of a first step"):
+            first = desks.progress.stepped(order, event.step)
+            if first is not None:
+                desks.record(first)
+        with unharmed("the limits of a first step"):
+            desks.stalls.stepped(event.rank)
         desks.do(self._agent.rank_stepped(event.rank, event.step))
 
     def _said(self, order: StartRanks, event: RankSaid) -> None:
+        if isinstance(event.said, Stopping):
+            now = self._clock.now()
+            self._desks.do(self._agent.rank_stops(event.rank, event.said.step, now))
+            return
+        with unharmed("what a rank said"):
+            self._heard(order, event)
+
+    def _heard(self, order: StartRanks, event: RankSaid) -> None:
         desks = self._desks
         match event.said:
             case Injected() as said:
                 desks.record(desks.records.fault_injected(order, event.rank, said))
-            case Stopping() as said:
-                desks.do(self._agent.rank_stops(event.rank, said.step, self._clock.now()))
             case Requested() as said:
                 desks.requests.hear(said)
             case Checkpointed() as said:
@@ -163,7 +177,8 @@ class OwnRanks:
 
     async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
         """Not every failure is one for us yet: a script may exit as it likes, and take its time."""
-        self._desks.stalls.watch.look()
+        with unharmed("the last look for stalls"):
+            self._desks.stalls.watch.look()
         if not event.code:
             self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
             return
@@ -192,8 +207,9 @@ class OwnRanks:
         desks.do(self._agent.rank_gone(event.rank, ending))
 
     def _keep_end(self, order: StartRanks, rank: int, pid: int, ending: Exit) -> None:
-        step = self._desks.progress.step(rank)
-        self._desks.evidence.rank_exited(order, rank, pid, ending, step)
+        with unharmed("the record of an end"):
+            step = self._desks.progress.step(rank)
+            self._desks.evidence.rank_exited(order, rank, pid, ending, step)
 
     def _is_at_work(self, round: int) -> bool:
         """Its ranks run here, and were not ordered to stop."""
@@ -205,9 +221,9 @@ class OwnRanks:
     def _begins(self, start: acts.Start) -> bool:
         if self._agent.order != start.order or self._agent.state != "starting":
             return False
-        self._desks.progress.begins(start.order)
-        self._desks.stalls.begins(start.order)
-        self._desks.checkpoints.begins(start.order)
+        for desk in (self._desks.progress, self._desks.stalls, self._desks.checkpoints):
+            with unharmed("the begin of a round"):
+                desk.begins(start.order)
         self._desks.questions.free_port(start.order)
         self._desks.questions.restore_s = 0.0
         return True
@@ -222,22 +238,26 @@ class OwnRanks:
         if stop.incident is None or not stop.evidence_s:
             return
         began, ranks = self._clock.now(), self.work.keeper.watch.seen()
-        pieces = await collect(COLLECTORS, ranks, stop.evidence_s, self._clock)
+        with unharmed("the evidence of ranks that are stopped"):
+            pieces = await collect(COLLECTORS, ranks, stop.evidence_s, self._clock)
+            self._desks.evidence.collected(stop.round, stop.incident, pieces)
         questions.evidence_s = self._clock.now() - began
-        self._desks.evidence.collected(stop.round, stop.incident, pieces)
 
     def _stopped(self, stop: acts.Stop, outcome: Stopped) -> None:
         desks, order = self._desks, self._agent.order
         assert order is not None
         desks.questions.stop_s = outcome.stop_s
-        last: list[Fact] = list(desks.progress.ends())
-        desks.stalls.ends()
-        desks.checkpoints.ends()
+        last: list[Fact] = []
+        with unharmed("the end of a round"):
+            last += desks.progress.ends()
+            desks.stalls.ends()
+            desks.checkpoints.ends()
         desks.do(self._agent.stopped(stop.round))
-        if outcome.ranks:
-            evidence_s = desks.questions.evidence_s
-            last.append(desks.records.ranks_stopped(order, outcome, evidence_s=evidence_s))
-        if stop.incident is not None:
-            desks.evidence.round_stopped(order, stop.incident, outcome.ranks)
-        for fact in last:
-            desks.record(fact)
+        with unharmed("the record of ranks that were stopped"):
+            if outcome.ranks:
+                evidence_s = desks.questions.evidence_s
+                last.append(desks.records.ranks_stopped(order, outcome, evidence_s=evidence_s))
+            if stop.incident is not None:
+                desks.evidence.round_stopped(order, stop.incident, outcome.ranks)
+            for fact in last:
+                desks.record(fact)

@@ -4,13 +4,15 @@ import asyncio
 import logging
 import signal
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from everstep import subjects
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Inbox
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
-from everstep.messages import BeatNow, Fact, Joined, Order, Reported, SaveCheckpoint
+from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
 from everstep_services.agent.checkpoints.desk import Checkpoints
@@ -32,6 +34,7 @@ from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
 from everstep_services.agent.stalls.desk import Stalls
 from everstep_services.agent.stalls.table import Others
+from everstep_services.agent.unharmed import Lasting, unharmed
 from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace
 from trainer_sdk.page import PageReading
@@ -78,10 +81,10 @@ class AgentService:
         self._clock = clock
         self._instance = instance
         self._agent = Agent(limits)
-        self._facts: asyncio.Queue[Fact] = asyncio.Queue()
-        record = self._facts.put_nowait
+        self._recorder = Recorder(bus, clock)
+        record = self._recorder.keep
         self._records = Records(plan.job, plan.node, clock)
-        self._evidence = Evidence(plan.job, bus, workplace, self._records)
+        self._evidence = Evidence(plan.job, bus, workplace, self._records, record)
         self._progress = Progress(plan, self._agent, self._page, self._records, clock)
         self._questions = Questions(plan, self._agent, self._progress, instance, checkpoints.port)
         self._checkpoints = checkpoints
@@ -111,6 +114,7 @@ class AgentService:
 
     async def run(self) -> int:
         """The exit code, once we are no longer needed."""
+        lasting = Lasting(partial(self._workplace.say, is_warning=True))
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(loop(), name=loop.__name__)
@@ -118,11 +122,16 @@ class AgentService:
                     self._hear_orders_for_ever,
                     self._ranks.hear_for_ever,
                     self._asker.ask_for_ever,
-                    self._requests.ask_for_ever,
                     self._ranks.work.start_and_stop_for_ever,
                     self._ranks.work.signal_for_ever,
                     self._tick_for_ever,
-                    self._record_for_ever,
+                )
+            ]
+            loops += [
+                tasks.create_task(lasting.run(loop), name=loop.__name__)
+                for loop in (
+                    self._requests.ask_for_ever,
+                    self._recorder.record_for_ever,
                     self._evidence.collect_for_ever,
                     self._evidence.collect_later_for_ever,
                     self._checks.examine_for_ever,
@@ -255,8 +264,7 @@ class AgentService:
     async def _beat_for_ever(self) -> None:
         while True:
             self._beat()
-            for fact in self._progress.facts():
-                self._facts.put_nowait(fact)
+            self._recorder.keep(*self._progress.facts())
             if self._agent.last_ranks:
                 pids = self._progress.pids(self._agent.last_ranks)
                 idle_s = await asyncio.to_thread(self._idleness.look, pids)
@@ -273,11 +281,6 @@ class AgentService:
         beat = self._progress.beat(cut_off=not self._bus.connected)
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
-    async def _record_for_ever(self) -> None:
-        while True:
-            await self._bus.record(await self._facts.get())
-            self._facts.task_done()
-
     # -- what is done about it -------------------------------------------------------------------
 
     def _do(self, wanted: Sequence[acts.Act]) -> None:
@@ -291,7 +294,8 @@ class AgentService:
                     self._ranks.work.do(act)
                     # Before it is reported: a node that is lost in its first second of a round
                     # would else be missed in a round that is over.
-                    self._beat()
+                    with unharmed("a beat"):
+                        self._beat()
                 case acts.Say():
                     self._workplace.say(act.text, is_warning=act.is_warning)
                 case acts.Exiting():
@@ -343,14 +347,16 @@ class AgentService:
     async def _say_goodbye(self, exiting: acts.Exiting) -> None:
         if exiting.code or exiting.cause == "refused":
             self._workplace.say(exiting.reason, is_warning=bool(exiting.code))
-        self._beat()
+        with unharmed("the last beat"):
+            self._beat()
         await self._workplace.drain()
         await self._evidence.finish(_GOODBYE_WITHIN_S)
         if not exiting.is_sent:
             await self._asker.leave(self._questions.leave(exiting), _GOODBYE_WITHIN_S)
         try:
             async with asyncio.timeout(_GOODBYE_WITHIN_S):
-                await self._facts.join()
+                await self._recorder.all_kept()
                 await self._bus.flush(_GOODBYE_WITHIN_S)
         except (BusError, TimeoutError) as error:
-            log.info("facts_wait_in_the_spool error=%s", error)
+            lost = self._recorder.waiting  # as many as no disk would take
+            log.info("facts_wait_in_the_spool lost=%d error=%s", lost, error)

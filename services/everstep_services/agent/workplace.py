@@ -156,4 +156,6 @@ class Workplace:
 
     def say(self, text: str, *, is_warning: bool = False) -> None:
         """A line of our own, between those of the ranks."""
-        sys.stderr.write(f"everstep: {'warning: ' if is_warning else ''}{text}\n")
+        # Whoever read it may be gone, and the disk that it goes to full: the ranks run on.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"everstep: {'warning: ' if is_warning else ''}{text}\n")

@@ -1,9 +1,11 @@
 """Where `everstep` starts: read the environment, find the command, turn errors into codes."""
 
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from everstep.errors import EverstepError
 
@@ -14,9 +16,14 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Raises only what is a bug."""
     try:
-        return _run(arguments)
+        code = _run(arguments)
     except ModuleNotFoundError as error:
-        return _missing(error)
+        code = _missing(error)
+    lost = _let_go(sys.stdout)
+    if lost:
+        sys.stderr.write(f"everstep: what was printed is not whole: {lost}\n")
+    _let_go(sys.stderr)
+    return code or int(bool(lost))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -28,7 +35,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     invocation = Invocation(environ=os.environ)
     try:
         code = everstep.main(arguments, "everstep", standalone_mode=False, obj=invocation)
-        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -39,12 +45,29 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # The reader has seen enough (`| head`). Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+            raise
+        sys.stderr.write(f"everstep: {error.filename or 'what is printed'}: {error.strerror}\n")
+        return 1
     except SystemExit as error:  # click's own way out of completion, and of a closed pipe
         code = error.code
     return code if isinstance(code, int) else 0
+
+
+def _let_go(stream: TextIO) -> str:
+    """Write the rest; why that failed, unless the reader has merely seen enough (`| head`).
+
+    What cannot be written is dropped, or Python would make it the exit code, 120.
+    """
+    try:
+        stream.flush()
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return "" if isinstance(error, BrokenPipeError) else str(error)
+    return ""
 
 
 _EXTRAS = {

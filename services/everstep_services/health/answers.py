@@ -3,6 +3,7 @@
 import asyncio
 
 from everstep.bus.ports import Bus, Handler
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
@@ -23,7 +24,6 @@ from everstep_services.health.nodes.deeds import Deeds
 from everstep_services.health.nodes.registrar import Registrar
 from everstep_services.health.nodes.standings import standings
 from everstep_services.health.nodes.switches import Switches
-from everstep_services.health.records import Records
 from everstep_services.health.service import Observer
 from everstep_services.health.teaching import Teacher
 
@@ -39,7 +39,7 @@ class Answers:
         self,
         bus: Bus,
         clock: Clock,
-        records: Records,
+        records: Recorder,
         *,
         deeds: Deeds,
         observer: Observer,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from everstep.bus import BusSettings
 from everstep.bus.ports import Bus
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
 from everstep_services.health.answers import Answers
 from everstep_services.health.nodes.deeds import Deeds
 from everstep_services.health.nodes.registrar import Registrar
-from everstep_services.health.records import Records
 from everstep_services.health.service import Observer
 from everstep_services.health.settings import HealthSettings
 from everstep_services.health.teaching import Teacher
@@ -22,7 +22,7 @@ class Health:
     """One replica, put together."""
 
     def __init__(self, settings: HealthSettings, bus: Bus, clock: Clock) -> None:
-        self.records = Records(bus, clock)
+        self.records = Recorder(bus, clock)
         self.teacher = Teacher(settings.limits, bus, clock, self.records)
         self.observer = Observer(settings, bus, clock, self.records, self.teacher)
         self.registrar = Registrar(settings.nodes, bus, clock, self.records, self.observer.nodes)

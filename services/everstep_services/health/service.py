@@ -1,11 +1,14 @@
 """The observer: hears every beat, asks the domain, records what it finds."""
 
+import asyncio
 import logging
 from collections import Counter
 from typing import Any
 
 from everstep import subjects
+from everstep.bus.errors import BusError, BusTimeoutError
 from everstep.bus.ports import Bus, Inbox
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (
@@ -19,10 +22,10 @@ from everstep.messages import (
     RankStalled,
     StallLocated,
 )
-from everstep_services.health.domain import Fleet, Limits
+from everstep_services.health.company import Limits
+from everstep_services.health.domain import Fleet
 from everstep_services.health.echo import Echo
 from everstep_services.health.findings import Finding, Lost, Returned
-from everstep_services.health.records import Records
 from everstep_services.health.settings import HealthSettings
 from everstep_services.health.stalls import Located, Locator
 from everstep_services.health.teaching import Teacher
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _SOURCE = "health"
 _REMIND_EVERY_S = 1.0
+_KNOCK_WITHIN_S = 5.0
 
 
 class Observer:
@@ -40,7 +44,7 @@ class Observer:
     """
 
     def __init__(
-        self, settings: HealthSettings, bus: Bus, clock: Clock, records: Records, teacher: Teacher
+        self, settings: HealthSettings, bus: Bus, clock: Clock, records: Recorder, teacher: Teacher
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -59,7 +63,7 @@ class Observer:
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
         jobs, nodes, lost = self._fleet.counts()
-        names = ("beats", "hails", "lost", "returned", "stalls")
+        names = ("beats", "hails", "knocks", "lost", "returned", "stalls")
         return {
             "jobs": float(jobs),
             "nodes": float(nodes),
@@ -122,28 +126,41 @@ class Observer:
 
     async def judge_for_ever(self) -> None:
         """Judge every silence and every stall, once a tick."""
-        while True:
-            await self._clock.sleep(self._settings.tick_s)
-            now, is_blind = self._clock.now(), self._is_blind()
-            is_late = not is_blind and self._is_late(now)
-            for loss in self._fleet.judge(now, is_blind=is_blind, is_late=is_late):
-                self._announce_loss(loss)
-            for beat in self._fleet.hails(now):
-                self._hail(beat)
-            if not is_blind:
-                seen_s = self._fleet.sighted_s(now)
-                for stall in self._locator.judge(seen_s, self._fleet.back_s):
-                    self._announce_stall(stall)
-                self._announce_blindness()
-            self._teacher.forget(self._settings.forget_after_s)
+        async with asyncio.TaskGroup() as knocking:
+            while True:
+                await self._clock.sleep(self._settings.tick_s)
+                self._judge(knocking)
 
-    def _hail(self, beat: NodeBeat) -> None:
-        self._counts["hails"] += 1
-        silent = BeatNow(
-            id=new_id(), job=beat.job, round=beat.round or 0, node=beat.node,
-            reason=f"{beat.node} is not heard",
-        )  # fmt: skip
-        self._bus.send(subjects.hail(beat.job, beat.node), silent)
+    def _judge(self, knocking: asyncio.TaskGroup) -> None:
+        now, is_blind = self._clock.now(), self._is_blind()
+        is_late = not is_blind and self._is_late(now)
+        for loss in self._fleet.judge(now, is_blind=is_blind, is_late=is_late):
+            self._announce_loss(loss)
+        for beat in self._fleet.hails(now):
+            self._counts["hails"] += 1
+            self._bus.send(subjects.hail(beat.job, beat.node), _hail(beat))
+        for beat in self._fleet.knocks(now):
+            knocking.create_task(self._knock(beat), name=f"knock-{beat.node}")
+        if not is_blind:
+            seen_s = self._fleet.sighted_s(now)
+            for stall in self._locator.judge(seen_s, self._fleet.back_s):
+                self._announce_stall(stall)
+            self._announce_blindness()
+        self._teacher.forget(self._settings.forget_after_s)
+
+    async def _knock(self, beat: NodeBeat) -> None:
+        """Learn whether anybody hears what a node is asked. What cannot be told is no answer."""
+        self._counts["knocks"] += 1
+        subject = subjects.hail(beat.job, beat.node)
+        is_there: bool | None
+        try:
+            is_there = await self._bus.deliver(subject, _hail(beat), within_s=_KNOCK_WITHIN_S)
+        except BusTimeoutError:
+            is_there = None
+        except BusError as error:
+            log.debug("knock_untold job=%s node=%s error=%s", beat.job, beat.node, error)
+            return
+        self._fleet.knocked(beat, is_there, self._clock.now())
 
     def _is_blind(self) -> bool:
         dropped = 0 if self._beats is None else self._beats.dropped
@@ -248,6 +265,11 @@ class Observer:
             "node": finding.beat.node,
             "reason": finding.reason,
         }
+
+
+def _hail(beat: NodeBeat) -> BeatNow:
+    reason = f"{beat.node} is not heard"
+    return BeatNow(id=new_id(), job=beat.job, round=beat.round or 0, node=beat.node, reason=reason)
 
 
 def _limits(settings: HealthSettings) -> Limits:

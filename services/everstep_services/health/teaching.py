@@ -7,6 +7,7 @@ from everstep import subjects
 from everstep.bus.asking import RefusalError
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.ports import Bus
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (
@@ -19,7 +20,6 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode_as, encode
 from everstep_services.health.limits import Lessons, LimitRules, changed, configured
-from everstep_services.health.records import Records
 from everstep_services.health.settings import LimitSettings
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _NAME_MOST = 128
 class Teacher:
     """One of any number of replicas: all learn the same; whoever writes first has written it."""
 
-    def __init__(self, settings: LimitSettings, bus: Bus, clock: Clock, records: Records) -> None:
+    def __init__(self, settings: LimitSettings, bus: Bus, clock: Clock, records: Recorder) -> None:
         self._settings = settings
         self._rules = rules_of(settings)
         self._bus = bus

@@ -8,6 +8,7 @@ from everstep import subjects
 from everstep.bus.beside import beside
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, StartRanks
@@ -52,16 +53,16 @@ class AttachedService:
         self._story = Story(plan, clock)
         self._records = Records(plan.job, plan.node, clock)
         self._orders: dict[int, StartRanks] = {}
-        self._facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self._recorder = Recorder(bus, clock)
         self._steps = Steps(clock)
         self._stalls = AttachedStalls(
             plan, bus, clock, self._records, self._live, self._order, watching.ranks.rank,
-            self._facts.put_nowait,
+            self._recorder.keep,
         )  # fmt: skip
         examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
-        self._checks = Checks(examiner, self._records, clock, self._pids, self._facts.put_nowait)
+        self._checks = Checks(examiner, self._records, clock, self._pids, self._recorder.keep)
         self._checkpoints = Checkpoints(plan.job, plan.node, clock)
-        self._checkpoints.reports_to(self._facts.put_nowait)
+        self._checkpoints.reports_to(self._recorder.keep)
         self._incident: str | None = None
         self._has_begun = False
         self._last_step: int | None = None
@@ -79,7 +80,7 @@ class AttachedService:
             self._checks.examine_for_ever(),
             self._beat_for_ever(),
             self._beat_when_hailed_for_ever(),
-            self._record_for_ever(),
+            self._recorder.record_for_ever(),
         ):
             await self._over.wait()
             await self._say_goodbye()
@@ -134,7 +135,7 @@ class AttachedService:
 
     def _runs(self, event: RankRuns) -> None:
         order = self._orders[event.rank]
-        self._facts.put_nowait(
+        self._recorder.keep(
             self._records.rank_started(
                 order, event.rank, pid=event.pid, start="attached", start_s=0.0, log=""
             )
@@ -162,7 +163,7 @@ class AttachedService:
         acts = self._here.gone(event.rank, ending, fact_id, self._clock.now())
         if any(isinstance(act, domain.Opens) for act in acts):
             self._incident = new_id()
-        self._facts.put_nowait(
+        self._recorder.keep(
             self._records.rank_exited(
                 fact_id,
                 order,
@@ -178,7 +179,7 @@ class AttachedService:
     def _do(self, acts: Sequence[domain.Act]) -> None:
         for act in acts:
             for fact in self._told(act):
-                self._facts.put_nowait(fact)
+                self._recorder.keep(fact)
 
     def _told(self, act: domain.Act) -> Sequence[Fact]:
         story, number = self._story, self._here.round
@@ -246,18 +247,13 @@ class AttachedService:
 
     def _say_progress(self, made: Made | None) -> None:
         if made is not None and self._plan.tells_of_job:
-            self._facts.put_nowait(self._story.progress(self._here.round, made))
-
-    async def _record_for_ever(self) -> None:
-        while True:
-            await self._bus.record(await self._facts.get())
-            self._facts.task_done()
+            self._recorder.keep(self._story.progress(self._here.round, made))
 
     async def _say_goodbye(self) -> None:
         self._beat("leaving")
         try:
             async with asyncio.timeout(_GOODBYE_WITHIN_S):
-                await self._facts.join()
+                await self._recorder.all_kept()
                 await self._bus.flush(_GOODBYE_WITHIN_S)
         except (BusError, TimeoutError) as error:
             log.info("facts_wait_in_the_spool error=%s", error)

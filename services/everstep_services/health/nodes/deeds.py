@@ -5,6 +5,7 @@ from typing import Any
 
 from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import checked_name, new_id
 from everstep.messages import (
@@ -28,7 +29,6 @@ from everstep_services.health.nodes.control import (
 from everstep_services.health.nodes.exclusions import close_breaker, pardon
 from everstep_services.health.nodes.registrar import Registrar
 from everstep_services.health.nodes.switches import Switches
-from everstep_services.health.records import Records
 from everstep_services.health.settings import NodeSettings
 
 _HEALTH = "health"
@@ -40,7 +40,12 @@ class Deeds:
     """Each is done by compare-and-set, so that any replica may do it."""
 
     def __init__(
-        self, settings: NodeSettings, bus: Bus, clock: Clock, records: Records, registrar: Registrar
+        self,
+        settings: NodeSettings,
+        bus: Bus,
+        clock: Clock,
+        records: Recorder,
+        registrar: Registrar,
     ) -> None:
         self._settings = settings
         self._clock = clock

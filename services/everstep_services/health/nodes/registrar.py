@@ -15,6 +15,7 @@ from everstep.bus.decided import facts_in
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.leading import Term, lead_for_ever
 from everstep.bus.ports import Batch, Bus, StreamPosition
+from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded
@@ -23,7 +24,6 @@ from everstep_services.health.nodes.exclusions import Circumstances, decide, exi
 from everstep_services.health.nodes.register import Moment, Register
 from everstep_services.health.nodes.stored import KEY, Stored, fact_of, rules_of
 from everstep_services.health.nodes.switches import Switches
-from everstep_services.health.records import Records
 from everstep_services.health.settings import NodeSettings
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Registrar:
         settings: NodeSettings,
         bus: Bus,
         clock: Clock,
-        records: Records,
+        records: Recorder,
         count_nodes: Callable[[], int],
     ) -> None:
         self._rules = rules_of(settings)

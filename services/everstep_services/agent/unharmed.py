@@ -1,0 +1,50 @@
+"""What only watches a training must not end it: a failure is told, and the watching goes on."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+
+_AGAIN_FIRST_S = 0.1
+_AGAIN_LAST_S = 30.0
+
+
+@contextmanager
+def unharmed(what: str) -> Generator[None]:
+    """Whatever goes wrong inside is logged, and nothing more."""
+    try:
+        yield
+    except Exception:
+        log.exception("failed what=%s", what)
+
+
+class Lasting:
+    """Runs loops that may fail, again and again."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+
+    async def run(self, loop: Callable[[], Awaitable[object]]) -> None:
+        """Until it returns, or is cancelled."""
+        wait_s = _AGAIN_FIRST_S
+        while True:
+            began = asyncio.get_running_loop().time()
+            try:
+                await loop()
+            except Exception as error:
+                log.exception("failed what=%s", loop.__qualname__)
+                self._tell(loop.__qualname__, error)
+            else:
+                return
+            lasted_s = asyncio.get_running_loop().time() - began
+            wait_s = _AGAIN_FIRST_S if lasted_s > _AGAIN_LAST_S else min(2 * wait_s, _AGAIN_LAST_S)
+            await asyncio.sleep(wait_s)
+
+    def _tell(self, what: str, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if text not in self._said:
+            self._said.add(text)
+            self._say(f"{what} has failed and begins again; the ranks run on ({text})")
