@@ -126,6 +126,23 @@ def test_a_second_failure_that_may_be_the_cause_is_told() -> None:
     assert told(agent.rank_gone(1, KILLED)) == ["rank_exited"]
 
 
+def test_what_had_ended_by_itself_before_it_was_stopped_is_told_though_late() -> None:
+    agent = running()
+    agent.rank_gone(0, Exit(signal="SIGABRT"))
+    agent.ordered(stop(1))
+    assert agent.rank_gone(1, KILLED) == []
+    assert told(agent.rank_fell(1, KILLED)) == ["rank_exited"]
+    assert agent.rank_fell(1, KILLED) == [], "once"
+
+
+def test_what_falls_with_its_round_is_no_cause() -> None:
+    agent = running()
+    agent.rank_gone(1, KILLED)
+    agent.ordered(stop(1))
+    assert agent.rank_fell(0, Exit(signal="SIGABRT")) == []
+    assert agent.rank_fell(0, Exit()) == []
+
+
 def test_an_exception_is_told_before_its_process_is_gone_and_once() -> None:
     agent = running()
     raised = Exit(code=1, error=ErrorRecord(name="ValueError", text="no"))

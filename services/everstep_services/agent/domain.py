@@ -249,6 +249,12 @@ class Agent:
             return self._goodbye.rank_gone(part, counted)
         return part.follows(rank, counted)
 
+    def rank_fell(self, rank: int, ending: Exit) -> list[Act]:
+        """A rank's process had ended before it was told to, though its round is to be stopped."""
+        if self._part is None or self._goodbye is not None:
+            return []
+        return self._part.fell(rank, ending)
+
     def start_failed(self, round: int, reason: str) -> list[Act]:
         """The ranks of a round could not be started."""
         if self._part is None or self._part.round != round:

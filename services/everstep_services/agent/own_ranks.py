@@ -195,7 +195,7 @@ class OwnRanks:
     async def _gone(self, order: StartRanks, event: RankGone) -> None:
         # A signal leaves no exception; and who was killed is told before who noticed it.
         error = await self.work.keeper.error(event.rank) if event.code else None
-        if not self._is_at_work(event.round):
+        if not self._is_ours(event.round) or self.work.is_stopping:
             return  # meanwhile it was stopped, or another round has begun
         desks = self._desks
         stopped_after = desks.saves.has_seen(event.rank)
@@ -204,7 +204,10 @@ class OwnRanks:
         ending = Exit(event.code, event.signal, event.core_dumped, error, lasted_s=event.lasted_s)
         if desks.evidence.fact_of(order.round, event.rank) is None:
             self._keep_end(order, event.rank, event.pid, ending)
-        desks.do(self._agent.rank_gone(event.rank, ending))
+        if self._is_at_work(event.round):
+            desks.do(self._agent.rank_gone(event.rank, ending))
+        else:
+            desks.do(self._agent.rank_fell(event.rank, ending))
 
     def _keep_end(self, order: StartRanks, rank: int, pid: int, ending: Exit) -> None:
         with unharmed("the record of an end"):
@@ -213,8 +216,10 @@ class OwnRanks:
 
     def _is_at_work(self, round: int) -> bool:
         """Its ranks run here, and were not ordered to stop."""
-        order = self._agent.order
-        return order is not None and order.round == round and self._agent.state != "stopping"
+        return self._is_ours(round) and self._agent.state != "stopping"
+
+    def _is_ours(self, round: int) -> bool:
+        return self._agent.order is not None and self._agent.order.round == round
 
     # -- all ranks of a round --------------------------------------------------------------------
 

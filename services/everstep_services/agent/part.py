@@ -151,6 +151,14 @@ class Part:
         self._ranks[rank].is_gone = True
         return ending.forgiven() if self._ranks[rank].is_overdue else ending
 
+    def fell(self, rank: int, ending: Exit) -> list[Act]:
+        """It ended by itself although its round is to be stopped: it may be the cause."""
+        known = self._ranks.get(rank)
+        if known is None or known.has_failed or self.is_leaving or ending.is_good:
+            return []
+        known.has_failed = True
+        return self._failed(rank, ending)
+
     def follows(self, rank: int, ending: Exit) -> list[Act]:
         """What the end of a rank means, as long as we stay."""
         if not ending.is_good:

@@ -48,7 +48,9 @@ log = logging.getLogger(__name__)
 _USERS = {signal.SIGUSR1, signal.SIGUSR2}
 _BEAT_EVERY_S = 1.0
 _LOOK_AT_BUS_EVERY_S = 0.25
-_GOODBYE_WITHIN_S = 2.0
+_GOODBYE_WITHIN_S = 10.0
+_CUT_OFF_GOODBYE_WITHIN_S = 2.0
+"""Where the bus is away: what is said then waits on the disk."""
 _NOBODY_WITHIN_S = 20.0
 """A new agent gives up when nobody has answered it for so long; one that was answered never."""
 _UNREACHABLE = 94
@@ -350,13 +352,14 @@ class AgentService:
         with unharmed("the last beat"):
             self._beat()
         await self._workplace.drain()
-        await self._evidence.finish(_GOODBYE_WITHIN_S)
+        within_s = _GOODBYE_WITHIN_S if self._bus.connected else _CUT_OFF_GOODBYE_WITHIN_S
+        await self._evidence.finish(within_s)
         if not exiting.is_sent:
-            await self._asker.leave(self._questions.leave(exiting), _GOODBYE_WITHIN_S)
+            await self._asker.leave(self._questions.leave(exiting), within_s)
         try:
-            async with asyncio.timeout(_GOODBYE_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 await self._recorder.all_kept()
-                await self._bus.flush(_GOODBYE_WITHIN_S)
+                await self._bus.flush(within_s)
         except (BusError, TimeoutError) as error:
             lost = self._recorder.waiting  # as many as no disk would take
             log.info("facts_wait_in_the_spool lost=%d error=%s", lost, error)

@@ -49,6 +49,8 @@ class Work:
 
     def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, told: Told) -> None:
         self.keeper = keepers.first
+        self.is_stopping = False
+        """The ranks are being told to end: that one does means nothing."""
         self._keepers = keepers
         self._has_keeper = asyncio.Event()
         self._has_keeper.set()
@@ -125,10 +127,13 @@ class Work:
     async def _stop(self, stop: Stop) -> None:
         await self._told.stops(stop)
         pids = self.keeper.watch.pids()
+        self.is_stopping = True
         try:
             outcome = await self.keeper.stop(stop.grace_s)
         except KeeperLostError:
             outcome = _NOTHING  # nothing outlives its warden
+        finally:
+            self.is_stopping = False
         devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
         outcome = replace(outcome, devices=devices)
         self._told.stopped(stop, outcome)

@@ -37,7 +37,8 @@ _BEAT_EVERY_S = 1.0
 _SECTIONS_EVERY = 10
 """Beats."""
 _LINGER_S = 10.0
-_GOODBYE_WITHIN_S = 2.0
+_GOODBYE_WITHIN_S = 10.0
+_CUT_OFF_GOODBYE_WITHIN_S = 2.0
 
 
 class AttachedService:
@@ -251,10 +252,11 @@ class AttachedService:
 
     async def _say_goodbye(self) -> None:
         self._beat("leaving")
+        within_s = _GOODBYE_WITHIN_S if self._bus.connected else _CUT_OFF_GOODBYE_WITHIN_S
         try:
-            async with asyncio.timeout(_GOODBYE_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 await self._recorder.all_kept()
-                await self._bus.flush(_GOODBYE_WITHIN_S)
+                await self._bus.flush(within_s)
         except (BusError, TimeoutError) as error:
             log.info("facts_wait_in_the_spool error=%s", error)
 

@@ -109,16 +109,23 @@ class Fetching:
         """What others have, and who could not be asked."""
 
         async def ask(source: Peer) -> tuple[Peer, tuple[Copy, ...] | ReplicaError]:
+            try:
+                return source, await once(source)
+            except ReplicaError as error:
+                log.info("source_asked_again node=%s error=%s", source.node, error)
+            try:
+                return source, await once(source)
+            except ReplicaError as error:
+                return source, error
+
+        async def once(source: Peer) -> tuple[Copy, ...]:
             call = Call(source, self._standing)
 
             def asked() -> tuple[Copy, ...]:
                 with call:
                     return call.ask(ranks)
 
-            try:
-                return source, await in_thread(pool, call, asked)
-            except ReplicaError as error:
-                return source, error
+            return await in_thread(pool, call, asked)
 
         answers = await asyncio.gather(*(ask(source) for source in order.replica_sources))
         offers: list[Offered[Source]] = []

@@ -98,10 +98,11 @@ class OwnImages:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _found(self, rank: int) -> Iterator[Image]:
-        folder = self.base / f"rank-{rank}"
-        if not folder.is_dir():
+        try:
+            buffers = list((self.base / f"rank-{rank}").iterdir())
+        except FileNotFoundError:  # it has none, or they are being removed
             return
-        for buffer in folder.iterdir():
+        for buffer in buffers:
             index = _read(buffer / INDEX)
             if index is None:
                 continue
