@@ -32,7 +32,7 @@ test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real
 	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix"
 
 test-all: $(VENV)/.has-test  ## All tests that need no GPU
-	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu"
+	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu" --hypothesis-profile=chaos
 
 test-compose: export EVERSTEP_TEST_COMPOSE := 1
 test-compose: export COMPOSE_PROJECT_NAME := everstep-test

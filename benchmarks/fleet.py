@@ -90,7 +90,8 @@ def _show_virtual(crowd: Crowd, settings: HealthSettings) -> None:
     found = watched(crowd, settings)
     print(
         f"\nvirtual, {crowd.nodes} agents, {crowd.seconds:g} s, {crowd.lost_beats:.0%} of beats "
-        f"lost: {found.beats:,} beats, {found.hails:,} asked for"
+        f"lost: {found.beats:,} beats, {found.hails:,} asked for, "
+        f"{found.knocks:,} times whether anybody hears"
     )
     _show_found(found.deaths, found.detected_s, found.false)
 

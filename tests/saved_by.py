@@ -37,6 +37,10 @@ class Saving:
     def finish(self) -> list[int]:
         return self.queue.maybe_finalize(blocking=True, within_s=WITHIN_S)
 
+    def wait_for_writer(self, patience: Patience) -> None:
+        """From now on so long; what was ordered keeps the patience that it was ordered with."""
+        self.queue.delivery._patience = patience
+
     def events(self, name: str) -> list[dict[str, Any]]:
         return [body for event, body in self.told.events if event == name]
 

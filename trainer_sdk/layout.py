@@ -100,6 +100,7 @@ BY_SDK = 2
 INSTANCE_VARIABLE = "EVERSTEP_AGENT"
 IMAGES_VARIABLE = "EVERSTEP_IMAGES"  # where the states of a node are, in memory
 IMAGES_MOST_VARIABLE = "EVERSTEP_IMAGES_MOST"  # so many bytes of them may be of this rank
+FRESH_VARIABLE = "EVERSTEP_ALLOW_FRESH_START"  # 1 where a training may begin from scratch
 INJECTION_VARIABLE = "EVERSTEP_INJECTION"  # 1 where faults may be injected
 LOCK_VARIABLE = "EVERSTEP_LOCK"
 SOCKET_VARIABLE = "EVERSTEP_SOCKET"

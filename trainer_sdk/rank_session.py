@@ -1,7 +1,6 @@
 """A rank's session: what the training says of itself, and what it is asked to do."""
 
 import os
-import sys
 from _thread import RLock
 from time import monotonic
 
@@ -9,6 +8,7 @@ from trainer_sdk import layout
 from trainer_sdk.board import Board
 from trainer_sdk.book import SECOND_NS, Book
 from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.group_timeout import group_timeout_ns
 from trainer_sdk.joining import own_link
 from trainer_sdk.pauses import Pause, Pauses
 from trainer_sdk.saying import quoted
@@ -201,7 +201,7 @@ class Session:
         words[_STEP] = step
         book.main.move(now)
         book.begin_learning(now)
-        timeout_ns = _group_timeout_ns()
+        timeout_ns = group_timeout_ns()
         if timeout_ns is not None:
             words[layout.GROUP_TIMEOUT_NS] = timeout_ns
         if not words[layout.FIRST_STEP_NS]:
@@ -249,16 +249,3 @@ def _detach_own() -> None:
 
 
 os.register_at_fork(after_in_child=_detach_own)
-
-
-def _group_timeout_ns() -> int | None:
-    """How long a collective of the default process group may take; it imports nothing."""
-    distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is None:
-        return None
-    try:
-        group = distributed._get_default_group()  # noqa: SLF001 - torch has no public way
-        backend = group._get_backend(next(iter(group._device_types)))  # noqa: SLF001
-        return int(backend.options._timeout.total_seconds() * SECOND_NS)  # noqa: SLF001
-    except Exception:  # noqa: BLE001 - no group, or another release: it is only shown to people
-        return None

@@ -87,6 +87,11 @@ class Job:
             self._born_s[died.slot] = now
             self._round, self._began_s, self._died = self._round + 1, now, None
 
+    def lives(self, node: str) -> bool:
+        """It is in the round, and not dead."""
+        died = self._died
+        return node in self.nodes and (died is None or self.nodes[died.slot] != node)
+
     def beat(self, slot: int, now: float) -> NodeBeat | None:
         """What the node says now; nothing, if it is dead."""
         died = self._died

@@ -15,6 +15,8 @@ from everstep_services.health.settings import HealthSettings
 
 Answer = Callable[[NodeBeat, float], NodeBeat | None]
 """What a node that is asked for a beat says at once, if the question and it arrive."""
+Hears = Callable[[NodeBeat], bool | None]
+"""Whether anybody hears what a node is asked, if that can be told."""
 
 PAUSE_S = 0.3
 PAUSED_EVERY_S = 5.0
@@ -29,14 +31,18 @@ class Found:
     false: list[str] = field(default_factory=list)
     beats: int = 0
     hails: int = 0
+    knocks: int = 0
 
 
 class Watching:
     """One observer with its pauses: what comes meanwhile is heard after them, and after a tick."""
 
-    def __init__(self, settings: HealthSettings, seconds: float, seed: int, answer: Answer) -> None:
+    def __init__(
+        self, settings: HealthSettings, seconds: float, seed: int, answer: Answer, hears: Hears
+    ) -> None:
         self._answer = answer
-        self.hails = 0
+        self._hears = hears
+        self.hails = self.knocks = 0
         self.fleet = Fleet(_limits(settings))
         self.found: list[tuple[float, Lost]] = []
         rng = random.Random(seed)
@@ -57,10 +63,18 @@ class Watching:
             self.found += [(at, lost) for lost in self.fleet.judge(at, is_blind=False)]
             for asked in self.fleet.hails(at):
                 self.hails += 1
-                beat = self._answer(asked, at)
-                if beat is not None:
-                    self.fleet.hear(beat, at)
+                self._hear(self._answer(asked, at), at)
+            for asked in self.fleet.knocks(at):
+                self.knocks += 1
+                is_there = self._hears(asked)
+                self.fleet.knocked(asked, is_there, at)
+                if is_there:
+                    self._hear(self._answer(asked, at), at)
             self._ticks_at = at + self._tick_s
+
+    def _hear(self, beat: NodeBeat | None, at: float) -> None:
+        if beat is not None:
+            self.fleet.hear(beat, at)
 
 
 class Network:
@@ -75,6 +89,12 @@ class Network:
         """The beat, if it arrives."""
         return None if self._rng.random() < self._lost else beat
 
+    def hears(self, asked: NodeBeat) -> bool | None:
+        """A dead node's connection is closed; what another one takes in, it may say in vain."""
+        if not self._by_name[asked.job].lives(asked.node):
+            return False
+        return None if self.carried(asked) is None else True
+
     def answer(self, asked: NodeBeat, at: float) -> NodeBeat | None:
         """What a node that is asked for a beat says at once."""
         job, slot = self._by_name[asked.job], asked.slot or 0
@@ -86,7 +106,7 @@ def watched(crowd: Crowd, settings: HealthSettings) -> Found:
     """All that happens to the crowd, seen by one observer."""
     jobs = [Job(number, crowd) for number in range(crowd.jobs)]
     network = Network(jobs, crowd)
-    watching = Watching(settings, crowd.seconds, crowd.seed + 3, network.answer)
+    watching = Watching(settings, crowd.seconds, crowd.seed + 3, network.answer, network.hears)
     deaths, dead, found = list(crowd.deaths()), dict[str, Death](), Found()
     found.deaths = len(deaths)
     for at, job, slot in beats_of(jobs, crowd):
@@ -102,7 +122,7 @@ def watched(crowd: Crowd, settings: HealthSettings) -> Found:
             watching.judge(now)
             watching.fleet.hear(beat, now)
             found.beats += 1
-    found.hails = watching.hails
+    found.hails, found.knocks = watching.hails, watching.knocks
     for at, lost in watching.found:
         known = dead.pop(lost.beat.node, None)
         if known is None:

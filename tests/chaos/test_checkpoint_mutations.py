@@ -1,4 +1,4 @@
-"""A thousand saves whose tensors change at once: each image is the state at the call."""
+"""A thousand saves whose tensors change at once: each image is the state at the call, or none."""
 
 import random
 import tempfile
@@ -46,6 +46,46 @@ def test_a_thousand_saves_hold_what_was_there(is_lazy: bool) -> None:
             wanted = {key: one for key, one in expected.items() if one is not None}
             assert {key: found[key] for key in wanted} == wanted, f"save {number}"
     assert not rank.told.warned
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_what_torch_does_not_count_is_saved_as_it_was_or_not_at_all(is_lazy: bool) -> None:
+    """Everything that the optimizer owns is written over through `.data` or NumPy at any time."""
+    model = torch.nn.Sequential(torch.nn.Linear(500, 2000), torch.nn.Linear(2000, 500))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(8, 500)).square().sum().backward()
+    optimizer.step()
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    dice = random.Random(6)
+    owned = [*model.parameters()]
+    owned += [one[key] for one in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    refused = 0
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+        saving(Path(folder), keeps=True, buffers=2, is_lazy=is_lazy, root="") as rank,
+    ):
+        for number in range(1, SAVES // 5 + 1):
+            expected = {key: _bytes(one) for key, one in flatten(state).values.items()}
+            rank.saver._is_lazy = is_lazy  # a save that was refused has turned it off
+            rank.saver.save(Wish(step=number, to_root=False), state)
+            for _ in range(dice.randrange(20_000)):
+                """The copy goes on meanwhile."""
+            for one in dice.sample(owned, len(owned)):
+                if dice.random() < 0.5:
+                    one.data.copy_(torch.full_like(one, number))
+                else:
+                    one.detach().numpy()[...] = -number
+            if not rank.finish():
+                assert "was changed before the optimizer's step" in rank.told.warned.pop()
+                refused += 1
+                continue
+            found = _image(Path(rank.events("image")[-1]["folder"]), number)
+            wanted = {key: one for key, one in expected.items() if one is not None}
+            assert {key: found[key] for key in wanted} == wanted, f"save {number}"
+    assert not rank.told.warned
+    assert is_lazy or not refused
 
 
 def _bytes(value: object) -> bytes | None:

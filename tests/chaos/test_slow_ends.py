@@ -66,11 +66,6 @@ def test_a_bus_without_rendezvous_ends_with_94(tmp_path: Path, job: str) -> None
         pieces.stop()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="silence alone is no loss while other nodes of the round make steps, and nobody asks "
-    "whether its connection is closed",
-)
 def test_a_lost_node_that_nobody_waits_for_is_found_all_the_same(cluster: Cluster) -> None:
     """Its ranks and the others' know nothing of each other: no error tells that it is gone."""
     script = cluster.folder / "alone.py"
@@ -89,6 +84,8 @@ def test_a_lost_node_that_nobody_waits_for_is_found_all_the_same(cluster: Cluste
     }
     cluster.until_stepping(1)
     agents[cluster.members(1)[1]].kill_node()
-    cluster.until_stepping(2, 20)
+    cluster.until_stepping(2)
+    (lost,) = cluster.facts("node_lost")
+    assert "its connection to the bus closed with its last word" in lost["reason"]
     cluster.finish()
     cluster.until_done()

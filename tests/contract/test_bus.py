@@ -1,6 +1,7 @@
 """What every bus promises: run over the one in memory and over the real server."""
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime
 
 import pytest
@@ -140,9 +141,11 @@ async def test_a_reader_goes_on_from_its_position(bus: Bus, job: str) -> None:
     assert seen == facts
 
 
-async def test_a_fetch_with_nothing_to_read_ends_in_time(bus: Bus) -> None:
+async def test_a_fetch_with_nothing_to_read_ends_in_time(bus: Bus, job: str) -> None:
+    last = ended(job)
+    await bus.record(last)
     async with bus.facts(None) as reader:
-        while (await reader.fetch(1000, 0.2)).facts:
+        while last not in [decode(one.data) for one in (await reader.fetch(1000, 2)).facts]:
             pass
         assert (await reader.fetch(10, 0.05)).facts == []
 
@@ -307,9 +310,9 @@ async def test_a_lease_that_was_not_renewed_goes_to_the_next(
 
 async def test_renewing_keeps_a_lease_mortal(two: tuple[Bus, Bus], job: str) -> None:
     one, other = (bus.leases for bus in two)
-    held = await one.acquire(job, "one", 1)
+    held = await one.acquire(job, "one", 30)
     assert held is not None
-    await one.renew(held)
+    await one.renew(dataclasses.replace(held, ttl_s=1))
     await until_async(lambda: other.acquire(job, "other", 30), "it is free again")
 
 

@@ -62,6 +62,23 @@ def test_whoever_has_won_may_ask_again(storage: Storage) -> None:
     assert not storage.put_if_absent("owner", b"others")
 
 
+@pytest.mark.parametrize("place", ["memory", "s3"], indirect=True)
+def test_one_of_many_who_replace_the_same_wins(storage: Storage) -> None:
+    from trainer_sdk.checkpoint.storage.objects import Objects
+
+    assert isinstance(storage, Objects)
+    storage.put("it", [b"before"])
+    with ThreadPoolExecutor(8) as pool:
+        tried = list(pool.map(lambda n: storage.replace("it", b"%d" % n, b"before"), range(16)))
+    assert tried.count(True) == 1
+    now = storage.read("it")
+    assert now == b"%d" % tried.index(True)
+    assert storage.replace("it", now, b"before"), "whoever has won may ask again"
+    assert not storage.replace("it", b"later", b"before")
+    with pytest.raises(MissingError):
+        storage.replace("nothing", b"later", b"before")
+
+
 def test_folders_and_files_are_listed_in_order(storage: Storage) -> None:
     assert storage.folders() == []
     for name in ("step-000000002/b", "step-000000001/part/c", "step-000000001/a", ".saving/x/y"):

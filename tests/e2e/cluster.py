@@ -24,7 +24,6 @@ from tests.e2e.processes import (
 from tests.waiting import WITHIN_S, until
 
 Body = Mapping[str, Any]
-GONE_WITHIN_S = 5.0
 
 
 class Agent(Process):
@@ -107,7 +106,7 @@ class Cluster:
                 agent.send(signal.SIGCONT)
                 agent.kill()
         try:
-            until(self.left, "no process is left", holds=not_, within_s=GONE_WITHIN_S)
+            until(self.left, "no process is left", holds=not_)
         finally:
             left = self.left()
             kill_all(left)
@@ -137,6 +136,11 @@ class Cluster:
         found: Body = self.api.get(f"jobs/{self.job}")
         return found
 
+    def ranks(self) -> dict[int, Body]:
+        """What its agents say of the ranks at this moment."""
+        found = self.api.pages(f"jobs/{self.job}/ranks", {}, most=None)
+        return {one["rank"]: one for one in found}
+
     def incidents(self) -> list[Body]:
         """All incidents, the oldest first."""
         path = f"jobs/{self.job}/incidents"
@@ -153,10 +157,28 @@ class Cluster:
             within_s=within_s,
         )
 
+    def until_facts(self, kind: str, holds: Callable[[list[Body]], object] = bool) -> list[Body]:
+        """All such facts, once they are as they should be: two agents' come in any order."""
+        return until(
+            lambda: self.facts(kind),
+            f"facts {kind} of job {self.job}",
+            holds=holds,
+            despite=CliError,
+        )
+
     def until_stepping(self, number: int, within_s: float = WITHIN_S) -> Body:
         """The first step of a round has been made."""
         return self.until_fact(
             "progress_made", lambda body: body["round"] == number and body["is_first"], within_s
+        )
+
+    def until_all_step(self, ranks: int) -> dict[int, Body]:
+        """Each rank has made a step, not only that which is asked first; what is said of them."""
+        return until(
+            self.ranks,
+            f"{ranks} ranks make steps",
+            holds=lambda found: len(found) == ranks and all(one["step"] for one in found.values()),
+            despite=CliError,
         )
 
     def until_done(self) -> None:

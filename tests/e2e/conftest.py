@@ -9,6 +9,15 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.control_planes import ControlPlane, Pieces, Up
 
 NewCluster = Callable[[ControlPlane, str], Cluster]
+ENDS_WITHIN_S = 180
+"""Whatever waits for something gives up before, and says for what."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(ENDS_WITHIN_S))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from everstep.bus.serverconfig import (
 )
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import Running, StateDir
+from tests.e2e.ports import free_port
 from tests.e2e.processes import Process, environment, kill_all, python
 from tests.waiting import until
 
@@ -105,11 +106,9 @@ class Pieces:
         name = user_for("agent", job).name
         if not password_file(self._bus, name).exists():
             admit(self._bus / "nats.json", self._bus, name)
+            before = self._reloads()
             self.processes["nats"].send(signal.SIGHUP)
-            until(
-                lambda: "Reloaded server configuration" in (self._bus / "nats.log").read_text(),
-                "the server has read who may log in",
-            )
+            until(self._reloads, "the server has read who may log in", holds=before.__lt__)
         return self._as(name)
 
     def start(self) -> None:
@@ -144,7 +143,7 @@ class Pieces:
             "EVERSTEP_OBSERVE__PORT": "0",
         }
         command = python("-m", f"everstep_services.{name}")
-        self.processes[name] = Process(command, {**environ, **more}, log)
+        self.processes[name] = Process(command, {**environ, **more, **self._settings}, log)
 
     def kill(self, *names: str) -> None:
         for name in names:
@@ -161,6 +160,9 @@ class Pieces:
         for process in self.processes.values():
             process.kill()
 
+    def _reloads(self) -> int:
+        return (self._bus / "nats.log").read_text().count("Reloaded server configuration")
+
     def _as(self, user: str) -> dict[str, str]:
         return _bus(f"nats://{self._host}:{self._port}", user, password_file(self._bus, user))
 
@@ -173,13 +175,6 @@ def _bus(url: str, user: str, password: Path) -> dict[str, str]:
         "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
         "EVERSTEP_BUS__RECONNECT_JITTER_S": "0.1",
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _answers(host: str, port: int) -> bool:

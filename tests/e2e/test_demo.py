@@ -1,11 +1,15 @@
-"""`everstep demo`, ended in the middle."""
+"""`everstep demo`: to its end, and ended in the middle."""
 
+import re
+import shlex
 import signal
+from collections.abc import Mapping, Sequence
 from operator import not_
 from pathlib import Path
 
 import pytest
 
+from everstep_services.cli.client import Api
 from tests.e2e.processes import Process, environment, kill_all, python, tagged
 from tests.waiting import until
 
@@ -22,3 +26,62 @@ def test_whoever_ends_it_finds_nothing_left(tmp_path: Path, job: str, number: in
     finally:
         demo.kill()
         kill_all(tagged(job))
+
+
+ENDS_WITHIN_S = 240.0
+_COMMAND = re.compile(r"^  (\S+ --state-dir (\S+) .*)$", re.M)
+
+
+@pytest.mark.timeout(400)
+def test_it_recovers_twice_and_what_it_says_at_the_end_is_so(tmp_path: Path, job: str) -> None:
+    environ = environment(tmp_path, job, TMPDIR=str(tmp_path))
+    log = tmp_path / "log"
+    demo = Process(python("-m", "everstep_services.cli", "demo", "--steps", "300"), environ, log)
+    try:
+        code = demo.wait(ENDS_WITHIN_S)
+        said = demo.said
+        assert code == 0, said
+        until(lambda: tagged(job), "nothing of it runs on", holds=not_)
+        rank, node = table(said)
+        assert rank.pop("WHAT").endswith(" was ended by SIGKILL")
+        assert node.pop("WHAT") == "node-2 is gone"
+        phases = ["DETECT", "LOOK", "DECIDE", "STOP", "FORM", "START", "STEP", "ALL"]
+        for row in (rank, node):
+            spent = [int(row[phase]) for phase in phases]
+            assert abs(sum(spent[:-1]) - spent[-1]) <= 0.1 * spent[-1] + len(phases), row
+        assert "The job is done after 3 rounds; exit codes {'node-1': 0, 'node-3': 0}." in said
+        assert reads_again(said, environ, tmp_path) == ("done", 2)
+        until(lambda: tagged(job), "nothing is left", holds=not_)
+    finally:
+        demo.kill()
+        kill_all(tagged(job))
+
+
+def table(said: str) -> list[dict[str, str]]:
+    """The rows of the table, by the names of its columns."""
+    head, *rows = said.partition("(milliseconds):")[2].strip().partition("\n\n")[0].splitlines()
+    names = [" ".join(one.split()) for one in re.split(r"  +", head.strip())]
+    cells = [re.split(r"  +", row.strip()) for row in rows]
+    return [dict(zip(names, row, strict=True)) for row in cells]
+
+
+def reads_again(said: str, environ: Mapping[str, str], folder: Path) -> tuple[str, int]:
+    """What the URL at the end tells once it is served as the lines below it say."""
+    found = re.search(r"serves it again at (http://\S+)/api/v1/(\S+):\n", said)
+    assert found is not None, said
+    up, why, show, down = (shlex.split(line)[1:] for line, _ in _COMMAND.findall(said))
+    token = Path(_COMMAND.findall(said)[0][1]) / "token"
+    run(up, environ, folder)
+    with Api(found[1], token.read_text().strip()) as api:
+        state = api.get(found[2])["state"]
+        incidents = list(api.pages(f"{found[2]}/incidents", {}, most=None))
+    assert "SIGKILL" in run(why, environ, folder) + run(show, environ, folder)
+    run(down, environ, folder)
+    return state, len(incidents)
+
+
+def run(words: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:
+    log = folder / f"log-{words[2]}"
+    process = Process(python("-m", "everstep_services.cli", *words), environ, log)
+    assert process.wait() == 0, process.said
+    return process.said

@@ -127,12 +127,9 @@ def test_every_rank_fails_and_all_ranks_are_gone_everywhere(cluster: Cluster) ->
             *(str(SCRIPTS / "deaf.py"), str(cluster.folder)),
             node=node,
         )
-    cluster.until_fact("round_started")
-    for rank in range(4):
-        cluster.pid_of(rank, 1)
-    cluster.until_stepping(1)
+    cluster.until_all_step(4)
     cluster.kill_rank(3, 1)
-    assert {agent.wait(1 + 5) for agent in cluster.agents} == {1}
-    killed = sorted(rank for one in cluster.facts("ranks_stopped") for rank in one["killed"])
-    assert killed == [0, 1, 2]
+    assert {agent.wait() for agent in cluster.agents} == {1}
+    stopped = cluster.until_facts("ranks_stopped", lambda found: len(found) == 2)
+    assert sorted(rank for one in stopped for rank in one["killed"]) == [0, 1, 2]
     assert cluster.left() == []

@@ -9,7 +9,7 @@ from operator import not_
 
 import pytest
 
-from tests.e2e.cluster import GONE_WITHIN_S, Agent, Cluster
+from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.processes import SCRIPTS, alive, below, kill_all
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ def gone(pids: list[int]) -> None:
         return [pid for pid in pids if alive(pid)]
 
     try:
-        until(left, "all of them are gone", holds=not_, within_s=GONE_WITHIN_S)
+        until(left, "all of them are gone", holds=not_)
     finally:
         kill_all(left())
 

@@ -90,3 +90,50 @@ def test_a_spare_takes_the_slot_of_a_node_whose_network_is_cut(
     assert cluster.members(3) == before, "it was the spare, and has its slot again"
     cluster.finish()
     cluster.until_done()
+
+
+ALONE = """
+import os, pathlib, sys, time
+from tests.e2e.scripts.stepping import Steps
+folder = pathlib.Path(sys.argv[1])
+steps = Steps()
+while not (folder / "end").exists():
+    steps.made_one()
+    (folder / ("steps-" + os.environ["RANK"])).write_text(str(steps.made))
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_a_node_that_is_only_cut_off_is_not_lost_while_others_make_steps(
+    cluster: Cluster, network: Network
+) -> None:
+    """Nobody answers there, but its connection did not close: its ranks train on, as they may."""
+    script = cluster.folder / "alone.py"
+    script.write_text(ALONE)
+    for node in NODES[:2]:
+        address = network.add(node)
+        with network.on(node):
+            arguments = ("--nnodes", "2", "--address", address, str(script), str(cluster.folder))
+            cluster.run("--cold", *arguments, node=node)
+    cluster.until_stepping(1)
+    further(cluster, 0, 10)
+    network.cut(cluster.members(1)[1])
+    for rank in (0, 1):
+        further(cluster, rank, 1000)  # at 50 a second at most: longer than a closed one is given
+    assert cluster.facts("node_lost") == []
+    network.mend(cluster.members(1)[1])
+    cluster.finish()
+    cluster.until_done()
+    assert cluster.incidents() == []
+
+
+def further(cluster: Cluster, rank: int, steps: int) -> None:
+    """A rank makes so many steps more."""
+
+    def made() -> int:
+        return int((cluster.folder / f"steps-{rank}").read_text() or 0)
+
+    goal = until(made, "it makes steps", despite=(FileNotFoundError,)) + steps
+    until(made, f"step {goal}", holds=lambda step: step >= goal, within_s=120)

@@ -21,8 +21,12 @@ def asking(cluster: Cluster, *options: str, node: str, how: str = "ask") -> Agen
 
 
 def steps(cluster: Cluster, ranks: int = 4) -> list[int]:
-    """After which step each rank has saved."""
-    return [int((cluster.folder / f"saved-{rank}").read_text()) for rank in range(ranks)]
+    """After which step each rank has saved, once all have."""
+    return until(
+        lambda: [int((cluster.folder / f"saved-{rank}").read_text()) for rank in range(ranks)],
+        f"{ranks} ranks have saved",
+        despite=(FileNotFoundError, ValueError),  # one that is being written is empty
+    )
 
 
 def two_nodes(cluster: Cluster, *options: str, how: str = "ask") -> list[Agent]:
@@ -53,14 +57,15 @@ def test_all_ranks_save_after_the_same_step_and_all_agents_exit_with_91(
     assert (noticed["reason"], noticed["grace_s"]) == (name, 900.0)
     planned = cluster.until_fact("preemption_planned")
     assert (planned["plan"], planned["stop_after_step"]) == ("save_and_exit", steps(cluster)[0])
-    seen = cluster.facts("preemption_acknowledged")
+    seen = cluster.until_facts("preemption_acknowledged", lambda found: len(found) >= 2)
     assert {(fact["node"], fact["step"]) for fact in seen} == {
         (agent.node, steps(cluster)[0]) for agent in agents
     }
-    (saved,) = cluster.facts("preemption_saved")
+    (saved,) = cluster.until_facts("preemption_saved")
     assert saved["step"] == steps(cluster)[0]
+    exited = cluster.until_facts("rank_exited", lambda found: len(found) == 4)
+    assert not any(fact.get("signal") for fact in exited)
     assert cluster.facts("job_ended") == []
-    assert not any(fact.get("signal") for fact in cluster.facts("rank_exited"))
 
 
 def test_with_a_spare_all_save_and_the_training_goes_on_without_the_node(cluster: Cluster) -> None:
@@ -121,6 +126,5 @@ def test_without_a_control_plane_a_node_saves_all_the_same(
     cluster.until_stepping(1, START_WITHIN_S)
     pieces.kill("rendezvous")
     agent.send(signal.SIGTERM)
-    until(lambda: len(list(cluster.folder.glob("saved-*"))) == 2, "both ranks have saved")
     assert len(set(steps(cluster, 2))) == 1
     assert agent.wait(START_WITHIN_S) == 91

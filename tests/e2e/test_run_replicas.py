@@ -25,6 +25,8 @@ def test_who_takes_a_slot_over_finds_its_state_and_nothing_is_left_at_the_end(
         )
         for place, node in enumerate(NODES)
     }
+    joined = lambda found: {one["node"] for one in found} == set(NODES)  # noqa: E731
+    cluster.until_facts("node_joined", joined)
     stored = {body["owner_slot"]: body for body in (stored_of(cluster, 0), stored_of(cluster, 1))}
     members = cluster.members(1)
     assert {slot: body["owner"] for slot, body in stored.items()} == members

@@ -15,7 +15,8 @@ def rank_1(agent: Agent) -> int:
     for process in below(agent.pid):
         try:
             if process.environ().get("RANK") == "1":
-                return process.pid
+                pid: int = process.pid
+                return pid
         except psutil.Error:
             continue
     return 0

@@ -320,12 +320,12 @@ class MemoryLeases:
 
     async def release(self, held: Held) -> None:
         found = self._server.leases.get(held.name)
-        if found is not None and found[0] == held:
+        if found is not None and found[0].token == held.token:
             del self._server.leases[held.name]
 
     def _check(self, held: Held) -> None:
         found = self._server.leases.get(held.name)
-        if found is None or found[0] != held or found[1] <= _now():
+        if found is None or found[0].token != held.token or found[1] <= _now():
             raise LeaseLostError(held.name, held.token)
 
     def _grant(self, name: str, holder: str, ttl_s: int) -> Held:

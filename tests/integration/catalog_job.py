@@ -8,17 +8,13 @@ from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.bus.roles import SERVICE
-from everstep.messages import (
-    ChangeCheckpoint,
-    Done,
-    Message,
-)
+from everstep.messages import ChangeCheckpoint, Done
 from tests.checkpoint_shelves import save
 from tests.integration.catalog_replicas import (
     committed,
     places,
 )
-from tests.integration.health_replicas import all_facts
+from tests.integration.health_replicas import F, all_facts
 
 JOB = "llama"
 
@@ -35,17 +31,17 @@ async def publish(bus: NatsBus, root: str, *steps: int) -> None:
     """Checkpoints in files, and the facts about them."""
     for step in steps:
         await bus.record(committed(JOB, root, step, save(root, JOB, step)))
-    await bus.flush(10)
+    await bus.flush(30)
 
 
 async def change(bus: NatsBus, action: str, step: int) -> Done:
     ask = ChangeCheckpoint(job=JOB, step=step, action=action, by="ann", reason="why not")
-    return await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=10)
+    return await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=30)
 
 
 async def steps(bus: NatsBus) -> list[int]:
     return [one.step for one in await places(bus, JOB)]
 
 
-async def seen(bus: NatsBus, kind: type[Message]) -> list[Message]:
+async def seen(bus: NatsBus, kind: type[F]) -> list[F]:
     return [fact for fact in await all_facts(bus) if isinstance(fact, kind)]

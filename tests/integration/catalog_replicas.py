@@ -47,7 +47,7 @@ async def _run(loop: Loop) -> None:
 async def places(bus: Bus, job: str, tier: str = "") -> tuple[CheckpointPlace, ...]:
     """What the catalog lists."""
     question = ListCheckpoints(job=job, tier=tier)
-    found = await bus.ask("catalog", "list", question, CheckpointsLocated, job=job, within_s=10)
+    found = await bus.ask("catalog", "list", question, CheckpointsLocated, job=job, within_s=30)
     return found.places
 
 

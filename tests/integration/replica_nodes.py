@@ -2,17 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import xxhash
 
 from everstep.clock import SystemClock
 from everstep.messages import Peer, ReleaseImages, StartRanks
+from everstep_services.agent.checkpoints import client, server
 from everstep_services.agent.checkpoints.fetching import OFFER, Offer
 from everstep_services.agent.checkpoints.held import Held
 from everstep_services.agent.checkpoints.holding import Store
@@ -26,6 +28,8 @@ from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Entry, Identity, Image
 
 JOB, KEY = "j", "the-key-of-one-job"
 SIZE = 300_000
+PATIENT = CheckpointSettings(room_least_bytes=0, silent_s=30.0, least_mib_s=0.01)
+"""For tests in which nobody is silent: whoever stalls meanwhile is not given up."""
 
 
 def state_of(rank: int, step: int, size: int = SIZE) -> bytes:
@@ -79,12 +83,13 @@ class Node:
 
     def held(self, slot: int, rank: int) -> dict[int, bytes]:
         """The whole copies here, by step; what is being received has no step in its name."""
-        places = (self.folder / "held" / f"slot-{slot}" / f"rank-{rank}").glob("[0-9]*")
-        return {
-            int(place.name.partition("-")[0]): (place / IMAGE).read_bytes()
-            for place in places
-            if (place / INDEX).exists()
-        }
+        found = {}
+        for place in (self.folder / "held" / f"slot-{slot}" / f"rank-{rank}").glob("[0-9]*"):
+            with suppress(FileNotFoundError):  # it is dropped meanwhile
+                octets = (place / IMAGE).read_bytes()
+                (place / INDEX).stat()
+                found[int(place.name.partition("-")[0])] = octets
+        return found
 
     def offer(self) -> Offer | None:
         """What was said when fetching was over."""
@@ -96,7 +101,6 @@ class Node:
             lambda: self.held(slot, rank),
             f"{self.name} holds step {step} of slot {slot}",
             holds=lambda held: step in held,
-            despite=OSError,
         )
         return found[step]
 
@@ -109,7 +113,7 @@ class Node:
 def made(name: str, folder: Path, settings: CheckpointSettings | None = None) -> Node:
     """A node that does nothing yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = settings or CheckpointSettings(room_least_bytes=0, silent_s=1.0)
+    settings = settings or PATIENT
     standing = Standing(JOB, name, settings, tls=opened_tls(settings))
     store = Store(folder, JOB, settings)
     stored: list[Held] = []
@@ -126,21 +130,33 @@ def made(name: str, folder: Path, settings: CheckpointSettings | None = None) ->
     )
 
 
+@contextmanager
+def patient() -> Iterator[None]:
+    """Agents that stall while they connect or give proof are not given up either."""
+    with (
+        patch.object(client, "_CONNECTS_WITHIN_S", PATIENT.silent_s),
+        patch.object(client, "_ANSWERS_WITHIN_S", PATIENT.silent_s),
+        patch.object(server, "_PROVES_WITHIN_S", PATIENT.silent_s),
+    ):
+        yield
+
+
 @asynccontextmanager
 async def running(nodes: Sequence[Node]) -> AsyncIterator[None]:
     """While they are up; each has a port then, and the same when it comes back."""
     doors = []
     try:
-        async with asyncio.TaskGroup() as tasks:
-            loops = []
-            for node in nodes:
-                door = opened_door("127.0.0.1", node.port)
-                doors.append(door)
-                node.port = int(door.getsockname()[1])
-                loops.append(tasks.create_task(node.keep.keep_for_ever(door), name=node.name))
-            yield
-            for loop in loops:
-                loop.cancel()
+        with patient():
+            async with asyncio.TaskGroup() as tasks:
+                loops = []
+                for node in nodes:
+                    door = opened_door("127.0.0.1", node.port)
+                    doors.append(door)
+                    node.port = int(door.getsockname()[1])
+                    loops.append(tasks.create_task(node.keep.keep_for_ever(door), name=node.name))
+                yield
+                for loop in loops:
+                    loop.cancel()
         for node in nodes:
             node.store.close()
     finally:

@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
-from everstep.clock import SystemClock
 from everstep.messages import Fact, MeasureNetwork, NetworkMeasured, NetworkPeer
 from everstep.observe.redaction import redact
 from everstep_services.agent import measuring
 from everstep_services.agent.measuring import Measuring
+from everstep_services.agent.probes import network
 from everstep_services.agent.records import Records
+from tests.e2e.ports import free_port
+from tests.fakes.clock import FakeClock
 
 TOKEN = "token-of-one-network-test"
 TEST = "0193aefc11e25f0a8c7d4b6e9f201c3d"
@@ -25,14 +27,17 @@ def no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ports() -> list[int]:
-    """Ports that were free a moment ago."""
-    doors = [socket.socket() for _ in range(3)]
-    for door in doors:
-        door.bind(("127.0.0.1", 0))
-    found = [int(door.getsockname()[1]) for door in doors]
-    for door in doors:
-        door.close()
-    return found
+    """Nobody listens there, and nobody else will."""
+    return [free_port() for _ in range(3)]
+
+
+class LoopClock(FakeClock):
+    """Its time passes as the loop turns: it stands while the machine does."""
+
+    async def pass_for_ever(self) -> None:
+        while True:
+            await self.advance(0.1)
+            await asyncio.sleep(0.005)
 
 
 class Nodes:
@@ -40,12 +45,13 @@ class Nodes:
 
     def __init__(self, names: list[str], tasks: asyncio.TaskGroup) -> None:
         self.told: asyncio.Queue[Fact] = asyncio.Queue()
-        clock = SystemClock()
+        clock = LoopClock()
         self.each = {
             name: Measuring(name, clock, Records("j", name, clock), self.told.put_nowait)
             for name in names
         }
         self.loops = [tasks.create_task(one.measure_for_ever()) for one in self.each.values()]
+        self.loops.append(tasks.create_task(clock.pass_for_ever()))
 
     def ask(self, order: MeasureNetwork) -> None:
         for one in self.each.values():
@@ -67,7 +73,7 @@ async def measuring_nodes(*names: str) -> AsyncIterator[Nodes]:
             loop.cancel()
 
 
-def order(ports: list[int], turn_s: float = 10.0) -> MeasureNetwork:
+def order(ports: list[int], turn_s: float) -> MeasureNetwork:
     peers = tuple(
         NetworkPeer(node=f"n{number}", address="127.0.0.1", port=port)
         for number, port in enumerate(ports)
@@ -86,7 +92,7 @@ def order(ports: list[int], turn_s: float = 10.0) -> MeasureNetwork:
 
 async def test_each_pair_is_measured_once_and_each_node_tells(ports: list[int]) -> None:
     async with measuring_nodes("n0", "n1", "n2", "bystander") as nodes:
-        nodes.ask(order(ports, turn_s=4.0))
+        nodes.ask(order(ports, turn_s=60.0))
         told = await nodes.figures(3)
     assert set(told) == {"n0", "n1", "n2"}
     pairs = {frozenset((node, link.node)) for node, fact in told.items() for link in fact.links}
@@ -102,11 +108,31 @@ async def test_each_pair_is_measured_once_and_each_node_tells(ports: list[int]) 
 
 async def test_a_node_that_is_not_there_is_not_reached_and_why_is_told(ports: list[int]) -> None:
     async with measuring_nodes("n0") as nodes:
-        nodes.ask(order(ports[:2], turn_s=0.5))
+        nodes.ask(order(ports[:2], turn_s=20.0))
         (fact,) = (await nodes.figures(1)).values()
     (link,) = fact.links
     assert (link.node, link.mib_s, link.round_trip_s) == ("n1", 0.0, None)
     assert link.reason == f"127.0.0.1:{ports[1]}: nobody listens there"
+
+
+async def test_a_silence_at_the_end_of_a_turn_hides_no_reason(
+    ports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def measure(*_: object, within_s: float) -> network.Figures:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise network.NetworkCheckError(f"reason {asked}")
+        raise network.NoAnswerError(f"it did not answer within {within_s:g} s")
+
+    monkeypatch.setattr(network, "measure", measure)
+    async with measuring_nodes("n0") as nodes:
+        nodes.ask(order(ports[:2], turn_s=20.0))
+        (fact,) = (await nodes.figures(1)).values()
+    assert asked > 3
+    assert [link.reason for link in fact.links] == ["reason 2"]
 
 
 async def test_a_port_that_somebody_else_has_is_told_by_whose_it_is(ports: list[int]) -> None:
@@ -122,7 +148,7 @@ async def test_turns_that_have_passed_during_another_test_are_not_made_up_for(
     ports: list[int],
 ) -> None:
     async with measuring_nodes("n0") as nodes:
-        late = order(ports[:2], turn_s=0.2)
+        late = order(ports[:2], turn_s=0.2)  # over when the first one is
         nodes.ask(order(ports[1::-1], turn_s=0.5))
         nodes.ask(late)
         async with asyncio.timeout(40):

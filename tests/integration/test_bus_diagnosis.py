@@ -3,14 +3,16 @@
 import asyncio
 import json
 import os
+import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 import xxhash
 import zstandard
 
 from everstep import subjects
-from everstep.bus import BusSettings, connect, topology
+from everstep.bus import BusSettings, connect, connection, topology
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import (
     BlobMissingError,
@@ -24,8 +26,9 @@ from everstep.bus.errors import (
     TopologyError,
 )
 from everstep.bus.login import read_secret
+from everstep.bus.roles import SERVICE
 from everstep.messages import BlobRef
-from tests.integration.bus_servers import WITHIN_S, refused, server_with, speaking
+from tests.integration.bus_servers import refused, relay, server_with, speaking
 
 
 @pytest.mark.parametrize(
@@ -46,10 +49,12 @@ async def test_a_url_that_cannot_work(url: str, said: str) -> None:
         raise error
 
 
-async def test_a_closed_port() -> None:
-    async with speaking(b"") as url:
-        pass
-    error = await refused(BusSettings(url=url, connect_within_s=0.3))
+async def test_a_closed_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "is_final", bool)  # as if time were up with the first error
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else gets the port, and nobody listens
+        url = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+        error = await refused(BusSettings(url=url, connect_within_s=30))
     assert isinstance(error, BusUnreachableError)
     assert f"nothing listens at {url}: start a server with `everstep up`" in str(error)
 
@@ -63,9 +68,20 @@ async def test_a_host_that_does_not_exist() -> None:
 
 async def test_something_else_than_nats() -> None:
     async with speaking(b"SSH-2.0-OpenSSH_9.2\r\n") as url:
-        error = await refused(BusSettings(url=url, connect_within_s=WITHIN_S))
+        error = await refused(BusSettings(url=url, connect_within_s=30))
     assert isinstance(error, BusUnreachableError)
     assert f"what answers at {url} is not a NATS server" in str(error)
+
+
+async def test_a_server_that_dies_before_it_says_a_word_is_tried_again(
+    shared_nats: DevServer,
+) -> None:
+    settings = msgspec.structs.replace(shared_nats.settings(SERVICE), reconnect_wait_s=0.01)
+    async with (
+        relay(shared_nats.url, [None, None]) as url,
+        connect(msgspec.structs.replace(settings, url=url), "test") as bus,
+    ):
+        assert bus.connected
 
 
 async def test_something_that_never_says_a_word() -> None:
@@ -155,22 +171,35 @@ def test_secrets_are_short_text(tmp_path: Path, content: bytes, said: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("stored", "said"),
+    ("lie", "said"),
     [
-        (zstandard.compress(b"x" * (1 << 30)), "is not 1000 bytes long"),
-        (b"no zstd frame at all", "cannot be opened"),
-        (zstandard.compress(b"y" * 1000)[:-3], "cannot be opened"),
+        ("bomb", "is not 1000 bytes long"),
+        ("rubbish", "cannot be opened"),
+        ("cut short", "cannot be opened"),
     ],
-    ids=["bomb", "rubbish", "cut short"],
 )
 async def test_a_blob_that_lies_costs_an_error_and_no_memory(
-    shared_nats: DevServer, job: str, stored: bytes, said: str
+    shared_nats: DevServer, job: str, lie: str, said: str
 ) -> None:
+    stored = await asyncio.to_thread(lying, lie)
     ref = BlobRef(job=job, id=xxhash.xxh3_128_hexdigest(stored), size_bytes=1000, parts=1)
     async with connect(shared_nats.settings("service"), "test") as bus:
         await bus.jetstream.publish(subjects.blob(job, ref.id, 0), stored)
         with pytest.raises(BlobMissingError, match=said):
             await bus.blobs.get(ref)
+
+
+def lying(how: str) -> bytes:
+    """What is stored instead of 1000 bytes."""
+    match how:
+        case "bomb":
+            squeezed = zstandard.ZstdCompressor().compressobj(size=1 << 30)
+            pieces = [squeezed.compress(bytes(1 << 20)) for _ in range(1 << 10)]
+            return b"".join(pieces) + squeezed.flush()
+        case "rubbish":
+            return b"no zstd frame at all"
+        case _:
+            return zstandard.compress(b"y" * 1000)[:-3]
 
 
 async def test_a_blob_whose_bytes_are_others_than_its_name_says(

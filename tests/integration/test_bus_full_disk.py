@@ -54,6 +54,7 @@ async def fill(bus: NatsBus) -> None:
     raise AssertionError("the disk is not full")
 
 
+@pytest.mark.timeout(180)  # the server waits long before it says that it takes no more
 async def test_a_full_disk_of_the_server_is_said_and_loses_nothing(
     small_disk: Path, tmp_path: Path
 ) -> None:

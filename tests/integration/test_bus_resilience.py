@@ -79,21 +79,25 @@ async def test_facts_recorded_while_the_server_is_away_arrive_in_order(
 async def test_killing_the_server_under_load_loses_nothing_and_doubles_nothing(
     nats: DevServer, bus: NatsBus
 ) -> None:
+    count, is_over = 0, False
+
     async def load() -> None:
-        for number in range(2000):
-            await bus.record(ended(number))
+        nonlocal count
+        while not is_over and count < 2000:  # each is written to the disk
+            await bus.record(ended(count))
+            count += 1
 
     async with asyncio.TaskGroup() as tasks:
-        loading = tasks.create_task(load())
+        tasks.create_task(load())
         for kills in range(1, 4):
             os.kill(nats.pid, signal.SIGKILL)
             await again(nats, kills, bus)
-        await loading
+        is_over = True
     await bus.flush(20)
-    found = await numbers(bus, 2000)
-    assert found == list(range(2000))
+    found = await numbers(bus, count)
+    assert found == list(range(count))
     info = await bus.jetstream.api("STREAM.INFO.FACTS")
-    assert info["state"]["messages"] == 2000
+    assert info["state"]["messages"] == count
 
 
 async def test_facts_of_a_process_that_was_killed_are_sent_by_the_next(
@@ -171,9 +175,15 @@ async def test_a_server_that_hangs_is_left_and_found_again(nats: DevServer) -> N
         await away(bus)
         os.kill(nats.pid, signal.SIGCONT)
         await until_async(
-            lambda: bus.statistics()["reconnects_total"], "one more", holds=lambda n: n == 1
+            lambda: bus.statistics()["reconnects_total"] and bus.connected, "it is back"
         )
-        assert bus.connected
+
+
+async def test_a_server_that_was_stopped_is_not_started_again(nats: DevServer) -> None:
+    await nats.stop()
+    async with asyncio.timeout(20):
+        await nats.keep_running()
+    assert nats.restarts == 0
 
 
 @pytest.mark.parametrize("how", ["async", "blocking"])
@@ -185,7 +195,7 @@ async def test_a_handler_that_takes_long_costs_no_connection(
     async def slow(_: Message) -> Message:
         started.set()
         if how == "blocking":
-            block(1.5)  # fifteen missed pings
+            block(3.0)  # six missed pings
         else:
             await go_on.wait()
         return Done(text="slow")
@@ -194,14 +204,14 @@ async def test_a_handler_that_takes_long_costs_no_connection(
         return Done(text="quick")
 
     async with (
-        connect(settings_of(nats, ping_interval_s=0.1), "busy") as busy,
+        connect(settings_of(nats, ping_interval_s=0.5), "busy") as busy,
         busy.answer("busy", {"slow": slow, "quick": quick}),
         asyncio.TaskGroup() as tasks,
     ):
         question = ShowRound(job="j")
-        asking = tasks.create_task(bus.ask("busy", "slow", question, Done, job="j", within_s=10))
+        asking = tasks.create_task(bus.ask("busy", "slow", question, Done, job="j", within_s=30))
         await started.wait()
-        answer = await bus.ask("busy", "quick", question, Done, job="j", within_s=10)
+        answer = await bus.ask("busy", "quick", question, Done, job="j", within_s=30)
         assert answer.text == "quick"
         go_on.set()
         assert (await asking).text == "slow"
@@ -325,16 +335,22 @@ async def test_facts_that_the_stream_dropped_unread_are_counted(bus: NatsBus) ->
         await bus.record(ended(number))
     await bus.flush(5)
     async with bus.facts(None) as reader:
-        first = await reader.fetch(3, 2)
+        first = await until_async(lambda: reader.fetch(3, 2), "some", holds=lambda it: it.facts)
     assert first.missed == 0
     config = (await bus.jetstream.api("STREAM.INFO.FACTS"))["config"]
     await bus.jetstream.api("STREAM.UPDATE.FACTS", {**config, "max_msgs": 2})
+    left: list[int] = []
+    missed = 0
     async with bus.facts(first.position) as reader:
-        after = await reader.fetch(10, 2)
-    assert [one.sequence for one in after.facts] == [9, 10]
-    assert after.missed == 8 - first.position.sequence
+        while len(left) < 2:
+            after = await reader.fetch(10, 2)
+            left += [one.sequence for one in after.facts]
+            missed += after.missed
+    assert left == [9, 10]
+    assert missed == 8 - first.position.sequence
 
 
+@pytest.mark.timeout(180)  # six servers are started
 async def test_a_server_killed_right_after_it_acknowledged_still_has_the_fact(
     tmp_path: Path,
 ) -> None:
@@ -343,7 +359,7 @@ async def test_a_server_killed_right_after_it_acknowledged_still_has_the_fact(
         connect(settings_of(nats), "test", spool=tmp_path / "spool") as bus,
     ):
         await topology.init(bus.jetstream)
-        for number in range(10):
+        for number in range(6):
             await bus.record(ended(number))
             await bus.flush(20)
             os.kill(nats.pid, signal.SIGKILL)

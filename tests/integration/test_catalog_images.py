@@ -24,13 +24,14 @@ from everstep.messages import (
 from everstep.messages.documents import Replication, Seat
 from tests.integration.catalog_job import JOB, opened_bus, seen
 from tests.integration.catalog_replicas import (
+    QUICK,
     about,
     at_work,
     formed,
     places,
     stored,
 )
-from tests.integration.health_replicas import all_facts
+from tests.integration.health_replicas import facts_of
 from tests.unit.round_documents import round_document
 from tests.waiting import until_async
 
@@ -87,14 +88,14 @@ async def test_images_are_released_by_the_agents_that_have_them(bus: NatsBus) ->
         job=JOB, step=20, action="release", tier="memory", by="ann", reason="the data was bad"
     )
     async with at_work(bus), bus.answer("rendezvous", {"release": release}):
-        done = await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=10)
+        done = await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=30)
         assert done.text.startswith("all nodes are asked for states of step 20")
-        done = await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=10)
+        done = await bus.ask("catalog", "change", ask, Done, job=JOB, within_s=30)
         assert (done.is_refused, done.text) == (True, "over")
     one = asked[0]
     assert isinstance(one, RequestRelease)
     assert (one.step, one.by, one.reason) == (20, "ann", "the data was bad")
-    acted = [fact for fact in await all_facts(bus) if isinstance(fact, OperatorActed)]
+    acted = await facts_of(bus, OperatorActed, 2)
     assert [(fact.action, fact.target, fact.outcome) for fact in acted] == [
         ("release_checkpoint", "step 20 (memory)", "accepted"),
         ("release_checkpoint", "step 20 (memory)", "refused"),
@@ -106,18 +107,22 @@ async def test_too_few_copies_are_said_repaired_and_said_to_be_over(bus: NatsBus
     await bus.record(formed(JOB, 4))
     for slot in range(4):
         await bus.record(stored(JOB, slot, f"n{slot ^ 1}"))
-    await bus.flush(10)  # all at once: half of it would be too few copies, too
     async with (
+        bus.answer("rendezvous", {"show": rendezvous.show, "copy": rendezvous.copy}),
+        at_work(bus, msgspec.structs.replace(QUICK, degraded_after_s=3600.0)),
+    ):
+        (place,) = await until_async(
+            lambda: places(bus, JOB),
+            "all are held",
+            holds=lambda all_: [one.survivable_losses for one in all_] == [1],
+        )
+        assert (place.tier, place.step) == ("peer", 100)
+        assert [one.node for one in place.replicas[2].holders] == ["n2", "n3"]
+        assert place.replicas[2].holders[0].port == 7002
+    async with (  # all of it is known now: half of it would be too few copies, too
         bus.answer("rendezvous", {"show": rendezvous.show, "copy": rendezvous.copy}),
         at_work(bus),
     ):
-        (place,) = await until_async(
-            lambda: places(bus, JOB), "all are held", holds=lambda all_: len(all_) == 1
-        )
-        assert (place.tier, place.step, place.survivable_losses) == ("peer", 100, 1)
-        assert [one.node for one in place.replicas[2].holders] == ["n2", "n3"]
-        assert place.replicas[2].holders[0].port == 7002
-
         rendezvous.gone = "n3"
         lost = NodeLost(**about(JOB), node="n3", silence_s=3.2, limit_s=3, reason="silent")
         await bus.record(lost)
@@ -132,8 +137,8 @@ async def test_too_few_copies_are_said_repaired_and_said_to_be_over(bus: NatsBus
         await until_async(
             lambda: seen(bus, ReplicationRestored), "enough may be lost again", holds=bool
         )
-    degraded = [fact for fact in await all_facts(bus) if isinstance(fact, ReplicationDegraded)]
+    degraded = await seen(bus, ReplicationDegraded)
     assert degraded[0].slots == (2, 3)
     assert (degraded[0].wanted_losses, degraded[0].survivable_losses) == (1, 0)
-    gone = [fact for fact in await all_facts(bus) if isinstance(fact, ReplicaLost)]
+    gone = await seen(bus, ReplicaLost)
     assert sorted((fact.owner_slot, fact.holder) for fact in gone) == [(2, "n3"), (3, "n3")]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from everstep.bus import connect, topology
+from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Held
@@ -19,7 +20,7 @@ from everstep.bus.roles import SERVICE
 from everstep.messages import CheckpointQuarantined, CheckpointVerified
 from tests.checkpoint_shelves import flip
 from tests.integration.catalog_replicas import committed, places
-from tests.integration.health_replicas import all_facts
+from tests.integration.health_replicas import facts_of
 from tests.waiting import WITHIN_S, until_async
 from trainer_sdk.checkpoint import Checkpointer
 from trainer_sdk.checkpoint.storage import storage_for
@@ -77,6 +78,17 @@ def manifest_hash(root: str, step: int) -> str:
     return found.manifest_hash
 
 
+async def judged(
+    bus: NatsBus, verified: int, blamed: int
+) -> tuple[list[CheckpointVerified], list[CheckpointQuarantined]]:
+    """What is on record about the checkpoints, once there is so much."""
+    return (
+        await facts_of(bus, CheckpointVerified, verified),
+        await facts_of(bus, CheckpointQuarantined, blamed),
+    )
+
+
+@pytest.mark.timeout(180)  # nine processes are started one after the other
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 async def test_whenever_it_is_killed_it_goes_on_and_nobody_waits_for_it(
     nats: DevServer, tmp_path: Path
@@ -108,14 +120,13 @@ async def test_whenever_it_is_killed_it_goes_on_and_nobody_waits_for_it(
                 ),
                 despite=BusError,
             )
+            await judged(bus, len(all_steps), len(damaged))
         finally:
             catalog.terminate()
             await catalog.wait()
-        facts = await all_facts(bus)
+        verified, blamed = await judged(bus, len(all_steps), len(damaged))
     notes = {one.step: one.note for one in found if one.is_quarantined}
     assert notes.keys() == damaged, notes
-    verified = [fact for fact in facts if isinstance(fact, CheckpointVerified)]
     assert Counter(fact.step for fact in verified) == dict.fromkeys(all_steps, 1)
     assert {fact.step for fact in verified if not fact.is_good} == damaged
-    blamed = [fact for fact in facts if isinstance(fact, CheckpointQuarantined)]
     assert Counter(fact.step for fact in blamed) == dict.fromkeys(damaged, 1)

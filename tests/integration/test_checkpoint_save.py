@@ -4,7 +4,7 @@ import copy
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Training:
 
     def __init__(self) -> None:
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(32, 48), torch.nn.BatchNorm1d(48), torch.nn.Linear(48, 8)
+            torch.nn.Linear(32, 480), torch.nn.BatchNorm1d(480), torch.nn.Linear(480, 8)
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.ema = {key: one.clone() for key, one in self.model.state_dict().items()}
@@ -151,8 +151,29 @@ def test_lazy_copies_nothing_of_an_optimizer_before_its_next_step_needs_it(
     assert order[:2] == ["waited", "changed"]
 
 
-def test_a_parameter_that_is_changed_without_its_optimizer_is_never_saved_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def counted(training: Training) -> None:
+    with torch.no_grad():
+        training.weight.zero_()
+
+
+def swapped(training: Training) -> None:
+    """An average of the weights is put in their place for a while; torch does not count that."""
+    for key, one in training.model.named_parameters():
+        one.data.copy_(training.ema[key])
+
+
+def by_numpy(training: Training) -> None:
+    training.weight.numpy()[:] = 5
+
+
+def moments(training: Training) -> None:
+    for one in training.optimizer.state.values():
+        one["exp_avg"].data.mul_(2)
+
+
+@pytest.mark.parametrize("change", [counted, swapped, by_numpy, moments])
+def test_what_is_changed_without_its_optimizer_is_never_saved_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Training], None]
 ) -> None:
     training, go_on, copy_beside = Training(), threading.Event(), staging._copy_beside
     with saving(tmp_path) as rank:
@@ -160,18 +181,30 @@ def test_a_parameter_that_is_changed_without_its_optimizer_is_never_saved_wrong(
         rank.finish()
         monkeypatch.setattr(staging, "_copy_beside", lambda one: (go_on.wait(30), copy_beside(one)))
         rank.save(2, training.state)
-        with torch.no_grad():
-            training.weight.zero_()
+        change(training)
         go_on.set()
         assert rank.finish() == []
-        assert "0.weight was changed before the optimizer's step" in rank.told.warned[0]
+        assert "was changed before the optimizer's step" in rank.told.warned[0]
         assert not path_of(tmp_path, 2).exists()
+        training.step()
         expected = training.values()
         rank.save(3, training.state)
-        with torch.no_grad():
-            training.weight.fill_(5)
+        change(training)
         assert rank.finish() == [3]
     assert same(load(tmp_path, 3, blank(expected)), expected)
+
+
+def test_what_is_changed_once_it_is_copied_is_saved_as_it_was(tmp_path: Path) -> None:
+    training = Training()
+    with saving(tmp_path) as rank:
+        rank.save(1, training.state)
+        rank.finish()
+        expected = training.values()
+        rank.save(2, training.state)
+        rank.saver.settle()
+        swapped(training)
+        assert rank.finish() == [2]
+    assert same(load(tmp_path, 2, blank(expected)), expected)
 
 
 def test_an_image_is_all_that_a_rank_needs(tmp_path: Path) -> None:
@@ -206,12 +239,21 @@ def test_two_hundred_saves_leave_nothing_behind(in_memory: Path) -> None:
     state = {"a": torch.randn(1 << 18), "value": {"step": 0}}
     me = psutil.Process()
 
-    def used(writer: int) -> tuple[int, int, int, int]:
+    def used(writer: int) -> tuple[int, ...]:
         process = psutil.Process(writer)
         memory = me.memory_info().rss + process.memory_info().rss
-        return memory >> 20, me.num_fds() + process.num_fds(), me.num_threads(), len(me.children())
+        shared = [one.stat() for one in in_memory.rglob("*")]
+        images = [one.stat().st_blocks for one in (in_memory / "images").rglob(IMAGE)]
+        return (
+            memory >> 20,
+            me.num_fds() + process.num_fds(),
+            me.num_threads(),
+            len(me.children()),
+            len(shared),
+            sum(images),
+        )
 
-    with saving(in_memory) as rank:
+    with saving(in_memory, keeps=True, buffers=2) as rank:
         seen = []
         for step in range(1, 201):
             state["value"]["step"] = step  # type: ignore[index]

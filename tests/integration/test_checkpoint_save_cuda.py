@@ -7,10 +7,12 @@ import torch
 
 from tests.saved_by import load, same, saving
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("is_lazy", [True, False])
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, is_lazy: bool) -> None:
     weight = torch.nn.Parameter(torch.randn(4 << 20, device="cuda"))
@@ -24,3 +26,23 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, is_lazy: bool) -
             rank.finish()
             found = load(tmp_path, step, {"weight": torch.zeros_like(expected["weight"])})
             assert same(found, expected), f"step {step}"
+
+
+def test_what_is_changed_without_its_optimizer_is_never_saved_wrong(tmp_path: Path) -> None:
+    """The copy takes longer than the change, which torch does not count."""
+    weight = torch.nn.Parameter(torch.randn(128 << 20, device="cuda"))
+    average = torch.randn_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with saving(tmp_path, optimizers=(optimizer,)) as rank:
+        rank.save(1, {"weight": weight})
+        assert rank.finish() == [1]
+        torch.cuda.synchronize()
+        rank.save(2, {"weight": weight})
+        weight.data.copy_(average)
+        assert rank.finish() == []
+        assert "weight was changed before the optimizer's step" in rank.told.warned[0]
+        expected = {"weight": weight.detach().cpu()}
+        rank.save(3, {"weight": weight})
+        weight.data.zero_()
+        assert rank.finish() == [3]
+    assert same(load(tmp_path, 3, {"weight": torch.zeros_like(expected["weight"])}), expected)

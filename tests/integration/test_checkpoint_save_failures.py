@@ -91,9 +91,10 @@ def test_with_fatal_the_next_call_raises(folder: Path) -> None:
 
 
 def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
-    with saving(folder, patience=Patience(delayed_after_s=0.3)) as rank:
+    with saving(folder) as rank:
         rank.save(1, STATE)
         rank.finish()
+        rank.wait_for_writer(Patience(delayed_after_s=0.3))
         os.kill(writer_of(rank), signal.SIGSTOP)
         assert rank.save(2, STATE) is not None
         delayed = until(lambda: rank.events("delayed"), "word of the delay")[0]
@@ -127,6 +128,7 @@ def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
         rank.save(1, STATE)
         assert rank.finish() == []
         assert rank.events("failed")[0]["error"] == "timeout"
+        rank.wait_for_writer(Patience())
         rank.save(2, STATE)
         assert rank.finish() == [2]
 

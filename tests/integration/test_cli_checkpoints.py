@@ -83,6 +83,24 @@ def test_every_byte_is_read_back_and_one_bit_found(run: Run, root: str) -> None:
     assert (record["is_good"], record["step"]) == (False, 200)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls", "{root}", "--tier", "memory"],
+        ["show", "{root}", "200", "--tier", "peer"],
+        ["verify", "{root}", "--reason", "audit"],
+        ["gc", "{root}", "--keep-last", "2", "--reason", "audit"],
+    ],
+)
+def test_what_a_folder_cannot_tell_or_keep_is_refused(
+    run: Run, root: str, words: list[str]
+) -> None:
+    code, out, err = run(*(word.format(root=root) for word in words))
+    assert (code, out) == (Exit.USAGE, "")
+    assert "JOB" in err
+    assert run(*(word.format(root=root) for word in words[:-2]))[0] == 0
+
+
 def test_marks_stand_beside_the_files(run: Run, root: str) -> None:
     assert run("pin", root, "100", "--reason", "paper")[0] == 0
     assert run("quarantine", root, "300", "--reason", "NaN")[0] == 0

@@ -134,7 +134,7 @@ def test_a_stall_is_explained_in_plain_words(run: Run) -> None:
         "rank 2 on node-2 stopped first in section data, 4.2 s before all others",
         "rank 2 made no progress for 31.2 s in section data after step 1204; the limit there is "
         "30 s, learned from how long it takes",
-        "of its process the kernel said: it waits for a pipe (pipe_read)",
+        "of its process: it waits for a pipe (pipe_read)",
         "past their limits, too: rank 0 in section backward",
         "3 other ranks waited for it",
     ):

@@ -11,6 +11,8 @@ from everstep_services.agent.ranks.keeping import ForgeReady, ForgeUnfit, RankRu
 from tests.integration.scripts.rig import Node, opened
 from trainer_sdk.page import CountedBy, Phase
 
+pytestmark = pytest.mark.timeout(180)  # each cold rank and each forge imports torch
+
 OURS = {
     *["EVERSTEP_AGENT", "EVERSTEP_LOCK", "EVERSTEP_SOCKET", "EVERSTEP_PAGE", "EVERSTEP_RANK_DIR"],
     *["EVERSTEP_ROUND", "TORCHELASTIC_ERROR_FILE", "TORCH_FR_BUFFER_SIZE"],

@@ -41,7 +41,8 @@ from everstep.messages import (
 )
 from everstep.subjects import CLUSTER
 from everstep_services.health.settings import HealthSettings, NodeSettings
-from tests.integration.health_replicas import all_facts, at_work, control, register
+from tests.integration.bus_servers import granted
+from tests.integration.health_replicas import at_work, control, facts_of, register
 from tests.waiting import until_async
 
 QUICK = HealthSettings(nodes=NodeSettings(judge_every_s=0.05, check_window_s=60.0))
@@ -110,11 +111,7 @@ async def nodes(bus: Bus, *names: str) -> dict[str, NodeStanding]:
 
 async def said(bus: NatsBus, of: type[Fact], times: int = 1) -> list[Any]:
     """So many facts of a kind, once there are that many."""
-
-    async def look() -> list[Fact]:
-        return [fact for fact in await all_facts(bus) if isinstance(fact, of)]
-
-    return await until_async(look, f"{times} {of.__name__}", holds=lambda f: len(f) >= times)
+    return list(await facts_of(bus, of, times))
 
 
 async def excluded(bus: Bus, *names: str) -> ControlDocument:
@@ -277,7 +274,7 @@ async def test_people_exclude_and_include_and_all_of_it_is_on_record(
 async def test_an_agent_cannot_exclude_nodes_of_others(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
-    agent = await nats.grant("j")
+    agent = await granted(nats, "j")
     async with (
         connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
         connect(agent, "agent") as agent_bus,

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 from everstep import ids, subjects
 from everstep.messages import (
+    BeatNow,
     Fact,
     NodeBeat,
+    NodeLost,
     ObserverBlinded,
     RankBeat,
     RankRecovered,
@@ -29,12 +31,13 @@ class World:
         self.bus = MemoryBus(self.server)
         self.health = Health(HealthSettings(), self.bus, self.clock)
         self.stopped: dict[int, float] = {}
+        self.silent: set[int] = set()
         self._sequence = 0
 
     async def run(self, seconds: int) -> None:
         for _ in range(seconds):
             self._sequence += 1
-            for rank in range(3):
+            for rank in {0, 1, 2} - self.silent:
                 self.bus.send(subjects.beat("j", f"n{rank}"), self.beat(rank))
             for _ in range(4):
                 await self.clock.advance(0.25)
@@ -126,6 +129,24 @@ async def test_a_moment_of_blindness_is_not_worth_a_fact() -> None:
         await world.server.set_up(True)
         await world.run(5)
         assert world.said(ObserverBlinded) == []
+
+
+async def test_a_node_that_nobody_hears_is_lost_though_the_others_train_on() -> None:
+    async with watched() as world:
+        await world.run(5)
+        world.silent = {1}
+        async with world.bus.subscribe(subjects.hail("j", "n1"), BeatNow):
+            await world.run(30)
+            assert world.said(NodeLost) == [], "somebody hears what it is asked"
+        await world.run(2)
+        world.silent = set()
+        await world.run(5)
+        world.silent = {1}
+        await world.run(15)
+        (fact,) = world.said(NodeLost)
+    assert isinstance(fact, NodeLost)
+    assert (fact.node, fact.slot, fact.limit_s) == ("n1", 1, 12.0)
+    assert "its connection to the bus closed with its last word" in fact.reason
 
 
 async def test_a_stall_is_located_and_a_second_one_again() -> None:

@@ -7,18 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from msgspec.structs import replace
 
 from everstep.messages import Peer
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.tls import TlsFilesError, opened_tls
-from tests.integration.replica_nodes import Node, made, order, running, state_of
+from tests.integration.replica_nodes import PATIENT, Node, made, order, running, state_of
 from tests.waiting import until_async
-
-PLAIN = CheckpointSettings(room_least_bytes=0, silent_s=1.0)
 
 
 def issued(folder: Path, authority: trustme.CA) -> CheckpointSettings:
@@ -28,9 +26,8 @@ def issued(folder: Path, authority: trustme.CA) -> CheckpointSettings:
     authority.cert_pem.write_to_path(folder / "ca.pem")
     ours.cert_chain_pems[0].write_to_path(folder / "node.pem")
     ours.private_key_pem.write_to_path(folder / "node.key")
-    return CheckpointSettings(
-        room_least_bytes=0,
-        silent_s=1.0,
+    return replace(
+        PATIENT,
         ca_file=folder / "ca.pem",
         cert_file=folder / "node.pem",
         key_file=folder / "node.key",
@@ -117,7 +114,7 @@ async def test_an_agent_without_tls_is_refused_and_both_say_why(
     tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    said = await failure_between(*await pair(tmp_path, PLAIN, issued(tmp_path / "2", authority)))
+    said = await failure_between(*await pair(tmp_path, PATIENT, issued(tmp_path / "2", authority)))
     assert said.startswith("closed: other at 127.0.0.1:")
     assert "it is of another job, or speaks TLS, and we do not" in said
     lines = [one.getMessage() for one in caplog.records if "refused" in one.getMessage()]
@@ -128,7 +125,7 @@ async def test_an_agent_without_tls_is_refused_and_both_say_why(
 async def test_nothing_is_sent_to_an_agent_without_tls(
     tmp_path: Path, authority: trustme.CA
 ) -> None:
-    said = await failure_between(*await pair(tmp_path, issued(tmp_path / "1", authority), PLAIN))
+    said = await failure_between(*await pair(tmp_path, issued(tmp_path / "1", authority), PATIENT))
     assert said.startswith("tls: other at 127.0.0.1:")
     assert "no TLS with it (" in said
 
@@ -146,7 +143,7 @@ async def test_a_caller_that_only_its_holder_does_not_know_is_refused(
 ) -> None:
     stranger = trustme.CA()
     other = issued(tmp_path / "2", authority)
-    one = msgspec.structs.replace(issued(tmp_path / "1", stranger), ca_file=tmp_path / "both.pem")
+    one = replace(issued(tmp_path / "1", stranger), ca_file=tmp_path / "both.pem")
     (tmp_path / "both.pem").write_bytes(authority.cert_pem.bytes() + stranger.cert_pem.bytes())
     said = await failure_between(*await pair(tmp_path, one, other))
     assert said.startswith(("tls: ", "closed: "))

@@ -123,7 +123,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def described(served: Served) -> Any:
     headers = {"Authorization": f"Bearer {served.tokens['read']}"}
-    answer = httpx2.get(f"{served.url}/api/v1/openapi.json", headers=headers)
+    answer = httpx2.get(f"{served.url}/api/v1/openapi.json", headers=headers, timeout=30)
     return answer.raise_for_status().json()
 
 
@@ -148,6 +148,7 @@ def test_every_answer_is_as_described(api_schema: Any, served: Served) -> None:
             case.call_and_validate(
                 headers={"Authorization": f"Bearer {served.tokens['admin']}"},
                 excluded_checks=EXCLUDED,
+                timeout=30,
             )
 
         answers()
@@ -176,11 +177,12 @@ def test_every_operation_describes_itself_and_its_problems(described: Any) -> No
 def test_it_has_no_page_that_loads_scripts_from_elsewhere(served: Served) -> None:
     headers = {"Authorization": f"Bearer {served.tokens['read']}"}
     for path in ("/docs", "/redoc", "/api/v1/docs"):
-        assert httpx2.get(served.url + path, headers=headers).status_code == 404
+        answer = httpx2.get(served.url + path, headers=headers, timeout=30)
+        assert answer.status_code == 404
 
 
 def test_the_server_says_nothing_of_itself(served: Served) -> None:
-    answer = httpx2.get(f"{served.url}/api/v1/jobs")
+    answer = httpx2.get(f"{served.url}/api/v1/jobs", timeout=30)
     assert "server" not in answer.headers
 
 

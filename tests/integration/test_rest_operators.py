@@ -262,7 +262,9 @@ async def history(
         tasks.create_task(serve(*parts.loops, stop=stop, drains=parts.drains))
         text = await asyncio.to_thread(token.read_text)
         headers = {"Authorization": f"Bearer {text.strip()}"}
-        async with httpx2.AsyncClient(base_url=f"{url}/api/v1", headers=headers) as client:
+        async with httpx2.AsyncClient(
+            base_url=f"{url}/api/v1", headers=headers, timeout=30
+        ) as client:
             yield client
         stop.set()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
@@ -16,32 +15,32 @@ import pytest
 from everstep import subjects
 from everstep.bus import connect, topology
 from everstep.bus.devserver import DevServer
+from tests.e2e.ports import free_port
 from tests.unit.history_facts import delivered, make
 from tests.waiting import until_async
 
-WITHIN_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+WITHIN_S = 80.0
+pytestmark = pytest.mark.timeout(180)  # a process takes seconds to start
 
 
 class Service:
     """A running history service."""
 
-    def __init__(self, process: Process, url: str, token_file: Path) -> None:
+    def __init__(self, process: Process, url: str, metrics_url: str, token_file: Path) -> None:
         self.process = process
         self.url = url
+        self.metrics_url = metrics_url
         self._token_file = token_file
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx2.AsyncClient]:
         """A client for it, once it answers."""
-        async with httpx2.AsyncClient(base_url=f"{self.url}/api/v1") as client:
+        async with httpx2.AsyncClient(base_url=f"{self.url}/api/v1", timeout=30) as client:
             await until_async(
-                lambda: self._answers(client), "it answers", despite=(OSError, httpx2.HTTPError)
+                lambda: self._answers(client),
+                "it answers",
+                despite=(OSError, httpx2.HTTPError),
+                within_s=WITHIN_S,
             )
             yield client
 
@@ -60,9 +59,9 @@ def environ(nats: DevServer, sqlite_url: str, tmp_path: Path) -> Mapping[str, st
         "EVERSTEP_BUS__USER": str(bus.user),
         "EVERSTEP_BUS__PASSWORD_FILE": str(bus.password_file),
         "EVERSTEP_HISTORY__DATABASE_URL": sqlite_url,
-        "EVERSTEP_API__PORT": str(free_port()),
+        "EVERSTEP_API__PORT": "0",
         "EVERSTEP_API__FIRST_TOKEN_FILE": str(tmp_path / "token"),
-        "EVERSTEP_OBSERVE__PORT": str(free_port()),
+        "EVERSTEP_OBSERVE__PORT": "0",
     }
     return {**{k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")}, **ours}
 
@@ -73,8 +72,11 @@ async def service(
 ) -> AsyncIterator[Service]:
     async with connect(nats.settings("admin"), "setup") as bus:
         await topology.init(bus.jetstream)
-    process = await run(environ)
-    yield Service(process, f"http://127.0.0.1:{environ['EVERSTEP_API__PORT']}", tmp_path / "token")
+    api, metrics = free_port(), free_port()
+    ports = {"EVERSTEP_API__PORT": str(api), "EVERSTEP_OBSERVE__PORT": str(metrics)}
+    process = await run({**environ, **ports})
+    here = "http://127.0.0.1"
+    yield Service(process, f"{here}:{api}", f"{here}:{metrics}/metrics", tmp_path / "token")
     if process.returncode is None:
         process.kill()
         await process.wait()
@@ -101,7 +103,7 @@ async def shown(client: httpx2.AsyncClient, count: int) -> list[Any]:
 
 
 async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
-    service: Service, nats: DevServer, environ: Mapping[str, str]
+    service: Service, nats: DevServer
 ) -> None:
     facts = [make("rank_exited", rank=rank) for rank in range(20)]
     async with service.client() as client, connect(nats.settings("service"), "sender") as sender:
@@ -118,7 +120,7 @@ async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
             return dict((await client.get("status")).json())
 
         await until_async(status, "it knows", holds=lambda found: not found["is_bus_connected"])
-        metrics = await client.get(f"http://127.0.0.1:{environ['EVERSTEP_OBSERVE__PORT']}/metrics")
+        metrics = await client.get(service.metrics_url)
         assert "everstep_history_facts_total 20.0" in metrics.text
 
         async with client.stream("GET", "facts/stream", params={"after": 19}) as live:

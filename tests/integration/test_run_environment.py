@@ -117,6 +117,12 @@ def test_each_rank_has_its_part_of_the_memory_for_images_and_no_other_ones() -> 
     assert "EVERSTEP_IMAGES_MOST" not in environment(plan(), order(), 0, base, paths)
 
 
+def test_a_fresh_start_is_allowed_to_ranks_by_whoever_runs_them() -> None:
+    name = "EVERSTEP_ALLOW_FRESH_START"
+    assert environment(plan("--allow-fresh-start"), order(), 0, {}, PATHS)[name] == "1"
+    assert name not in environment(plan(), order(), 0, {}, PATHS)
+
+
 def test_virtual_local_ranks_are_torchruns(tmp_path: Path) -> None:
     words = ("--nproc-per-node", "2", "--virtual-local-rank")
     for number, extra in enumerate(({}, {"CUDA_VISIBLE_DEVICES": "4, 6"})):

@@ -29,7 +29,7 @@ from tests.waiting import until_async
 
 WITHIN_S = 20.0
 SETTINGS = HistorySettings(
-    fetch_within_s=0.05, lease_ttl_s=1, pace_s=0, retry_first_s=0.01, retry_most_s=0.05
+    fetch_within_s=0.05, lease_ttl_s=30, pace_s=0, retry_first_s=0.01, retry_most_s=0.05
 )
 
 

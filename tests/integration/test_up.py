@@ -24,6 +24,7 @@ from everstep.messages import JobEnded
 from everstep_services.cli.stack.services import SERVICES
 
 WITHIN_S = 50
+pytestmark = pytest.mark.timeout(180)  # each command is a process that takes seconds to start
 Up = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -203,7 +204,8 @@ def test_one_signal_to_the_terminal_stops_everything(up: Up, state: Path, number
     told = ready(process)
     os.killpg(process.pid, number)  # as Ctrl-C: the whole foreground group gets it
     out, err = process.communicate(timeout=WITHIN_S)
-    assert (out, err, process.returncode) == ("", "", 0)
+    said = [line for line in err.splitlines() if "loop_blocked" not in line]  # a busy machine is
+    assert (out, said, process.returncode) == ("", [], 0)
     wait_gone(told["bus_pid"], within_s=0)
     assert not (state / "up.json").exists()
 

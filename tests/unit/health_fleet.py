@@ -3,7 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from everstep.messages import NodeBeat, RankBeat
-from everstep_services.health.domain import Fleet, Limits
+from everstep_services.health.company import Limits
+from everstep_services.health.domain import Fleet
 from everstep_services.health.findings import Lost, Returned
 
 LIMITS = Limits(
@@ -49,7 +50,10 @@ class World:
         self.silent: set[str] = set()
         self.mute: set[str] = set()
         """Their beats are lost, but what they are asked arrives, and so does the answer."""
-        self.hails = 0
+        self.killed: set[str] = set()
+        """Nobody hears them: their connection to the bus is closed. Others that are silent have
+        theirs, as the server knows."""
+        self.hails = self.knocks = 0
         self.is_blind = False
         self.found: list[tuple[float, Lost | Returned]] = []
         self._sequence = dict.fromkeys(self.names, 0)
@@ -81,7 +85,7 @@ class World:
                 if self._next[name] <= self.now:
                     self._next[name] += 1.0
                     self._sequence[name] += 1
-                    if name not in self.silent | self.mute and not self.is_blind:
+                    if name not in self.silent | self.killed | self.mute and not self.is_blind:
                         found = self.fleet.hear(self.beat_of(name), self.now)
                         if found is not None:
                             self.found.append((self.now, found))
@@ -92,9 +96,21 @@ class World:
             self.found.append((self.now, lost))
         for asked in self.fleet.hails(self.now):
             self.hails += 1
-            if asked.node in self.names and asked.node not in self.silent:
-                self._sequence[asked.node] += 1
-                assert self.fleet.hear(self.beat_of(asked.node), self.now) is None
+            self._answer(asked)
+        for asked in self.fleet.knocks(self.now):
+            self.knocks += 1
+            self.fleet.knocked(asked, self._hears(asked.node), self.now)
+            self._answer(asked)
+
+    def _hears(self, name: str) -> bool | None:
+        if name in self.killed:
+            return False
+        return None if name in self.silent else True
+
+    def _answer(self, asked: NodeBeat) -> None:
+        if asked.node in self.names and self._hears(asked.node):
+            self._sequence[asked.node] += 1
+            assert self.fleet.hear(self.beat_of(asked.node), self.now) is None
 
     def sleep(self, seconds: float) -> None:
         """The observer gets no turn; the world goes on."""

@@ -37,7 +37,10 @@ class WatchedNode:
         self._count = ranks
         self.stalled: list[Stalled] = []
         self.moving: list[Moving] = []
+        self.words: list[str] = []
+        """What was said of the processes of ranks that had stalled."""
         self.said: list[str] = []
+        self.proc = folder / "proc"
         self._known: dict[int, WatchedRank] = {}
         watched = Watched(
             live=self._known.keys,
@@ -46,7 +49,7 @@ class WatchedNode:
             moving=self.moving.append,
             say=self.said.append,
         )
-        self.watch = StallWatch(rules, _Port(clock), watched)
+        self.watch = StallWatch(rules, _Port(clock), watched, proc=self.proc)
         self.begin(1)
 
     def begin(self, number: int) -> None:
@@ -77,10 +80,11 @@ class WatchedNode:
         end = self.clock.now + seconds
         judge = self.watch._judge
         assert judge is not None
-        while judge.wake_at <= end:
-            self.clock.now = max(self.clock.now, judge.wake_at)
+        while (wake_at := self.watch._wake_at(judge)) <= end:
+            self.clock.now = max(self.clock.now, wake_at)
             self.watch._look(judge)
         self.clock.now = end
 
-    def _note(self, stalled: Stalled, _: ProcessState) -> None:
+    def _note(self, stalled: Stalled, process: ProcessState) -> None:
         self.stalled.append(stalled)
+        self.words.append(process.text)

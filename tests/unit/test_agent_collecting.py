@@ -24,6 +24,7 @@ from everstep_services.agent.collecting import (
     processes,
 )
 from everstep_services.agent.ranks.keeping import RankSeen
+from tests.waiting import until
 from trainer_sdk import layout
 from trainer_sdk.page import make_page
 
@@ -72,6 +73,8 @@ def content(found: Found | None) -> dict[str, Any]:
 
 
 def test_the_kernel_is_asked_about_ranks_that_still_live(ranks: Ranks, sleeper: int) -> None:
+    stat = Path(f"/proc/{sleeper}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "it sleeps")
     seen = [ranks.seen(2, sleeper), ranks.seen(3), ranks.seen(4, _gone())]
     found = asyncio.run(processes(seen, CLOCK))
     known = content(found)["ranks"]

@@ -19,10 +19,16 @@ def raised(name: str, text: str, place: str = "train.py:88 in step") -> Exit:
         (Exit(signal="SIGSEGV", core_dumped=True), "signal", "was ended by SIGSEGV, core dumped"),
         (Exit(), "unknown", "is gone, and nobody saw how"),
         (
-            Exit(signal="SIGKILL", is_out_of_memory=True),
+            Exit(signal="SIGKILL", memory="rank"),
             "out_of_memory",
             "was killed by the kernel: out of memory",
         ),
+        (
+            Exit(signal="SIGKILL", memory="host"),
+            "signal",
+            "was ended by SIGKILL; the kernel killed for memory on this host meanwhile",
+        ),
+        (Exit(signal="SIGKILL", memory="rank").forgiven(), "done", "exited with 0"),
         (
             raised("ValueError", "bad shape\nmore"),
             "error",

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from everstep.bus.bodies import packed
 from everstep.messages import (
     MAX_MESSAGE_BYTES,
+    CheckpointRestored,
     CheckpointsDocument,
     Fact,
     Holding,
     KnownCheckpoint,
+    RejectedStep,
     ReplicaLost,
     ReplicationDegraded,
     ReplicationRestored,
@@ -27,7 +29,7 @@ from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.places import located
 from everstep_services.catalog.domain.replication import judge, repairs
-from everstep_services.catalog.domain.retention import Rules
+from everstep_services.catalog.domain.retention import Rules, judged, last_good
 from everstep_services.catalog.domain.survival import survivable
 from everstep_services.catalog.domain.taking import take
 from tests.integration.catalog_replicas import formed, stored
@@ -63,6 +65,14 @@ def committed(step: int, *, manifest_hash: str = "h1") -> Fact:
     )
 
 
+def rejecting(step: int, reason: str, *, is_corrupt: bool = True) -> Fact:
+    """A restore that passed a step over."""
+    rejected = RejectedStep(
+        step=step, tier="global", reason=reason, path=PATHS[step], is_corrupt=is_corrupt
+    )
+    return make("checkpoint_restored", job=JOB, step=100, rejected=(rejected,), round=2)
+
+
 FACTS = [
     *(committed(step) for step in PATHS),
     committed(200, manifest_hash="h2"),
@@ -77,6 +87,7 @@ FACTS = [
     formed(JOB, 2, 2),
     stored(JOB, 0, "n1"),
     stored(JOB, 1, "n0", step=120),
+    rejecting(200, "torn"),
     make("node_lost", job=JOB, node="n1"),
     make("node_left", job=JOB, node="n0", round=None),
     make("job_ended", job=JOB, round=None),
@@ -107,6 +118,34 @@ def test_another_checkpoint_of_the_same_name_is_not_verified_but_still_pinned() 
     made = index(committed(200), verified, pinned, committed(200, manifest_hash="h2"))
     (one,) = made.known.values()
     assert (one.verified_at, one.pinned_by, one.manifest_hash) == (None, "ann", "h2")
+
+
+@pytest.mark.parametrize("kind", ["checkpoint_restored", "restore_failed", "fresh_started"])
+def test_what_a_restore_has_found_corrupt_is_not_the_last_good_one(kind: str) -> None:
+    good = [about("checkpoint_verified", step, path=PATHS[step], is_good=True) for step in PATHS]
+    made = index(*map(committed, PATHS), *good)
+    before = last_good(made.known.values())
+    assert before is not None
+    assert before.step == 300
+    restored = rejecting(300, "a shard is torn")
+    assert isinstance(restored, CheckpointRestored)
+    take(made, make(kind, job=JOB, rejected=restored.rejected), now())
+    after = last_good(made.known.values())
+    assert after is not None
+    assert after.step == 200
+    (one,) = made.of_step(300, "global")
+    assert (one.flaw, one.is_good) == ("a shard is torn", False)
+    again = to_verify(made, Reading(is_on=True, with_objects=False, again_s=0.0), BEGAN)
+    assert again == one
+    kept = judged(made.known.values(), Rules(keep_last=1))
+    assert [each.checkpoint.step for each in kept if each.is_kept] == [300, 200]
+
+
+def test_what_a_restore_could_not_use_is_as_good_as_it_was() -> None:
+    verified = about("checkpoint_verified", 200, path=PATHS[200], is_good=True)
+    made = index(committed(200), verified, rejecting(200, "it lacks more", is_corrupt=False))
+    (one,) = made.known.values()
+    assert one.is_good
 
 
 def test_memory_goes_with_the_agent_and_that_is_said() -> None:

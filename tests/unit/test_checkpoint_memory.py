@@ -21,7 +21,7 @@ def hold(buffer: Buffer, step: int) -> None:
     identity = Identity(job="j", round=1, step=step, world_size=1, layout="l")
     index = ImageIndex(identity=identity, rank=0, size_bytes=1, hash="h", entries=())
     (Path(buffer.folder) / INDEX).write_bytes(encode(index))
-    buffer.step = step
+    buffer.holds = identity
 
 
 def test_a_buffer_keeps_its_memory_while_the_size_stays() -> None:

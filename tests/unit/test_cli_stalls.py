@@ -28,7 +28,7 @@ def test_a_stall_says_who_stopped_first_past_which_limit_and_who_waited() -> Non
         "  rank 3 on n2 stopped first in section data, 4.2 s before all others",
         "  rank 3 made no progress for 31 s in section data after step 1204; the limit there is "
         "30 s, learned from how long it takes",
-        "  of its process the kernel said: it waits for a lock (futex_wait_queue)",
+        "  of its process: it waits for a lock (futex_wait_queue)",
         "  63 other ranks waited for it",
     ]
 

@@ -359,11 +359,11 @@ def test_the_largest_fleet_is_decided_about_in_milliseconds_and_fits_when_compre
     world = World(spec(count))
     nodes = [f"worker-gpu-{number:05}.cluster-a".replace(".", "-") for number in range(count)]
     world.join(*nodes[:-1])
-    began = time.perf_counter()
+    began = time.thread_time()
     world.join(nodes[-1])
     stored = msgspec.json.encode(world.doc)
-    took_s = time.perf_counter() - began
+    took_s = time.thread_time() - began
     assert len(packed(stored, "j")) < 512 * 1024
     assert msgspec.json.decode(stored, type=RoundDocument) == world.doc
-    assert took_s < 5  # with room for a busy machine: about 0.3 s, 12 500 orders included
+    assert took_s < 5  # with room for a slow machine: about 0.3 s, 12 500 orders included
     assert [seat.slot for seat in world.doc.seats] == list(range(count))

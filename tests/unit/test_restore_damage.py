@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import xxhash
@@ -25,7 +26,9 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED
+from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def place(tmp_path: Path) -> Place:
 LATEST = "step-000000020"
 
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[Place], object]] = {
     "a shard with one bit flipped": lambda p: flip_bit(p.root / LATEST / "__0_0.distcp", 4001),
     "metadata with one bit flipped": lambda p: flip_bit(p.root / LATEST / METADATA, 999),
     "a shard cut short": lambda p: _cut(p.root / LATEST / "__0_0.distcp"),
@@ -62,9 +65,64 @@ def test_a_damaged_checkpoint_of_files_is_passed_over_for_an_older_one(
     damage(place)
     found = check(place, 10, ["global", "global"])
     assert {one.step for one in found[0].passed} <= {20, 21}
-    [(_, body)] = place.told.events
+    event, body = place.told.events[-1]
+    assert event == "restored"
     assert len(body["rejected"]) == 1
     assert "/step-0000000" in body["reason"]
+
+
+CORRUPT = [name for name in DAMAGE if "shard" in name or "bit" in name or "cut" in name]
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_what_is_not_what_was_saved_is_quarantined_and_not_read_again(
+    place: Place, what: str
+) -> None:
+    place.publish(10, state(10))
+    path = place.publish(20, state(20))
+    DAMAGE[what](place)
+    found = check(place, 10, ["global", "global"])
+    [told] = [body for event, body in place.told.events if event == "quarantine"]
+    assert (told["step"], told["cause"], told["path"]) == (20, "corrupt", str(path))
+    (passed,) = found[0].passed
+    assert (passed.is_corrupt, passed.path) == (True, str(path))
+    mark = msgspec.json.decode((path / QUARANTINED).read_bytes(), type=Mark)
+    assert (mark.cause, mark.reason, mark.by) == ("corrupt", told["reason"], told["by"])
+    manifest = (path / MANIFEST).read_bytes()
+    assert mark.manifest_hash == xxhash.xxh3_128_hexdigest(manifest)
+
+    again = check(place, 10, ["global", "global"])
+    assert "is quarantined" in again[0].passed[0].reason
+    (path / MANIFEST).write_bytes(manifest + b" ")
+    assert "is quarantined" not in check(place, 10, ["global"] * 2)[0].passed[0].reason
+
+
+@pytest.mark.parametrize("what", sorted(DAMAGE.keys() - set(CORRUPT) - {"quarantined"}))
+def test_what_is_merely_not_ours_to_load_is_not_quarantined(place: Place, what: str) -> None:
+    place.publish(10, state(10))
+    place.publish(20, state(20))
+    DAMAGE[what](place)
+    found = check(place, 10, ["global", "global"])
+    assert not any(one.is_corrupt for one in found[0].passed)
+    assert not list(place.root.glob(f"*/{QUARANTINED}"))
+
+
+def test_what_could_not_be_read_for_once_is_not_quarantined(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.publish(10, state(10))
+    place.publish(20, state(20))
+    with monkeypatch.context() as storm:
+        read = Folder.read
+
+        def failing(folder: Folder, name: str, *where: Any) -> bytes:
+            if name == f"{LATEST}/__0_0.distcp":
+                raise StorageError(f"{name} cannot be read: Input/output error")
+            return read(folder, name, *where)
+
+        storm.setattr(Folder, "read", failing)
+        check(place, 10, ["global", "global"])
+    check(place, 20, ["global", "global"])
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
@@ -73,7 +131,7 @@ def test_when_all_are_damaged_the_training_stops_rather_than_start_anew(
 ) -> None:
     place.publish(20, state(20))
     damage(place)
-    with pytest.raises(RestoreError, match=r"no checkpoint in .* allow_fresh_start=True"):
+    with pytest.raises(RestoreError, match=r"no checkpoint in .* --allow-fresh-start"):
         restore(place)
     assert place.told.events[-1][0] == "restore_failed"
     restored, states = restore(place, fresh=True)
@@ -132,6 +190,7 @@ def restores_step_10_in_spite_of(place: Place, path: Path, where: float) -> None
         assert [values(one) for one in states] == [{10}] * 2
     finally:
         path.write_bytes(octets)
+        (place.root / LATEST / QUARANTINED).unlink(missing_ok=True)
 
 
 @settings(

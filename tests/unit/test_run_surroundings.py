@@ -11,7 +11,7 @@ from everstep_services.cli.running import counting
 from everstep_services.cli.running.arguments import UsageError
 from everstep_services.cli.running.checking import record
 from everstep_services.cli.running.masking import fingerprint, masked
-from everstep_services.cli.running.surroundings import address_towards
+from everstep_services.cli.running.surroundings import address_towards, is_elsewhere
 from tests.unit.run_plans import BUS, plan, refused
 
 
@@ -164,6 +164,22 @@ def test_a_fingerprint_tells_attempts_apart_and_not_nodes() -> None:
 )
 def test_the_address_that_reaches_the_bus(url: str, address: str) -> None:
     assert address_towards(url) in {address, __import__("socket").gethostname()}
+
+
+@pytest.mark.parametrize(
+    ("address", "elsewhere"),
+    [("127.0.0.1", False), ("localhost", False), ("203.0.113.7", True)],
+)
+def test_an_address_that_no_interface_has(address: str, elsewhere: bool) -> None:
+    assert is_elsewhere(address) == elsewhere
+
+
+def test_a_name_that_nobody_knows_may_be_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    assert not is_elsewhere("not-yet.in.dns")
 
 
 def test_a_bus_host_that_nobody_knows_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from trainer_sdk import nvrx, rank_session, saying
 from trainer_sdk.nvrx import RankMonitorClient, WorkloadAction, WorkloadControlRequest
 from trainer_sdk.testing import Watch, watched
 from trainer_sdk.wire import Paused, Requested, Resumed
+
+REQUIRED = inspect.Parameter.empty
 
 
 @pytest.fixture
@@ -148,11 +151,59 @@ def test_requests_are_passed_on(
     assert asked == ([(kind, "why")] if kind else [])
 
 
-def test_names_and_parameters_are_those_of_nvrx() -> None:
-    theirs: Any = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance.rank_monitor_client")
-    for name, call in inspect.getmembers(theirs.RankMonitorClient, inspect.isfunction):
+NVRX_0_4_1: dict[str, dict[str, object]] = {
+    # public methods of its RankMonitorClient: parameters after `self`, with their defaults
+    "calculate_and_set_hb_timeouts": {"skip_if_not_ready": False},
+    "calculate_and_set_section_timeouts": {
+        "selected_sections": None,
+        "calc_out_of_section": True,
+        "skip_if_not_ready": False,
+    },
+    "end_all_sections": {},
+    "end_section": {"section": REQUIRED},
+    "init_workload_monitoring": {},
+    "load_state_dict": {"state": REQUIRED},
+    "send_heartbeat": {},
+    "send_workload_control_request": {"req": REQUIRED},
+    "shutdown_workload_monitoring": {},
+    "start_section": {"section": REQUIRED},
+    "state_dict": {},
+}
+"""What was released as nvidia-resiliency-ext 0.4.1."""
+
+
+def calls_of(client: type) -> dict[str, dict[str, object]]:
+    found = {}
+    for name, call in inspect.getmembers(client, inspect.isfunction):
         if not name.startswith("_"):
-            wanted = [*inspect.signature(call).parameters]
-            ours = [*inspect.signature(getattr(RankMonitorClient, name)).parameters]
-            assert ours[: len(wanted)] == wanted, name
+            _, *parameters = inspect.signature(call).parameters.values()
+            found[name] = {one.name: one.default for one in parameters}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(NVRX_0_4_1))
+def test_names_and_parameters_are_those_of_nvrx(name: str) -> None:
+    theirs, ours = NVRX_0_4_1[name], calls_of(RankMonitorClient)[name]
+    assert list(ours.items())[: len(theirs)] == list(theirs.items())
+    assert REQUIRED not in list(ours.values())[len(theirs) :]
+
+
+def test_what_else_an_integration_reads_is_there() -> None:
+    client = RankMonitorClient()
+    for name in ("is_initialized", "cfg", "hb_timeouts", "section_timeouts"):
+        assert hasattr(client, name), name
+    assert RankMonitorClient.CURRENT_TIMEOUTS_STATE_KEY == "current_timeouts"
+    assert [(one.name, one.value) for one in WorkloadAction] == [
+        ("Continue", 0),
+        ("ExcludeThisNode", 1),
+        ("ShutdownWorkload", 2),
+    ]
     assert issubclass(nvrx.RankMonitorClientError, Exception)
+
+
+def test_what_is_installed_is_what_was_written_down() -> None:
+    theirs: Any = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance.rank_monitor_client")
+    if metadata.version("nvidia-resiliency-ext") == "0.4.1":
+        assert calls_of(theirs.RankMonitorClient) == NVRX_0_4_1
+    for name, parameters in calls_of(theirs.RankMonitorClient).items():
+        assert list(calls_of(RankMonitorClient)[name])[: len(parameters)] == list(parameters), name

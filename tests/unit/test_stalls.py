@@ -9,7 +9,7 @@ from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules, Limits
 from everstep_services.agent.stalls.places import Signs
-from everstep_services.agent.stalls.table import Others, table, warnings
+from everstep_services.agent.stalls.table import Others, misorders, others_of, table
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from trainer_sdk import layout
 
@@ -262,67 +262,6 @@ def test_learned_limits_apply_and_those_set_by_hand_win() -> None:
     assert limits.is_learning
 
 
-class Day:
-    """A training with everything that only looks like a stall."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.runs = [rank.run for rank in node.ranks]
-
-    def starts(self) -> None:
-        with self.runs[0].section("dataset"):
-            self.node.wait(7190)  # everybody waits for rank 0 to build the dataset
-        self.node.wait(1200)  # the first step
-        self.step()
-
-    def step(self) -> None:
-        for run in self.runs:
-            for name in ("data", "forward", "backward", "optimizer"):
-                with run.section(name):
-                    pass
-            run.step()
-        self.node.wait(5)
-
-    def waits_for_rank_0(self, section: str, seconds: float) -> None:
-        for run in self.runs[1:]:
-            run.begin("backward")
-        with self.runs[0].section(section):
-            self.node.wait(seconds)
-        for run in self.runs[1:]:
-            run.end("backward")
-
-    def saves(self) -> None:
-        for run in self.runs:
-            run.begin("checkpoint")
-        self.node.wait(1800)
-        for run in self.runs:
-            run.end("checkpoint")
-
-    def is_debugged(self) -> None:
-        with self.runs[2].pause(reason="debugger"):
-            self.node.wait(5 * 3600)
-
-
-def test_a_day_without_a_false_finding(tmp_path: Path, clock: Clock) -> None:
-    """Long first step, one slow compiler, long phases, a debugger, a stopped process."""
-    node = Node(tmp_path, clock, Limits(LimitRules()), ranks=4)
-    day = Day(node)
-    day.starts()
-    events = {
-        20: lambda: day.waits_for_rank_0("forward", 600),  # it compiles
-        100: lambda: day.waits_for_rank_0("evaluation", 2400),
-        200: day.saves,
-        250: day.is_debugged,
-    }
-    for number in range(400):
-        day.step()
-        events.get(number, day.step)()
-        if number == 300:
-            clock.now += 60  # SIGSTOP and SIGCONT of everything
-    node.wait(1700)
-    assert node.stalled == []
-
-
 def test_the_table_shows_every_limit_in_its_order() -> None:
     limits = limits_of(data=90)
     others = Others(600.0, None, 600.0, 30.0)
@@ -333,9 +272,58 @@ def test_the_table_shows_every_limit_in_its_order() -> None:
     assert "--preempt-grace 600 is longer than the scheduler waits (30 s)" in warning
 
 
+def warnings(limits: Limits, others: Others) -> list[str]:
+    return [found.text for found in misorders(limits, others) if found.is_warning]
+
+
 def test_a_process_group_that_gives_up_first_is_warned_of() -> None:
     (warning,) = warnings(limits_of(data=90), Others(60.0))
-    assert "gives up after 1 min, before a stall in data is found (90 s)" in warning
+    assert "gives up after 1 min, before a stall in data is found (90 s, configured)" in warning
+    assert warning.endswith("a longer timeout, or set --limit data=30")
     (warning,) = warnings(limits_of(data=90), Others(heartbeat_s=60.0))
     assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=60" in warning
-    assert warnings(limits_of(), Others(60.0)) == []
+
+
+def test_a_default_past_which_a_process_group_gives_up_is_said_and_no_warning() -> None:
+    (said,) = misorders(limits_of(), Others(60.0))
+    assert not said.is_warning
+    assert "gives up after 1 min, before a stall is found (30 min, default)" in said.text
+    (likely,) = misorders(limits_of(), Others(has_nccl=True))
+    assert "gives up after 10 min, unless the script says otherwise, before" in likely.text
+    assert misorders(limits_of(), Others()) == []  # gloo's 30 min are as long as ours
+    assert misorders(limits_of(outside=300), Others(has_nccl=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "has_nccl", "rows"),
+    [
+        ({}, False, ["process group 30 min torch's default with gloo"]),
+        (
+            {},
+            True,
+            [
+                "process group 10 min torch's default with NCCL",
+                "NCCL's monitor 8 min torch's default",
+            ],
+        ),
+        (
+            {"TORCH_NCCL_ENABLE_MONITORING": "0"},
+            True,
+            ["process group 10 min torch's default with NCCL"],
+        ),
+        (
+            {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "90"},
+            True,
+            [
+                "process group 10 min torch's default with NCCL",
+                "NCCL's monitor 90 s TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+            ],
+        ),
+    ],
+)
+def test_the_table_shows_what_torch_does_where_nobody_says_otherwise(
+    environ: dict[str, str], has_nccl: bool, rows: list[str]
+) -> None:
+    others = others_of(environ, preempt_grace_s=600, scheduler_grace_s=None, has_nccl=has_nccl)
+    lines = [" ".join(line.split()) for line in table(Limits(LimitRules()), others)]
+    assert lines[lines.index("evaluation 2 h default") + 1 : -1] == rows

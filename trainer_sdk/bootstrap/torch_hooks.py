@@ -101,6 +101,8 @@ def _count_steps(link: Link) -> None:
         register_optimizer_step_post_hook,
     )
 
+    from trainer_sdk.group_timeout import group_timeout_ns  # only a script with torch pays for it
+
     step, steps, by = layout.STEP, layout.STEPS, layout.COUNTED_BY
     progress, longest = layout.PROGRESS_NS, layout.LONGEST_STEP_NS
 
@@ -113,6 +115,7 @@ def _count_steps(link: Link) -> None:
         now = monotonic_ns()
         words[steps] = words[step] = made = words[step] + 1
         if made == 1:
+            words[layout.GROUP_TIMEOUT_NS] = group_timeout_ns() or 0
             link.first_step()
         elif now - words[progress] > words[longest]:
             words[longest] = now - words[progress]

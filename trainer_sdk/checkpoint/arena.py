@@ -10,11 +10,25 @@ import mmap
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
-from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, BadManifestError, ImageIndex, decode
-from trainer_sdk.checkpoint.marks import ASIDE_INDEX, MARKED_INDEX
+from trainer_sdk.checkpoint.manifest import (
+    IMAGE,
+    INDEX,
+    BadManifestError,
+    Identity,
+    ImageIndex,
+    decode,
+)
+from trainer_sdk.checkpoint.marks import (
+    ASIDE_INDEX,
+    MARKED_INDEX,
+    RESTORED,
+    RestoredState,
+    mark_restored,
+)
 from trainer_sdk.checkpoint.room import available_bytes
 
 _PAGE = 4096
@@ -27,9 +41,10 @@ _WITHIN_S = 10.0
 class NoRoomError(Exception):
     """The memory for it is not there; nothing was begun."""
 
-    def __init__(self, place: str, needed_bytes: int, room_bytes: int) -> None:
+    def __init__(self, place: str, needed_bytes: int, room_bytes: int, said: str = "") -> None:
         super().__init__(
-            f"{place} has {room_bytes >> 20} MiB left, and the save needs "
+            said
+            or f"{place} has {room_bytes >> 20} MiB left, and the save needs "
             f"{-(-needed_bytes >> 20)} MiB there: give more (--shm-size or --memory of a "
             "container), or memory_limit to save in waves"
         )
@@ -54,12 +69,19 @@ class Buffer:
         """The plan whose fixed parts are in it."""
         self.targets: list[torch.Tensor] = []
         """Where that plan's pieces go."""
-        self.step = _step_in(folder)
-        """Of the whole image that it holds."""
+        self.holds = _held_in(folder)
+        """Whose image it holds, if that is whole."""
+        self.is_left = False
+        """The training has gone back to an older one."""
         self.is_free = True
         self._descriptor = -1
         self._octets: torch.Tensor | None = None
         self._mapped: mmap.mmap | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Of the whole image that it holds."""
+        return None if self.holds is None else self.holds.step
 
     @property
     def octets(self) -> torch.Tensor:
@@ -104,7 +126,7 @@ class Buffer:
         """What it holds is not whole any more."""
         if self.folder:
             _unlink(self.folder, ASIDE_INDEX, INDEX)
-        self.step = None
+        self.holds, self.is_left = None, False
 
     def close(self) -> None:
         """Let go of the memory; a file stays."""
@@ -145,13 +167,24 @@ class Arena:
         names = _NAMES[:count]
         self.buffers = [Buffer(os.path.join(folder, one) if folder else "") for one in names]
 
+    def restored(self, state: RestoredState) -> None:
+        """The training goes on from this one: newer ones that are here make room first."""
+        for one in self.buffers:
+            one.is_left = one.holds is not None and one.holds.age > state.identity.age
+        if self._folder:
+            with suppress(OSError):  # the agent will send what nobody needs, no more
+                mark_restored(Path(self._folder), state)
+
     def next(self) -> Buffer | None:
         """The buffer for the next state; None while all are in use."""
         return min(self.spare(), key=_age, default=None)
 
     def spare(self) -> list[Buffer]:
-        """Those that may be filled. The newest whole image stays until there is a newer one."""
-        whole = [one for one in self.buffers if one.step is not None]
+        """Those that may be filled. The newest whole image stays until there is a newer one.
+
+        What the training has left does not count: another rank may not have it.
+        """
+        whole = [one for one in self.buffers if one.holds is not None and not one.is_left]
         newest = max(whole, key=_age, default=None) if self._folder else None
         return [one for one in self.buffers if one.is_free and one is not newest]
 
@@ -165,7 +198,7 @@ class Arena:
         if self._lock < 0:
             return
         if not keeps_images:
-            os.unlink(os.path.join(self._folder, _LOCK))
+            _unlink(self._folder, RESTORED, _LOCK)
             _remove_empty(self._folder)
         os.close(self._lock)
         self._lock = -1
@@ -176,15 +209,15 @@ def folder_of(images: str, rank: int) -> str:
     return os.path.join(images, "own", f"rank-{rank}")
 
 
-def _age(buffer: Buffer) -> int:
-    return -1 if buffer.step is None else buffer.step
+def _age(buffer: Buffer) -> tuple[int, int]:
+    return (-1, -1) if buffer.holds is None or buffer.is_left else buffer.holds.age
 
 
-def _step_in(folder: str) -> int | None:
+def _held_in(folder: str) -> Identity | None:
     path = os.path.join(folder, INDEX)
     try:
         with open(path, "rb") as file:
-            return decode(file.read(), ImageIndex, path).identity.step
+            return decode(file.read(), ImageIndex, path).identity
     except (OSError, BadManifestError):
         return None
 

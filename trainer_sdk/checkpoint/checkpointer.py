@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+from trainer_sdk import layout
 from trainer_sdk.checkpoint import leaving
 from trainer_sdk.checkpoint.agreement import group_of_all
 from trainer_sdk.checkpoint.data import has_position
@@ -14,6 +15,7 @@ from trainer_sdk.checkpoint.restore.restoring import Restored
 from trainer_sdk.checkpoint.save import OnError, Patience, SaveError
 from trainer_sdk.checkpoint.saver import Saver
 from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.storage import lasting
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.way_back import WayBack
 from trainer_sdk.checkpoint.whose import whose
@@ -58,11 +60,12 @@ class Checkpointer:
         self._memory_every = memory_every
         keeps = keep_memory or bool(memory_every)
         group = group_of_all()
-        about = whose(os.environ, job)  # noqa: TID251 - a script has no settings file of ours
+        place = lasting(os.fspath(root))
+        about = whose(os.environ, job, place)  # noqa: TID251 - a script has no settings file of ours
         setup = Setup(
             whose=about,
             group=group,
-            root=os.fspath(root),
+            root=place,
             keeps=keeps,
             is_lazy=lazy,
             buffers=in_flight + keeps,
@@ -79,6 +82,8 @@ class Checkpointer:
         )
         self._pacing: Pacing | None = None
         self._has_saved_to_stop = False
+        self._last_step: int | None = None
+        """The newest that was begun to be saved in the global tier."""
         self._pid = os.getpid()
         self._is_open = True
         leaving.remember(self)
@@ -98,12 +103,17 @@ class Checkpointer:
         """Load the newest state that all ranks can have and verify, or that of `step`.
 
         None for a fresh start: there has never been a checkpoint, or none can be used and a fresh
-        start is allowed. Otherwise nothing to load is a `RestoreError`.
+        start is allowed, here or by `everstep run --allow-fresh-start`. Otherwise nothing to load
+        is a `RestoreError`.
         """
-        found = self._way_back.restore(state, step=step, allow_fresh_start=allow_fresh_start)
+        is_allowed = os.environ.get(layout.FRESH_VARIABLE) == "1"  # noqa: TID251 - as above
+        is_allowed = is_allowed or allow_fresh_start
+        found = self._way_back.restore(state, step=step, allow_fresh_start=is_allowed)
         if found is not None:
+            if found.choice.published:
+                self._last_step = found.step
             self._session.start_at(found.step)
-            self._saver.prepare(state)
+            self._saver.prepare(state, found.choice.identity)
         return found
 
     def loss(self, value: SupportsFloat) -> None:
@@ -150,9 +160,23 @@ class Checkpointer:
         )
         self._way_back.close()  # the memory of what it has checked may be made anew
         begun = self._saver.save(wish, state)
-        if begun is not None and wish.to_root and self._pacing is not None:
-            self._pacing.saved(begun.stall_s)
-        return None if begun is None else begun.number
+        if begun is None:
+            return None
+        if wish.to_root:
+            self._last_step = step
+            if self._pacing is not None:
+                self._pacing.saved(begun.stall_s)
+        return begun.number
+
+    def save_last(self, step: int, state: State) -> int | None:
+        """Save what the training ends with, unless the save of that step was begun already.
+
+        Its own number, or None. It waits for memory, and no longer than an end may take; `close`
+        waits until it is durable.
+        """
+        if not self._root or step == self._last_step:
+            return None
+        return self.save(step, state, occasion="end", wait=True)
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call what was to be called after the saves that are durable; their numbers."""
@@ -190,7 +214,7 @@ class Checkpointer:
 
     def _is_due(self, step: int) -> bool:
         if self._pacing is None:  # what a restore has found of earlier rounds counts
-            self._pacing = self._way_back.pacing(self._every, os.environ)  # noqa: TID251 - as above
+            self._pacing = self._way_back.pacing(self._every)
         return self._pacing.is_due(step, is_saving=self._queue.unfinished > 0)
 
     def _close(self, *, abort: bool, is_failing: bool) -> SaveError | None:

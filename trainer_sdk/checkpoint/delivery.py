@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.writer.publishing import abandon
 from trainer_sdk.checkpoint.writing import Writer, WriterGoneError
 
 _MOST_ATTEMPTS = 3
-_IN_VAIN = frozenset({"other_owner", "other_rank", "changed", "copy", "late", "no_writer"})
+_IN_VAIN = frozenset({"other_owner", "taken", "other_rank", "changed", "copy", "late", "no_writer"})
 _GONE_WITHIN_S = 5.0
 
 
@@ -66,9 +66,11 @@ class Delivery:
                 self._send(save)
 
     def wave(self, save: Save) -> None:
-        """The next window is in its buffer."""
-        with self.lock, suppress(WriterGoneError):
-            self._ready_writer().send(Wave(save=save.number))
+        """The next window is in its buffer, unless it was abandoned meanwhile."""
+        with self.lock:
+            writer = self._writer
+            if save.result is None and writer is not None:
+                writer.send(Wave(save=save.number))
 
     def fail(self, save: Save, failed: Failed) -> None:
         """It comes to nothing, or is tried again."""
@@ -122,8 +124,8 @@ class Delivery:
                 self._fail(save, line)
 
     def _kept(self, save: Save, line: Kept) -> None:
-        save.buffer.step = save.step
         assert isinstance(save.order, WriteState)
+        save.buffer.holds = save.order.identity
         self._news.kept(save, save.order, line)
 
     def _written(self, save: Save, line: Written) -> None:
@@ -235,9 +237,11 @@ class Delivery:
     def _settle(self, save: Save, result: Done | SaveError) -> None:
         save.result, save.retry_at = result, None
         self._goes_on(save)
+        if self._writer is not None and not save.is_whole and isinstance(result, SaveError):
+            self._writer.send(Wave(save=save.number, is_given_up=True))  # it may wait for the next
         save.leave_buffer()
-        save.windows.put(None)
         save.over.set()
+        save.windows.put(None)
 
     def _abandon(self, order: WriteState, reason: str) -> None:
         """Let the other ranks know; where the storage refuses that, too, they wait."""

@@ -9,12 +9,12 @@ from typing import IO, Any, cast
 import torch
 
 from trainer_sdk.checkpoint import leaving
-from trainer_sdk.checkpoint.arena import Arena, Buffer
+from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError
 from trainer_sdk.checkpoint.save import OnError, Patience, SaveError
 from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.template import SparseFile
-from trainer_sdk.checkpoint.writer.orders import WriteFile
+from trainer_sdk.checkpoint.writer.orders import Failed, WriteFile
 
 _PAGE = 4096
 _LOOK_EVERY_S = 0.005
@@ -43,24 +43,34 @@ class FileSaves:
         obj: object,
         path: "str | os.PathLike[str]",
         finalize: tuple[Callable[[], None], ...] = (),
-    ) -> int:
+    ) -> int | None:
         """Take the object as it is now, and write it later; the number of this save.
 
         It waits while earlier ones have all the memory. `finalize` is called by `maybe_finalize`
-        once the file is durable.
+        once the file is durable. None if it was not begun, which was said.
         """
         called_at = time.monotonic()
-        size = _size_of(obj)
-        buffer = self._free_buffer()
-        if buffer.size < size:
-            buffer.fit(-(-(size + size // 8) // _PAGE) * _PAGE)
-        save = self._queue.begin(None, buffer, finalize, called_at)
-        _fill(buffer, obj)
-        save.stall_s = time.monotonic() - called_at
         where = os.fspath(path)
         where = where if "://" in where else os.path.abspath(where)
+        size = _size_of(obj)
+        buffer = self._buffer(size, where)
+        if buffer is None:
+            return None
+        save = self._queue.begin(None, buffer, finalize, called_at)
         order = WriteFile(save=save.number, image=buffer.path, size_bytes=size, path=where)
-        self._queue.delivery.send(save, order)
+        save.order = order
+        try:
+            _fill(buffer, obj, size)
+            save.stall_s = time.monotonic() - called_at
+            self._queue.delivery.send(save, order)
+        except BaseException as error:  # also Ctrl-C: the end would wait for this save
+            reason = f"{type(error).__name__}: {error}"
+            failed = Failed(
+                save=save.number, stage="copy", reason=reason, error="copy", place=where
+            )
+            self._queue.delivery.fail(save, failed)
+            if not isinstance(error, Exception):  # of the others, the policy says what follows
+                raise
         return save.number
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
@@ -89,26 +99,45 @@ class FileSaves:
         self._arena.close(keeps_images=False)
         return failure
 
-    def _free_buffer(self) -> Buffer:
-        deadline = time.monotonic() + self._patience.write_within_s
+    def _buffer(self, size: int, where: str) -> Buffer | None:
+        """Memory for it; None if there is none, and the policy allows to go on."""
+        within_s = self._patience.write_within_s
+        deadline = time.monotonic() + within_s
         while (buffer := self._arena.next()) is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"no file could be written for {self._patience.write_within_s:g} s"
+                before = ", ".join(self._queue.waiting_places())
+                reason = (
+                    f"the files before it ({before}) have had all the memory for {within_s:g} s: "
+                    "look at that storage, or give in_flight=2"
                 )
+                self._queue.refuse(None, "memory", reason, place=where)
+                return None
             time.sleep(_LOOK_EVERY_S)
+        try:
+            if buffer.size < size:
+                buffer.fit(-(-(size + size // 8) // _PAGE) * _PAGE)
+        except NoRoomError as error:
+            reason = (
+                f"{error.place} has {error.available_bytes >> 20} MiB left, and the copy needs "
+                f"{-(-size >> 20)} MiB: give more (--memory of a container), or use torch.save, "
+                "which needs no copy"
+            )
+            self._queue.refuse(None, "memory", reason, place=where)
+            return None
         return buffer
 
 
 class _Into:
     """Writes to a buffer, as to a file."""
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: Buffer, size: int) -> None:
         self._mapped = buffer.mapped
+        self._size = size
         self._at = 0
 
     def write(self, octets: memoryview) -> int:
-        self._mapped[self._at : self._at + len(octets)] = octets
+        if self._at + len(octets) <= self._size:  # else it is too large, which is found at the end
+            self._mapped[self._at : self._at + len(octets)] = octets
         self._at += len(octets)
         return len(octets)
 
@@ -123,10 +152,11 @@ _own: FileSaves | None = None
 _opening = threading.Lock()
 
 
-def async_save(obj: object, path: "str | os.PathLike[str]") -> int:
+def async_save(obj: object, path: "str | os.PathLike[str]") -> int | None:
     """Like `torch.save`, but the file is written in the background; `torch.load` reads it.
 
-    The file appears whole or not at all. The end of the interpreter waits for it.
+    The file appears whole or not at all. The end of the interpreter waits for it. What fails is
+    said, and None is returned where it was not even begun.
     """
     global _own  # noqa: PLW0603 - a process has one
     with _opening:
@@ -149,11 +179,14 @@ def _size_of(obj: object) -> int:
     return counted.tell()
 
 
-def _fill(buffer: Buffer, obj: Any) -> None:
+def _fill(buffer: Buffer, obj: Any, size: int) -> None:
     """Without checksums, which nobody reads and which cost more than the copy."""
     had = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(obj, cast("IO[bytes]", _Into(buffer)))
+        into = _Into(buffer, size)
+        torch.save(obj, cast("IO[bytes]", into))
     finally:
         torch.serialization.set_crc32_options(had)
+    if into.tell() != size:
+        raise ValueError(f"it has become {into.tell()} bytes while it was copied, and was {size}")

@@ -23,6 +23,10 @@ class BadManifestError(Exception):
     """It is not what was written, or was written by a newer release."""
 
 
+class NewerManifestError(BadManifestError):
+    """A newer release has written it: nothing speaks against it but this one's age."""
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Whose state it is. A state of another identity is never loaded."""
 
@@ -34,6 +38,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     layout: str
     """The hash of keys, shapes, dtypes and shardings of all ranks."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What is greater is newer: a later round may begin at an earlier step."""
+        return self.round, self.step
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +79,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     has_data_position: bool = False
     user: dict[str, str] = {}
     """What the training wants to find again, as short texts."""
+    saving: str = ""
+    """The name that this save had until it could be seen: no other save has the same."""
     version: int = VERSION
 
     @property
@@ -122,7 +133,7 @@ def decode(octets: bytes, of: type[Document], place: str) -> Document:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadManifestError(f"{place} is not what was written: {error}") from error
     if document.version > VERSION:
-        raise BadManifestError(
+        raise NewerManifestError(
             f"{place} has version {document.version}, and this release reads {VERSION} at most: "
             "use a newer release"
         )

@@ -21,6 +21,8 @@ MARKED_INDEX = "index.quarantined.json"
 """In the place of the index of an image that is not to be restored: why."""
 ASIDE_INDEX = "index.aside.json"
 """That index. It goes as soon as another state is written over the image."""
+RESTORED = "restored.json"
+"""Beside a rank's own images: from which state the training has gone on."""
 
 
 class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,33 @@ class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: Identity
     mark: Mark
+
+
+class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """From which state the training has gone on."""
+
+    identity: Identity
+    round: int
+    """In which round."""
+
+    def has_left(self, other: Identity) -> bool:
+        """It is newer, and of a round before: nothing will come from it any more."""
+        return other.round < self.round and other.age > self.identity.age
+
+
+def mark_restored(folder: Path, restored: RestoredState) -> None:
+    """Say it to whoever keeps these images."""
+    written = folder / f".{RESTORED}"
+    written.write_bytes(msgspec.json.encode(restored))
+    os.replace(written, folder / RESTORED)
+
+
+def restored_state(folder: Path) -> RestoredState | None:
+    """What was said; None if nothing was restored."""
+    try:
+        return msgspec.json.decode((folder / RESTORED).read_bytes(), type=RestoredState)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:

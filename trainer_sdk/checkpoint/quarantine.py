@@ -11,15 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import SupportsFloat
 
-import msgspec
-
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
-    MANIFEST,
     BadManifestError,
     Identity,
     ImageIndex,
-    Manifest,
     decode,
     step_name,
     step_of,
@@ -27,7 +23,7 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.marks import image_folders, mark_image
 from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
+from trainer_sdk.checkpoint.storage.shelf import Mark, look, quarantine
 from trainer_sdk.checkpoint.telling import Teller
 
 WITHIN_STEPS = 20
@@ -116,12 +112,13 @@ class LossWatch:
         storage = self._loaded.storage
         assert storage is not None
         try:
-            octets = storage.read(f"{name}/{MANIFEST}")
-            identity = decode(octets, Manifest, name).identity
-            if self._is_tainted(identity):
-                storage.put_if_absent(f"{name}/{QUARANTINED}", msgspec.json.encode(mark))
-                self._tell(identity.step, GLOBAL, f"{storage.url}/{name}", mark)
-        except (BadManifestError, StorageError) as error:
+            there = look(storage, step_of(name) or 0)
+            if there is None or there.manifest is None:
+                return  # there is nothing that anybody could load
+            if self._is_tainted(there.manifest.identity):
+                quarantine(storage, there, mark)
+                self._tell(there.step, GLOBAL, there.path, mark)
+        except StorageError as error:
             self._teller.warn(f"{name} cannot be quarantined: {error}")
 
     def _is_tainted(self, identity: Identity) -> bool:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -11,7 +11,9 @@ from typing import Any
 
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError, folder_of
-from trainer_sdk.checkpoint.planning import Plan, PlanError, make_plan
+from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.marks import RestoredState
+from trainer_sdk.checkpoint.planning import PAGE_BYTES, Plan, PlanError, make_plan
 from trainer_sdk.checkpoint.reading import Flat, as_bytes, fits, flatten, found_at
 from trainer_sdk.checkpoint.save import Patience
 from trainer_sdk.checkpoint.saves import SaveQueue
@@ -93,12 +95,16 @@ class Readying:
         self.plan: Plan | None = None
         self._mark = os.urandom(4).hex()
         self._no_room: NoRoomError | None = None
+        self._placeless = "there is no place for it: give a root, or keep_memory=True"
+        self._is_placeless_said = False
         self._broken = ""
         self._fitting = threading.Lock()
         self._making: threading.Thread | None = None
 
-    def prepare(self, state: Mapping[str, Any]) -> None:
+    def prepare(self, state: Mapping[str, Any], restored: Identity | None = None) -> None:
         """Plan with all ranks, and have the memory made meanwhile: the first save takes it over."""
+        if restored is not None:
+            self.arena.restored(RestoredState(identity=restored, round=self._setup.whose.round))
         flat = self._flatten(state)
         if self._group.highest([flat is None]) == [1] or flat is None:
             return
@@ -119,7 +125,7 @@ class Readying:
 
     def ready(self, wish: Wish, state: Mapping[str, Any]) -> Ready | None:
         """All ranks are ready to copy, or none is, and it was said why."""
-        if self._has_no_place(wish):
+        if self._is_refused_a_place(wish):
             return None
         flat = self._flatten(state)
         plan = self.plan
@@ -127,7 +133,7 @@ class Readying:
         buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
         if plan is not None and values is not None:
             buffer, hindrance = self._buffer(wish, plan)
-        is_new, worst = self._group.highest([values is None, hindrance])
+        is_new, worst = self._together([values is None, hindrance], buffer)
         if is_new and worst != _Hindrance.BROKEN and flat is not None:
             _release(buffer)
             try:
@@ -136,11 +142,11 @@ class Readying:
                 self._queue.refuse(wish.step, "plan", str(error))
                 return None
             self.plan = plan
-            if self._has_no_place(wish):
+            if self._is_refused_a_place(wish):
                 return None
             values = self._values(plan, flat)
             buffer, hindrance = self._buffer(wish, plan)
-            (worst,) = self._group.highest([hindrance])
+            (worst,) = self._together([hindrance], buffer)
             self._make_memory(plan)
         if worst or flat is None or plan is None or values is None or buffer is None:
             _release(buffer)
@@ -148,12 +154,25 @@ class Readying:
             return None
         return Ready(plan, flat, values, buffer, self._window(plan))
 
+    def _together(self, own: Sequence[int], buffer: Buffer | None) -> list[int]:
+        """The highest of all ranks."""
+        try:
+            return self._group.highest(own)
+        except BaseException:  # another rank has died, or Ctrl-C
+            _release(buffer)
+            raise
+
     def _planned(self, flat: Flat, wish: Wish) -> Plan:
         """With all ranks; without images from now on where those of any would be too large."""
         plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
         if self._may_keep(plan):
             return plan
         self._keeps = False
+        self._placeless = (
+            "there is no place for it: its states would take more memory than "
+            "agent.checkpoints.own_most_bytes, and there is no root: raise the one, or give the "
+            "other"
+        )
         self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
         if self._is_too_large(plan):
             self._say_too_large(plan, wish)
@@ -167,8 +186,13 @@ class Readying:
         most = self._setup.whose.images_most_bytes
         return 0 < most < plan.arena_bytes * self._setup.buffers
 
-    def _has_no_place(self, wish: Wish) -> bool:
-        return not wish.to_root and not self._keeps
+    def _is_refused_a_place(self, wish: Wish) -> bool:
+        """There is none, on all ranks. People are told once."""
+        if wish.to_root or self._keeps:
+            return False
+        is_known, self._is_placeless_said = self._is_placeless_said, True
+        self._queue.refuse(wish.step, "keep", self._placeless, is_known=is_known)
+        return True
 
     def _flatten(self, state: Mapping[str, Any]) -> Flat | None:
         try:
@@ -228,23 +252,41 @@ class Readying:
         if not limit or plan.arena_bytes <= limit:
             return 0
         window = window_for(plan, limit)
-        if self._keeps or window <= 0:
-            needed = plan.arena_bytes * self._setup.buffers
-            raise NoRoomError("memory_limit", needed, self._setup.memory_limit)
+        if self._keeps:
+            raise self._too_limited(plan.arena_bytes, "a state that is kept in memory is whole")
+        if window <= 0:
+            raise self._too_limited(
+                plan.beside_bytes + PAGE_BYTES, "what is written beside the tensors does not fit"
+            )
         return window
 
+    def _too_limited(self, each_bytes: int, why: str) -> NoRoomError:
+        needed, limit = each_bytes * self._setup.buffers, self._setup.memory_limit
+        remedy = "raise it, or do without keep_memory and memory_every to save in waves"
+        return NoRoomError(
+            "memory_limit",
+            needed,
+            limit,
+            f"memory_limit is {limit} bytes, and {needed} are needed, as {why}: "
+            + (remedy if self._keeps else "raise it"),
+        )
+
     def _say_hindrance(self, wish: Wish, hindrance: _Hindrance, *, of_other: bool) -> None:
-        if of_other:
-            return  # the rank that it is about says it
+        stage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
         if hindrance is _Hindrance.BUSY:
-            self._queue.skip(wish.step)
-            return
-        if hindrance is _Hindrance.BROKEN:
-            self._queue.refuse(wish.step, "plan", self._broken)
-            return
-        error = self._no_room
-        assert error is not None
-        self._teller.warn(f"step {wish.step} is not saved: {error}")
+            if not of_other:
+                self._queue.skip(wish.step)
+        elif of_other:  # the rank that it is about says it; what follows is the same on all
+            reason = "another rank has said why, and no rank saves alone"
+            self._queue.refuse(wish.step, stage, reason, is_known=True)
+        elif hindrance is _Hindrance.BROKEN:
+            self._queue.refuse(wish.step, stage, self._broken)
+        else:
+            assert self._no_room is not None
+            self._tell_refused(wish, self._no_room)
+            self._queue.refuse(wish.step, stage, str(self._no_room), is_told=True)
+
+    def _tell_refused(self, wish: Wish, error: NoRoomError) -> None:
         self._teller.tell(
             "refused",
             step=wish.step,

@@ -11,6 +11,7 @@ from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.planning import shard_name
 from trainer_sdk.checkpoint.reading import found_at
 from trainer_sdk.checkpoint.readying import Ready, Readying, Setup, Wish
+from trainer_sdk.checkpoint.samples import SMALL_BYTES
 from trainer_sdk.checkpoint.save import Save
 from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.staging import (
@@ -44,11 +45,6 @@ class Saver:
         self._watch(optimizers)
         self._count = 0
 
-    @property
-    def waited_s(self) -> float:
-        """For how long the optimizer has waited for the latest save."""
-        return self._stager.waited_s
-
     def save(self, wish: Wish, state: Mapping[str, Any]) -> Save | None:
         """Begin a save; None if it was not begun, which was said."""
         called_at = time.monotonic()
@@ -59,21 +55,29 @@ class Saver:
             return None
         self._count += 1
         save = self._queue.begin(wish.step, ready.buffer, wish.finalize, called_at)
+        try:
+            self._begin(wish, ready, save)
+        except BaseException as error:  # also Ctrl-C: the end would wait for this save
+            self._fail(save, f"{type(error).__name__}: {error}", "copy")
+            if not isinstance(error, Exception):  # of the others, the policy says what follows
+                raise
+        return save
+
+    def _begin(self, wish: Wish, ready: Ready, save: Save) -> None:
         save.order = order = self._order(wish, ready, save)
         if order.root and not self._group.rank:
             self._teller.tell("save_started", step=wish.step, tier="global", occasion=wish.occasion)
-        try:
-            if order.window_bytes:
-                self._copy_in_waves(ready, save, order)
-            else:
-                self._copy(ready, save, order)
-        except Exception as error:  # noqa: BLE001 - the policy says what follows
-            self._fail(save, f"{type(error).__name__}: {error}", "copy")
-        return save
+        if order.window_bytes:
+            self._copy_in_waves(ready, save, order)
+        else:
+            self._copy(ready, save, order)
 
-    def prepare(self, state: Mapping[str, Any]) -> None:
-        """Plan with all ranks, and have the memory made meanwhile: the first save takes it over."""
-        self._readying.prepare(state)
+    def prepare(self, state: Mapping[str, Any], restored: Identity | None = None) -> None:
+        """Plan with all ranks, and have the memory made meanwhile: the first save takes it over.
+
+        The image that was restored stays until there is a newer one that comes from it.
+        """
+        self._readying.prepare(state, restored)
 
     def close(self, *, keeps_images: bool) -> None:
         """Copy nothing more, and let go of the memory; images stay if they are wanted."""
@@ -86,20 +90,25 @@ class Saver:
         if buffer.filled_for is not ready.plan:
             fill(buffer, ready.plan)
 
-        def then(error: ChangedError | None) -> None:
+        def then(error: Exception | None) -> None:
             if error is None:
                 self._queue.delivery.send(
                     save, msgspec.structs.replace(order, stall_s=save.stall_s)
                 )
-            else:
-                self._is_lazy = False
-                self._fail(save, str(error), "changed")
+                return
+            is_changed = isinstance(error, ChangedError)
+            self._is_lazy = self._is_lazy and not is_changed
+            self._fail(save, str(error), "changed" if is_changed else "copy")
 
         now, later = self._copies(ready)
         staging = Staging(later, then)
-        self._stager.copy(now, staging)
-        save.stall_s = time.monotonic() - save.called_at
-        self._stager.go_on(staging)
+        try:
+            self._stager.copy(now, staging)
+            save.stall_s = time.monotonic() - save.called_at
+            self._stager.go_on(staging)
+        except BaseException:
+            self._stager.drop(staging)
+            raise
 
     def _copy_in_waves(self, ready: Ready, save: Save, order: WriteState) -> None:
         plan, octets = ready.plan, save.buffer.octets
@@ -138,7 +147,8 @@ class Saver:
                 continue
             index = plan.local.indices[placed.number]
             source = found_at(ready.flat, index)
-            waits = self._is_lazy and self._owned.has(index.fqn, source)
+            is_large = self._is_lazy and source.nbytes > SMALL_BYTES
+            waits = is_large and self._owned.has(index.fqn, source)
             version = source._version if waits else 0  # noqa: SLF001 - torch has no public name
             copy = Copy(index.fqn, source, buffer.targets[at], version)
             (later if waits else now).append(copy)

@@ -58,16 +58,35 @@ class SaveQueue:
             self._saves[save.number] = save
             return save
 
-    def refuse(self, step: int, stage: str, reason: str) -> None:
-        """A save was not even begun; what follows is the policy's."""
-        failed = Failed(save=0, stage=stage, reason=reason)
-        last_good = self.delivery.last_good
-        self._news.failed(step, failed, tier="global", attempt=1, last_good=last_good)
+    def refuse(
+        self,
+        step: int | None,
+        stage: str,
+        reason: str,
+        *,
+        place: str = "",
+        is_told: bool = False,
+        is_known: bool = False,
+    ) -> None:
+        """A save was not even begun; what follows is the policy's.
+
+        `is_told` of what the agent has heard already, `is_known` of what people have, too.
+        """
+        failed = Failed(save=0, stage=stage, reason=reason, place=place)
+        if not (is_told or is_known):
+            last_good = self.delivery.last_good
+            self._news.failed(step, failed, tier="global", attempt=1, last_good=last_good)
         error = SaveError(self._rank, step, failed)
         if self._on_error == "fatal":
             raise error
         self._failure = error
-        self._news.given_up(error)
+        if not is_known:
+            self._news.given_up(error)
+
+    def waiting_places(self) -> list[str]:
+        """Where the saves go that are not durable yet."""
+        with self.delivery.lock:
+            return [one.place for one in self._saves.values() if one.result is None]
 
     def skip(self, step: int) -> None:
         """Earlier saves still have all buffers; that is told once, until one is begun again."""

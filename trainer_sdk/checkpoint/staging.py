@@ -1,18 +1,20 @@
 """Copies a state into an arena: at once, or beside the training until an optimizer's next step.
 
 What only an optimizer changes is the same from `save` until its next step. So it may be copied
-while forward and backward run, if the optimizer waits for what is left.
+while forward and backward run, if the optimizer waits for what is left. Whoever changes it all the
+same is found out: by torch's count of changes, and for those that torch does not count by samples.
 """
 
 import ctypes
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from trainer_sdk.checkpoint.samples import Samples
 
 
 class ChangedError(Exception):
@@ -32,18 +34,32 @@ class Copy:
 
 
 @dataclass(slots=True)
+class Watched:
+    """What is copied later of one device, and what tells whether it stayed as it was."""
+
+    copies: Sequence[Copy]
+    before: Samples
+    """Of the sources, at the call."""
+    after: Samples | None = None
+    """Of the sources, once they are copied."""
+
+
+@dataclass(slots=True)
 class Staging:
     """A state on its way into the arena."""
 
     later: Sequence[Copy]
-    then: Callable[[ChangedError | None], None]
-    """Called from another thread when all of it is there, or cannot be."""
+    then: Callable[[Exception | None], None]
+    """Called from another thread when all of it is there, or cannot be, and why."""
     events: list[Any] = field(default_factory=list)
     """Of what a GPU copies."""
+    watched: list[Watched] = field(default_factory=list)
+    is_dropped: bool = False
+    """Nobody wants it any more."""
     left: threading.Event = field(default_factory=threading.Event)
     """The host reads no tensor of the training any more."""
     is_checked: bool = False
-    error: ChangedError | None = None
+    error: Exception | None = None
 
 
 class Stager:
@@ -56,8 +72,6 @@ class Stager:
         self._checking = threading.Lock()
         self._hooks: list[Any] = []
         self._streams: dict[torch.device, Any] = {}
-        self.waited_s = 0.0
-        """For how long optimizers have waited for the latest state."""
 
     def watch(self, optimizers: Iterable[Any]) -> None:
         """Have these optimizers wait, before they change anything, until all is copied."""
@@ -66,15 +80,18 @@ class Stager:
     def copy(self, now: Sequence[Copy], staging: Staging) -> None:
         """Copy `now`, and remember the rest."""
         self.settle()
-        self.waited_s = 0.0
+        self._present = staging
         for one in now:
             if one.source.is_cpu:
                 one.target.copy_(one.source)
-        for event in self._on_devices([one for one in now if not one.source.is_cpu]):
+        staging.watched = _by_device(staging.later)
+        for copies in _on_gpus(now):
+            event = self._on_device(copies)
             torch.cuda.current_stream(event.device).wait_event(event)  # the host goes on at once
             staging.events.append(event)
-        staging.events += self._on_devices([one for one in staging.later if not one.source.is_cpu])
-        self._present = staging
+        for watched in staging.watched:
+            if not _is_on_host(watched):
+                staging.events.append(self._on_device(watched.copies, watched))
 
     def go_on(self, staging: Staging) -> None:
         """Begin with the rest, and return."""
@@ -83,17 +100,20 @@ class Stager:
             self._thread.start()
         self._work.put(staging)
 
+    def drop(self, staging: Staging) -> None:
+        """It comes to nothing, whether the rest of it was begun or not."""
+        staging.is_dropped = True
+        self.go_on(staging)  # whoever waits for it is told by the thread, and by nobody else
+
     def settle(self) -> None:
         """Wait until what is saved may be changed."""
         staging, self._present = self._present, None
         if staging is None:
             return
-        began = time.monotonic()
         for event in staging.events:
             torch.cuda.current_stream(event.device).wait_event(event)
         staging.left.wait()
         self._check_devices(staging)
-        self.waited_s = time.monotonic() - began
 
     def close(self) -> None:
         """Nothing is copied any more."""
@@ -111,39 +131,53 @@ class Stager:
 
     def _run(self) -> None:
         while (staging := self._work.get()) is not None:
-            on_host = [one for one in staging.later if one.source.is_cpu]
-            for one in on_host:
-                _copy_beside(one)
-            staging.error = _changed(on_host)
+            if not staging.is_dropped:
+                try:
+                    self._copy_later(staging)
+                except Exception as error:  # noqa: BLE001 - the training waits for this thread
+                    staging.error = error
             staging.left.set()
-            for event in staging.events:
-                event.synchronize()
-            self._check_devices(staging)
-            staging.then(staging.error)
+            if not staging.is_dropped:
+                staging.then(staging.error)
+
+    def _copy_later(self, staging: Staging) -> None:
+        for watched in filter(_is_on_host, staging.watched):
+            for one in watched.copies:
+                _copy_beside(one)
+            watched.after = Samples([one.source for one in watched.copies])
+            staging.error = _recounted(watched.copies) or _resampled(watched)
+        staging.left.set()
+        for event in staging.events:
+            event.synchronize()
+        self._check_devices(staging)
+        for watched in staging.watched:
+            if staging.error is None and not _is_on_host(watched):
+                staging.error = _resampled(watched)
 
     def _check_devices(self, staging: Staging) -> None:
         """Before an optimizer's step, which may come before the thread has seen the end."""
         with self._checking:
             if not staging.is_checked:
                 staging.is_checked = True
-                changed = _changed([one for one in staging.later if not one.source.is_cpu])
-                staging.error = staging.error or changed
+                others = [one for one in staging.later if not one.source.is_cpu]
+                staging.error = staging.error or _recounted(others)
 
-    def _on_devices(self, copies: Sequence[Copy]) -> list[Any]:
-        """Have each GPU copy in a stream of its own, after all that it has been given so far."""
-        events = []
-        for device in {one.source.device for one in copies}:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for one in copies:
-                    if one.source.device == device:
-                        one.target.copy_(one.source, non_blocking=True)
-                        one.source.record_stream(stream)
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(stream)
-            events.append(event)
-        return events
+    def _on_device(self, copies: Sequence[Copy], watched: Watched | None = None) -> Any:
+        """Have a GPU copy in a stream of its own, after all that it has been given so far."""
+        device = copies[0].source.device
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for one in copies:
+                one.target.copy_(one.source, non_blocking=True)
+                one.source.record_stream(stream)
+            if watched is not None:
+                watched.after = Samples([one.source for one in copies])
+                watched.after.go_to_host(stream)
+                watched.before.go_to_host(stream)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+        return event
 
 
 class Owned:
@@ -197,14 +231,47 @@ def _storage(tensor: Any) -> int:
     return int(local.untyped_storage().data_ptr())
 
 
-def _changed(copies: Sequence[Copy]) -> ChangedError | None:
+def _on_gpus(copies: Sequence[Copy]) -> list[list[Copy]]:
+    found: dict[torch.device, list[Copy]] = {}
+    for one in copies:
+        if not one.source.is_cpu:
+            found.setdefault(one.source.device, []).append(one)
+    return list(found.values())
+
+
+def _by_device(copies: Sequence[Copy]) -> list[Watched]:
+    on_host = [one for one in copies if one.source.is_cpu]
+    each = [*([on_host] if on_host else []), *_on_gpus(copies)]
+    return [Watched(some, Samples([one.source for one in some])) for some in each]
+
+
+def _is_on_host(watched: Watched) -> bool:
+    return watched.copies[0].source.is_cpu
+
+
+def _recounted(copies: Sequence[Copy]) -> ChangedError | None:
+    """Whether torch has counted a change."""
     for one in copies:
         if one.source._version != one.version:  # noqa: SLF001 - torch has no public name for it
-            return ChangedError(
-                f"{one.key} was changed before the optimizer's step, while it was being copied: "
-                "lazy=False copies it at once, as all saves from now on do"
-            )
+            return _changed(one)
     return None
+
+
+def _resampled(watched: Watched) -> ChangedError | None:
+    """Whether the values are others: in what was copied, or in the source since."""
+    copied = Samples([one.target for one in watched.copies])
+    for now in (copied, watched.after):
+        number = None if now is None else watched.before.first_other(now)
+        if number is not None:
+            return _changed(watched.copies[number])
+    return None
+
+
+def _changed(one: Copy) -> ChangedError:
+    return ChangedError(
+        f"{one.key} was changed before the optimizer's step, while it was being copied: "
+        "lazy=False copies it at once, as all saves from now on do"
+    )
 
 
 def _copy_beside(one: Copy) -> None:

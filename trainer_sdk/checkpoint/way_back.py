@@ -1,6 +1,5 @@
 """The way back of one training: where to look, what was loaded, and whether it was any good."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import SupportsFloat
@@ -10,7 +9,8 @@ from trainer_sdk.checkpoint.interval import Bounds, Every, Pace
 from trainer_sdk.checkpoint.pacing import Pacing
 from trainer_sdk.checkpoint.quarantine import WITHIN_STEPS, Loaded, LossWatch
 from trainer_sdk.checkpoint.restore.ahead import Ahead
-from trainer_sdk.checkpoint.restore.looking import RAN_S, Home
+from trainer_sdk.checkpoint.restore.choosing import Past
+from trainer_sdk.checkpoint.restore.looking import FAILURES, RAN_S, RESTARTS, Home
 from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
 from trainer_sdk.checkpoint.restore.target import State
 from trainer_sdk.checkpoint.storage import storage_for
@@ -40,7 +40,8 @@ class WayBack:
         )
         self._ahead: Ahead | None = None if self._home.images is None else Ahead(self._home)
         self._began = monotonic()
-        self._ran_s = 0.0
+        self._restarts = about.restarts
+        self._past = Past()
         self._watch: LossWatch | None = None
 
     def restore(
@@ -51,7 +52,7 @@ class WayBack:
         self._ahead = None
         found = restoring.restore(state, allow_fresh_start=allow_fresh_start)
         if found is not None:
-            self._ran_s = found.ran_s
+            self._past = found.past
             loaded = Loaded(
                 identity=found.choice.identity,
                 tier=found.tier,
@@ -68,15 +69,10 @@ class WayBack:
         if self._watch is not None:
             self._watch.see(loss)
 
-    def pacing(self, every: Every, environ: Mapping[str, str]) -> Pacing:
+    def pacing(self, every: Every) -> Pacing:
         """When to save, by what the job has seen of failures so far."""
-        failures = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        pace = Pace(
-            every,
-            Bounds(),
-            failures=int(failures) if failures.isdigit() else 0,
-            ran_s=self._ran_s,
-        )
+        failures = self._past.failures_by(self._restarts)
+        pace = Pace(every, Bounds(), failures=failures, ran_s=self._past.ran_s)
         return Pacing(every, self._group, self._teller, pace)
 
     def close(self) -> None:
@@ -87,5 +83,9 @@ class WayBack:
             self._ahead = None
 
     def texts(self) -> tuple[tuple[str, str], ...]:
-        """What a manifest keeps for later rounds."""
-        return ((RAN_S, f"{self._ran_s + monotonic() - self._began:.0f}"),)
+        """What a manifest keeps for later rounds, and for later launches of the job."""
+        return (
+            (RAN_S, f"{self._past.ran_s + monotonic() - self._began:.0f}"),
+            (FAILURES, str(self._past.failures_by(self._restarts))),
+            (RESTARTS, str(self._restarts)),
+        )

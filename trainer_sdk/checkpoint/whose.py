@@ -22,6 +22,8 @@ class Whose:
     """An agent keeps the images when the ranks have gone, and removes them with the job."""
     images_most_bytes: int = 0
     """So much memory they may take; 0 for no limit but what there is."""
+    restarts: int = 0
+    """How often this launch of the job has been started again."""
 
 
 def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
@@ -35,11 +37,18 @@ def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
         found = launchers.job_of(environ, place) if place is not None else _ALONE
     number = environ.get(layout.ROUND_VARIABLE) or (place.round if place is not None else 0)
     images = environ.get(layout.IMAGES_VARIABLE, "")
+    restarts = place.restarts if place is not None else 0
     if not images:
         images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
-        return Whose(found, int(number), images, has_keeper=False)
-    most = int(environ.get(layout.IMAGES_MOST_VARIABLE) or 0)
-    return Whose(found, int(number), images, has_keeper=True, images_most_bytes=most)
+        return Whose(found, int(number), images, has_keeper=False, restarts=restarts)
+    return Whose(
+        found,
+        int(number),
+        images,
+        has_keeper=True,
+        images_most_bytes=int(environ.get(layout.IMAGES_MOST_VARIABLE) or 0),
+        restarts=restarts,
+    )
 
 
 def _own_folder(job: str) -> str:
@@ -48,4 +57,5 @@ def _own_folder(job: str) -> str:
 
 
 def _short(place: str) -> str:
-    return hashlib.blake2b(os.path.abspath(place).encode(), digest_size=6).hexdigest()
+    where = place.rstrip("/") if "://" in place else os.path.abspath(place)
+    return hashlib.blake2b(where.encode(), digest_size=6).hexdigest()

@@ -51,6 +51,7 @@ class DevServer:
         self._folder = folder
         self._plan = plan
         self._process: asyncio.subprocess.Process | None = None
+        self._stopped = asyncio.Event()
         self.restarts = 0
 
     @property
@@ -77,6 +78,7 @@ class DevServer:
 
     async def start(self) -> None:
         """Start it, on the port of last time if that is free."""
+        self._stopped.clear()
         remembered = self._folder / "port"
         port = await asyncio.to_thread(_read_port, remembered)
         if self._plan.port == -1 and port is not None:
@@ -106,7 +108,7 @@ class DevServer:
         try:
             port = await self._wait_ready(self._process)
         except BaseException:
-            await self.stop()
+            await self._end()
             raise
         self._plan = replace(self._plan, port=port)
 
@@ -126,25 +128,38 @@ class DevServer:
         raise BusUnreachableError(f"nats-server did not start: {complaint}")
 
     async def keep_running(self) -> None:
+        """Start it again whenever it died, until it is stopped."""
         wait_s = 0.05
         while True:
             assert self._process is not None
             started = asyncio.get_running_loop().time()
             status = await self._process.wait()
+            if self._stopped.is_set():
+                return
             log.error("nats_server_died status=%d port=%d", status, self._plan.port)
             if asyncio.get_running_loop().time() - started > _RESTART_MAX_S:
                 wait_s = 0.05
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RESTART_MAX_S)
+            if self._stopped.is_set():
+                return
             try:
                 await self._start()
             except BusUnreachableError as error:
                 log.error("nats_server_not_restarted error=%s", error)
             else:
+                if self._stopped.is_set():  # while it started
+                    await self._end()
+                    return
                 self.restarts += 1
                 log.info("nats_server_restarted pid=%d port=%d", self.pid, self._plan.port)
 
     async def stop(self) -> None:
+        """End it; whoever keeps it running does so no more."""
+        self._stopped.set()
+        await self._end()
+
+    async def _end(self) -> None:
         process = self._process
         if process is None or process.returncode is not None:
             return

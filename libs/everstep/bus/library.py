@@ -1,8 +1,10 @@
 """nats-py's client where it has to be mended, settled and disposed of."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -10,6 +12,7 @@ from weakref import WeakKeyDictionary
 from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+from nats.aio.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +25,10 @@ Hear = Callable[[str, bytes], object]
 
 
 class MendedClient(Client):
-    """nats-py's client, mended in four places.
+    """nats-py's client, mended in five places.
 
-    It tells no password to a server without TLS when TLS was asked for; a PONG that a
+    It tells no password to a server without TLS when TLS was asked for; a server that dies before
+    it has said who it is counts as lost, not as something else than NATS; a PONG that a
     cancelled caller no longer waits for does not break the connection for everybody; who is
     cancelled while it waits for a write is cancelled; and plain messages can be heard without the
     queue and the task that nats-py has for each subscription.
@@ -68,10 +72,27 @@ class MendedClient(Client):
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
+    async def _process_connect_init(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        line_of = partial(_line_of, type(transport), transport)
+        transport.readline = line_of  # type: ignore[method-assign]
+        await super()._process_connect_init()
+
     def _connect_command(self) -> bytes:
         if self.options.get("tls") and not self._server_info.get("tls_required"):
             raise nats_errors.SecureConnWantedError
         return bytes(super()._connect_command())
+
+
+async def _line_of(kind: type[Transport], transport: Transport) -> bytes:
+    """The next line of a server that we only just meet."""
+    line = bytes(await kind.readline(transport))
+    if not line:
+        raise ConnectionResetError(
+            errno.ECONNRESET, "the server has closed the connection while it was made"
+        )
+    return line
 
 
 async def _cancellable(waiting: Awaitable[T]) -> T:

@@ -170,7 +170,10 @@ class CheckpointVerified(Fact, frozen=True, kw_only=True, tag="checkpoint_verifi
 
 
 class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_quarantined.v1"):
-    """A checkpoint is not to be restored, and not deleted; the catalog sends it."""
+    """A checkpoint is not to be restored, and not deleted.
+
+    The catalog sends it, or the agent of a rank that has found it so.
+    """
 
     step: Int
     """The step."""
@@ -185,7 +188,7 @@ class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_qua
     node: str | None = None
     """The node, for a tier in memory."""
     by: str = "catalog"
-    """Who decided: `catalog`, or an operator's name."""
+    """Who decided: `catalog`, an operator's name, or `rank N`."""
 
 
 class CheckpointReleased(Fact, frozen=True, kw_only=True, tag="checkpoint_released.v1"):
@@ -232,6 +235,10 @@ class RejectedStep(Part, frozen=True, kw_only=True):
     """Where."""
     rank: Int | None = None
     """The rank that could not have it."""
+    path: str = ""
+    """Where its manifest is, for the global tier."""
+    is_corrupt: bool = False
+    """Its files are not what was saved; otherwise they may be good, and of no use to this round."""
 
 
 class CheckpointRestored(RoundFact, frozen=True, kw_only=True, tag="checkpoint_restored.v1"):
@@ -273,7 +280,8 @@ class FreshStarted(RoundFact, frozen=True, kw_only=True, tag="fresh_started.v1")
     """The training starts from scratch, on purpose; slot 0's agent sends it."""
 
     cause: str
-    """`no_checkpoints` (there has never been one) or `allowed` (`--allow-fresh-start`)."""
+    """`no_checkpoints` (there has never been one) or `allowed` (by the script, or by
+    `everstep run --allow-fresh-start`)."""
     reason: str
     """Where checkpoints were looked for, and who allowed it."""
     rejected: tuple[RejectedStep, ...] = ()

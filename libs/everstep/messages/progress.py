@@ -24,7 +24,8 @@ class RankBeat(Part, frozen=True, kw_only=True):
     limit_source: str = ""
     """Where that limit comes from, as in `rank_stalled`."""
     collectives: Int | None = None
-    """Collectives that it has entered in this round, where that can be read."""
+    """Collectives that it had entered in this round when it was last asked, where that can be
+    read. Only ranks whose pages say nothing are asked."""
     resident_bytes: Int | None = None
     """Main memory of the process."""
     device_bytes: Int | None = None

@@ -11,6 +11,7 @@ from everstep_services.agent.probes.nvml import GpuGoneError, Load, NvmlAwayErro
 
 _LOOK_EVERY_S = 0.05
 _DRIVER = Path("/dev/nvidiactl")
+_DRIVERS = (_DRIVER, Path("/dev/kfd"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,11 @@ class Held:
     wait_s: float = 0.0
     octets: int = 0
     by: str = ""
+
+
+def has_devices(drivers: Collection[Path] = _DRIVERS) -> bool:
+    """Whether ranks of this node are likely to train on accelerators."""
+    return any(driver.exists() for driver in drivers)
 
 
 async def wait_until_free(

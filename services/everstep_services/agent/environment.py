@@ -50,6 +50,8 @@ def environment(
         found[layout.IMAGES_VARIABLE] = str(paths.images)
         if (most := plan.checkpoints.own_most_bytes) is not None:
             found[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
+    if plan.allow_fresh_start:
+        found[layout.FRESH_VARIABLE] = "1"
     if plan.allow_injection:
         found[layout.INJECTION_VARIABLE] = "1"
     found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -3,9 +3,12 @@
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from everstep.messages import ErrorRecord
 
+MemoryKill = Literal["", "rank", "host"]
+"""Whom the kernel had killed for memory when SIGKILL ended a rank: it, or somebody on its host."""
 SECONDARY = "secondary:"
 """Before the fingerprint of a failure that looks like the consequence of another rank's."""
 
@@ -29,13 +32,17 @@ class Exit:
     signal: str | None = None
     core_dumped: bool = False
     error: ErrorRecord | None = None
-    is_out_of_memory: bool = False
-    """The kernel killed it for its memory."""
+    memory: MemoryKill = ""
     lasted_s: float = 0.0
 
     @property
     def is_good(self) -> bool:
         return self.code == 0
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """The kernel killed it for its memory."""
+        return self.memory == "rank" and self.signal == "SIGKILL"
 
     @property
     def how(self) -> str:
@@ -64,7 +71,8 @@ class Exit:
         if self.is_out_of_memory:
             return "was killed by the kernel: out of memory"
         if self.signal is not None:
-            return f"was ended by {self.signal}{core}"
+            hint = "; the kernel killed for memory on this host meanwhile"
+            return f"was ended by {self.signal}{core}{hint if self.memory == 'host' else ''}"
         if self.code is None:
             return "is gone, and nobody saw how"
         if self.error is not None:

@@ -9,7 +9,12 @@ from everstep.clock import Clock
 from everstep.messages import Fact, MeasureNetwork, NetworkLink, NetworkPeer
 from everstep.settings import remember_secret
 from everstep_services.agent.probes import network
-from everstep_services.agent.probes.network import Address, DoorError, NetworkCheckError
+from everstep_services.agent.probes.network import (
+    Address,
+    DoorError,
+    NetworkCheckError,
+    NoAnswerError,
+)
 from everstep_services.agent.probes.pairs import schedule
 from everstep_services.agent.records import Records
 
@@ -77,6 +82,8 @@ class Measuring:
         while (left_s := ends - self._clock.now()) > _AGAIN_S:
             try:
                 found = await network.measure(to, token, within_s=left_s)
+            except NoAnswerError as error:
+                said = said or str(error)  # at the end of its turn nothing has time to answer
             except NetworkCheckError as error:
                 said = str(error)
             else:
@@ -86,7 +93,8 @@ class Measuring:
                     round_trip_s=round(found.round_trip_ms / 1e3, 6),
                 )
             await self._clock.sleep(_AGAIN_S)
-        return NetworkLink(node=peer.node, mib_s=0.0, reason=said)
+        reason = said or "its turn was over before it could be called"
+        return NetworkLink(node=peer.node, mib_s=0.0, reason=reason)
 
     async def _let_in(self, own: NetworkPeer, token: bytes, ends: float) -> str:
         """Why nobody could be let in; empty if the caller was, or did not come."""

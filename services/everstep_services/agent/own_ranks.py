@@ -201,7 +201,14 @@ class OwnRanks:
         stopped_after = desks.saves.has_seen(event.rank)
         if stopped_after is not None:
             desks.do(self._agent.rank_stops(event.rank, stopped_after, self._clock.now()))
-        ending = Exit(event.code, event.signal, event.core_dumped, error, lasted_s=event.lasted_s)
+        ending = Exit(
+            event.code,
+            event.signal,
+            event.core_dumped,
+            error,
+            memory=event.memory,
+            lasted_s=event.lasted_s,
+        )
         if desks.evidence.fact_of(order.round, event.rank) is None:
             self._keep_end(order, event.rank, event.pid, ending)
         if self._is_at_work(event.round):

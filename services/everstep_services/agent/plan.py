@@ -140,6 +140,8 @@ class RunPlan:
     """Each rank sees one device, as its number 0."""
     standalone: bool = False
     """Bus and services run in this process."""
+    allow_fresh_start: bool = False
+    """A training none of whose checkpoints can be used may begin from scratch."""
     allow_injection: bool = False
     """Faults may be injected, by whoever may give orders to this job's agents."""
     notes: tuple[str, ...] = ()

@@ -16,10 +16,11 @@ from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep_services.agent.checkpoints.desk import opened_checkpoints
+from everstep_services.agent.devices import has_devices
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.ground import sweep
-from everstep_services.agent.ranks.keeper import opened_keeper
+from everstep_services.agent.ranks.keeper import held_folder, opened_keeper
 from everstep_services.agent.service import AgentService
 from everstep_services.agent.stalls.table import others_of
 from everstep_services.agent.work import Keepers
@@ -124,8 +125,9 @@ async def _run(
             opened_checkpoints(plan, SystemClock())
         )
         keeper_plan = workplace.keeper_plan(instance)
+        lock = await stack.enter_async_context(held_folder(keeper_plan))
         first = await stack.enter_async_context(AsyncExitStack())
-        keeper = await first.enter_async_context(opened_keeper(keeper_plan))
+        keeper = await first.enter_async_context(opened_keeper(keeper_plan, lock))
         await stack.enter_async_context(workplace.console_following())
         settings = await bus_settings
         name = f"agent-{plan.job}-{plan.node}"
@@ -140,11 +142,12 @@ async def _run(
         except BusError as error:
             raise NoControlPlaneError(error) from error
         limits = Limits(stop_grace_s=plan.stop_grace_s, preempt_grace_s=plan.preempt_grace_s)
-        keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan))
+        keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan, lock))
         others = others_of(
             base,
             preempt_grace_s=plan.preempt_grace_s,
             scheduler_grace_s=plan.scheduler_grace_s,
+            has_nccl=has_devices(),
         )
         clock = SystemClock() if harm is None else harm.clock
         service = AgentService(

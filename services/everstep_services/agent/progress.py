@@ -155,13 +155,15 @@ def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now:
         return RankBeat(rank=rank, state="starting" if is_starting else "running")
     state = standing.state
     limit = standing.limit
+    progress_s = max(page.progress_s, standing.collective_s)
     return RankBeat(
         rank=rank,
         state="starting" if is_starting and state == "running" else state,
         step=page.step or None,
-        progress_age_s=0.0 if is_starting else round(max(0.0, now - page.progress_s), 3),
+        progress_age_s=0.0 if is_starting else round(max(0.0, now - progress_s), 3),
         section=standing.section,
         section_age_s=round(standing.section_age_s, 3),
         limit_s=None if limit is None else round(limit.s, 3),
         limit_source="" if limit is None else limit.source,
+        collectives=standing.collectives,
     )

@@ -120,7 +120,13 @@ class Deeds:
         await self._indexer.change(job, deed)
         if not verdict.is_good:
             log.warning("checkpoint_corrupt job=%s path=%s reason=%r", job, one.path, verdict.flaw)
-            mark = Mark(by="catalog", reason=verdict.flaw, cause="corrupt", at=self._at())
+            mark = Mark(
+                by="catalog",
+                reason=verdict.flaw,
+                cause="corrupt",
+                at=self._at(),
+                manifest_hash=one.manifest_hash,
+            )
             await self._beside(job, one, mark, is_pin=False)
         return verdict.flaw
 

@@ -21,6 +21,7 @@ from trainer_sdk.checkpoint.storage.shelf import (
     look,
     mark,
     owner_of,
+    quarantine,
     shelved,
     unmark,
     verify,
@@ -55,7 +56,9 @@ class Shelves:
         def work() -> Seen:
             storage = storage_for(root)
             job = _owner(storage, root)
-            return Seen(root, job, shelved(storage))
+            found = shelved(storage)
+            _owner(storage, root)  # if it went while we looked, we have seen nothing
+            return Seen(root, job, found)
 
         return await _in_thread(work)
 
@@ -71,8 +74,12 @@ class Shelves:
             began = time.monotonic()
             found = look(storage, step)
             if found is None:
-                return Verdict(f"{root}/{step_name(step)} has no manifest", 0), 0.0
-            return verify(storage, found, pace), time.monotonic() - began
+                verdict = Verdict(f"{root}/{step_name(step)} has no manifest", 0)
+            else:
+                verdict = verify(storage, found, pace)
+            if not verdict.is_good:
+                _owner(storage, root)  # if it went while we read, nobody says that it is bad
+            return verdict, time.monotonic() - began
 
         try:
             return await self._with(job, root, work)
@@ -112,9 +119,14 @@ class Shelves:
 
     async def _mark(self, job: str, root: str, step: int, name: str, what: Mark | None) -> None:
         def work(storage: Storage) -> None:
+            there = None if what is None else look(storage, step)
             if what is None:
                 unmark(storage, step, name)
-            elif look(storage, step) is not None:  # never the only file of a folder
+            elif there is None:
+                return  # never the only file of a folder
+            elif name == QUARANTINED:
+                quarantine(storage, there, what)
+            else:
                 mark(storage, step, name, what)
 
         await _soon(root, self._with(job, root, work))

@@ -19,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(arguments)
     except ModuleNotFoundError as error:
         code = _missing(error)
+    except OSError as error:
+        code = _unprinted(error)
     lost = _let_go(sys.stdout)
     if lost:
         sys.stderr.write(f"everstep: what was printed is not whole: {lost}\n")
@@ -44,16 +46,18 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _told(error)
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        return 0
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
-            raise
-        sys.stderr.write(f"everstep: {error.filename or 'what is printed'}: {error.strerror}\n")
-        return 1
     except SystemExit as error:  # click's own way out of completion, and of a closed pipe
         code = error.code
     return code if isinstance(code, int) else 0
+
+
+def _unprinted(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):
+        return 0  # the reader has seen enough (`| head`)
+    if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+        raise error
+    sys.stderr.write(f"everstep: {error.filename or 'what is printed'}: {error.strerror}\n")
+    return 1
 
 
 def _let_go(stream: TextIO) -> str:

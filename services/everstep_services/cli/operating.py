@@ -19,6 +19,7 @@ from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.output import print_record, say
 
 F = TypeVar("F", bound=Callable[..., Any])
+NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ OUTSIDE = "outside"
 def with_reason(command: F) -> F:
     """Give a command the options of those that get something done."""
     reason = click.option(
-        "--reason", default="no reason given", metavar="TEXT", help="Why, for the record."
+        "--reason", default=NO_REASON, metavar="TEXT", help="Why, for the record."
     )
     return with_api_options(reason(command))
 

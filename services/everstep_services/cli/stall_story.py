@@ -50,7 +50,7 @@ def _stalled(stall: Record) -> Iterator[str]:
     waited = span(stall["waited_s"])
     yield f"  rank {stall['rank']} made no progress for {waited}{_in(stall)}{after}; {limit}"
     if stall["blocked_in"]:
-        yield f"  of its process the kernel said: {cell(stall['blocked_in'])}"
+        yield f"  of its process: {cell(stall['blocked_in'])}"
 
 
 def _in(one: Record) -> str:

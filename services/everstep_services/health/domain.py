@@ -1,230 +1,20 @@
-"""Which nodes are lost: silence that neither our own blindness nor moving training explains."""
+"""Which nodes are lost: silence that neither our own blindness nor moving training explains.
+
+Moving training explains silence. It explains no connection that closed, and stays closed.
+"""
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf
 
 from everstep.messages import NodeBeat
-from everstep_services.health.findings import Lost, Returned, lost, returned
-from everstep_services.health.motion import Motion, progress_age_s
+from everstep_services.health.company import Company, Limits
+from everstep_services.health.findings import Lost, Returned
 from everstep_services.health.sight import SightedClock
 
 _FORGET_EVERY_S = 60.0
-_BEAT_S = 1.05
-"""Between two beats of an agent, and what they may be late by."""
-_HAILS_LEAST = 3
-"""Who was asked so often, and has had time to answer, is not silent because beats were lost."""
-_HAILS_IN_VAIN = 24
-"""Who was asked so often is not asked again before it is heard, or its training has moved."""
 _HAILS_MOST = 256
 """At once: where more are silent, it is not they who are to blame."""
 _REMINDERS_MOST = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """See `HealthSettings` for what each means."""
-
-    silence_s: float
-    hail_after_s: float
-    hailed_s: float
-    all_silent_s: float
-    reconnect_s: float
-    moving_most_s: float
-    tick_s: float
-    pause_s: float
-    forget_s: float
-
-    @property
-    def witness_s(self) -> float:
-        """Whoever was heard within this proves that the bus and the observer work.
-
-        Less than the limit by more than the time between two beats, so that nodes which fell
-        silent together never bear witness against each other.
-        """
-        return self.hailed_s - _BEAT_S
-
-
-@dataclass(slots=True)
-class _Node:
-    beat: NodeBeat
-    seen_s: float
-    """By the sighted clock."""
-    heard_at: float
-    """By the observer's own."""
-    is_over: bool = False
-    """Its job has ended: nobody waits for it."""
-    hails: int = 0
-    """How often it was asked for a beat since it was heard."""
-    asked_s: float = inf
-    """When it was asked first, by the sighted clock."""
-    loss: Lost | None = None
-    """What was found, once it is lost."""
-
-
-class Company:
-    """The nodes of one job, and whether their training moves."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._motion = Motion(-1, -inf)
-        self.nodes: OrderedDict[str, _Node] = OrderedDict()
-        """The longest silent first."""
-        self.lost: dict[str, _Node] = {}
-
-    def hear(self, beat: NodeBeat, seen_s: float, now: float) -> Returned | None:
-        """A sign of life."""
-        if beat.state == "leaving":
-            self.nodes.pop(beat.node, None)
-            self.lost.pop(beat.node, None)
-            return None
-        node = self.nodes.get(beat.node)
-        if node is None:
-            return self._welcome(beat, seen_s, now)
-        self._note_motion(beat, node.beat, seen_s)
-        if node.is_over and beat.sequence <= node.beat.sequence:
-            node.is_over = False  # another agent: the job begins again
-        node.beat, node.seen_s, node.heard_at, node.hails = beat, seen_s, now, 0
-        self.nodes.move_to_end(beat.node)
-        return None
-
-    def hails(self, seen_s: float) -> Iterator[NodeBeat]:
-        """Those to be asked for a beat now: nothing else will soon speak for them."""
-        limits = self._limits
-        for node in self.nodes.values():
-            if seen_s - node.seen_s < limits.hail_after_s:
-                return
-            if node.is_over or self._is_left_behind(node.beat):
-                continue
-            if self._moves(node.beat, seen_s, limits.hail_after_s):
-                node.hails = 0
-            elif node.hails < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
-                if not node.hails:
-                    node.asked_s = seen_s
-                node.hails += 1
-                yield node.beat
-
-    def end(self) -> None:
-        """The job is over: that its nodes fall silent will be no news."""
-        for node in self.nodes.values():
-            node.is_over = True
-        self.lost.clear()
-
-    def judge(self, seen_s: float, back_s: float, now: float) -> list[Lost]:
-        """Each node whose loss is new. `back_s`: when the observer last ceased to be blind."""
-        found: list[Lost] = []
-        for node in self._silent(seen_s):
-            name = node.beat.node
-            if node.is_over or self._is_left_behind(node.beat):
-                del self.nodes[name]
-                continue
-            finding = self._judged(node, seen_s, back_s, now)
-            if finding is not None:
-                found.append(finding)
-        for finding in found:
-            node = self.nodes.pop(finding.beat.node)
-            node.loss = finding
-            self.lost[finding.beat.node] = node
-        return found
-
-    def still_lost(self) -> Iterator[Lost]:
-        """The findings that are not over, unless the job has gone on without the node."""
-        for node in self.lost.values():
-            if node.loss is not None and not self._is_left_behind(node.beat):
-                yield node.loss
-
-    def forget(self, before_s: float) -> None:
-        """Drop every node that was last heard before that."""
-        for known in (self.nodes, self.lost):
-            for name in [name for name, node in known.items() if node.seen_s < before_s]:
-                del known[name]
-
-    def _welcome(self, beat: NodeBeat, seen_s: float, now: float) -> Returned | None:
-        gone = self.lost.pop(beat.node, None)
-        self._note_motion(beat, None if gone is None else gone.beat, seen_s)
-        self.nodes[beat.node] = _Node(beat, seen_s, now)
-        if gone is None or gone.loss is None:
-            return None
-        return returned(gone.loss.id, gone.beat, beat, now - gone.heard_at)
-
-    def _note_motion(self, beat: NodeBeat, before: NodeBeat | None, seen_s: float) -> None:
-        if beat.round is None or beat.slot is None:
-            return
-        motion = self._motion
-        if beat.round != motion.round:
-            # A lower number is an old round's, unless nobody is left in the newer one: rounds
-            # begin again when rendezvous has lost all it knew.
-            if beat.round < motion.round and seen_s - motion.heard_s < self._limits.all_silent_s:
-                return
-            motion = self._motion = Motion(beat.round, seen_s)
-        motion.heard_s = seen_s
-        age_s = progress_age_s(beat, before)
-        if age_s is not None:
-            motion.advance(beat.node, seen_s - age_s)
-
-    def _silent(self, seen_s: float) -> list[_Node]:
-        silent: list[_Node] = []
-        for node in self.nodes.values():
-            if seen_s - node.seen_s < self._limits.hailed_s:
-                break
-            silent.append(node)
-        return silent
-
-    def _is_left_behind(self, beat: NodeBeat) -> bool:
-        """A newer round has formed without it."""
-        return beat.slot is not None and beat.round is not None and beat.round < self._motion.round
-
-    def _judged(self, node: _Node, seen_s: float, back_s: float, now: float) -> Lost | None:
-        limits, beat = self._limits, node.beat
-        unheard_s = self._unheard_s(seen_s)
-        is_witnessed = unheard_s < limits.witness_s
-        has_moved = self._still_s(beat, seen_s) < inf
-        # For as long as its answers may wait to be read.
-        was_asked = node.hails >= _HAILS_LEAST and seen_s - node.asked_s >= limits.pause_s
-        least_s = limits.hailed_s if has_moved and was_asked else limits.silence_s
-        limit_s = least_s if is_witnessed else limits.all_silent_s
-        if node.seen_s < back_s:
-            limit_s += limits.reconnect_s
-        silence_s = seen_s - node.seen_s
-        if silence_s < limit_s or self._moves(beat, seen_s, least_s):
-            return None
-        others = "nobody of its job is heard"
-        if is_witnessed:
-            others = f"{self._newest.beat.node} was heard {max(0.0, unheard_s):.1f} s ago"
-        if node.hails:
-            others = f"it was asked {node.hails} times for a beat; {others}"
-        blind_s = max(0.0, now - node.heard_at - silence_s)
-        others += self._stillness(beat, seen_s)
-        return lost(beat, silence_s, limit_s, blind_s=blind_s, others=others)
-
-    @property
-    def _newest(self) -> _Node:
-        return self.nodes[next(reversed(self.nodes))]
-
-    def _unheard_s(self, seen_s: float) -> float:
-        """Since any node was heard."""
-        return seen_s - self._newest.seen_s
-
-    def _still_s(self, beat: NodeBeat, seen_s: float) -> float:
-        """Since the other nodes of its round made progress; infinite if they were not seen to."""
-        if beat.slot is None or beat.round != self._motion.round:
-            return inf
-        return self._motion.still_s(beat.node, seen_s)
-
-    def _moves(self, beat: NodeBeat, seen_s: float, least_s: float) -> bool:
-        """The other nodes of its round train on. They could not, if it did not."""
-        limit_s = self._motion.proves_for_s(least_s, self._limits.moving_most_s)
-        return self._still_s(beat, seen_s) < limit_s
-
-    def _stillness(self, beat: NodeBeat, seen_s: float) -> str:
-        if beat.slot is None or beat.round != self._motion.round:
-            return ""
-        still_s = self._still_s(beat, seen_s)
-        if still_s == inf:
-            return "; no other rank of its round shows progress"
-        return f"; the other ranks of its round have not moved for {still_s:.1f} s"
 
 
 class Fleet:
@@ -238,6 +28,8 @@ class Fleet:
         self._companies: dict[str, Company] = {}
         self._sight = SightedClock(limits.pause_s)
         self._was_blind = self._is_late = False
+        self._shut: set[tuple[str, str]] = set()
+        """Job and node of those that nobody heard when they were asked for."""
         self._ticked_at = inf
         self._back_s = -inf
         self._forgot_s = -inf
@@ -305,10 +97,11 @@ class Fleet:
         if was_blind:
             self._back_s = seen_s
         self._forget(seen_s)
+        shut = self._last_words()
         return [
             finding
             for company in self._companies.values()
-            for finding in company.judge(seen_s, self._back_s, now)
+            for finding in company.judge(seen_s, self._back_s, now, shut)
         ]
 
     def hails(self, now: float) -> list[NodeBeat]:
@@ -319,10 +112,47 @@ class Fleet:
         asked = (beat for company in self._companies.values() for beat in company.hails(seen_s))
         return list(itertools.islice(asked, _HAILS_MOST))
 
+    def knocks(self, now: float) -> list[NodeBeat]:
+        """The last beats of nodes of which to ask whether anybody hears them."""
+        seen_s = self._sight.read(now)
+        if self._was_blind or self._is_late:
+            return []
+        asked = (
+            beat
+            for company in self._companies.values()
+            for beat in company.knocks(seen_s, self._back_s)
+        )
+        return list(itertools.islice(asked, _HAILS_MOST))
+
+    def knocked(self, asked: NodeBeat, is_there: bool | None, now: float) -> None:
+        """What came of that: it was taken in, or nobody listens, or it was not taken in (None).
+
+        What could not be told is not said here.
+        """
+        company = self._companies.get(asked.job)
+        if company is None or (
+            is_there is None and now - self._ticked_at > 2 * self._limits.tick_s
+        ):
+            return  # we had no turn, and may not have heard the answer
+        if company.knocked(asked, is_there, self._sight.read(now)):
+            self._shut.add((asked.job, asked.node))
+
     def still_lost(self) -> list[Lost]:
         """Findings to be said again: who should act on them may not have heard, or not yet."""
         known = (found for company in self._companies.values() for found in company.still_lost())
         return list(itertools.islice(known, _REMINDERS_MOST))
+
+    def _last_words(self) -> list[float]:
+        """When each node fell silent that nobody hears any more."""
+        found: list[float] = []
+        for job, node in list(self._shut):
+            company = self._companies.get(job)
+            word_s = None if company is None else company.last_word_s(node)
+            if word_s is None:
+                self._shut.discard((job, node))
+            else:
+                found.append(word_s)
+        return found
 
     def _forget(self, seen_s: float) -> None:
         if seen_s - self._forgot_s < _FORGET_EVERY_S:

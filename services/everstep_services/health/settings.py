@@ -104,7 +104,8 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     """The limit while no node of the job is heard: then the bus or we may be to blame."""
     reconnect_grace_s: float = 10.0
     """After we lost the bus, a node that has not been heard since may be silent for so much
-    longer: it may be on its way back, too."""
+    longer: it may be on its way back, too. And a node whose connection closed, while others train
+    on, is lost only after so long. More than [bus] reconnect_jitter_s, by some seconds."""
     moving_limit_most_s: float = 300.0
     """A training that takes long steps is believed to move for one and a half times its
     longest step, but never for longer than this."""

@@ -39,10 +39,14 @@ def offered() -> bool:
 def found() -> tuple[int, str]:
     """The newest state of this rank on this node, and where it was."""
     newest = 0, ""
-    for place in images.glob(f"*/**/rank-{rank}/*"):
-        if (place / INDEX).exists():
-            index = decode((place / INDEX).read_bytes(), ImageIndex, str(place))
-            assert (place / IMAGE).read_bytes() == state_of(index.identity.step)
+    for where in (f"own/rank-{rank}/[ab]", f"held/slot-*/rank-{rank}/[0-9]*"):
+        for place in images.glob(where):
+            try:
+                index = decode((place / INDEX).read_bytes(), ImageIndex, str(place))
+                octets = (place / IMAGE).read_bytes()
+            except FileNotFoundError:
+                continue  # not whole yet, or forgotten meanwhile
+            assert octets == state_of(index.identity.step)
             newest = max(newest, (index.identity.step, place.relative_to(images).parts[0]))
     return newest
 

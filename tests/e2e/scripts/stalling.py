@@ -18,6 +18,12 @@ def hang() -> None:
     match kind:
         case "gil":
             ctypes.PyDLL(None).sleep(1000)  # called without giving the interpreter's lock away
+        case "kernel":
+            pipe = os.path.join(os.environ["EVERSTEP_RANK_DIR"], "nobody-writes")
+            os.mkfifo(pipe)
+            # Its child opens that before it starts the program, and nobody writes to it.
+            opened = (os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)
+            os.posix_spawn("/bin/true", ["true"], {}, file_actions=[opened])
         case "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "lock":

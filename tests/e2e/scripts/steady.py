@@ -1,9 +1,11 @@
 """Makes steps until the file `end` is there, and goes on from the step that it had reached.
 
-While the file `hold` is there it makes no step. With `UNMODIFIED` it does not know the SDK.
+While the file `hold` is there it makes no step. With `UNMODIFIED` it does not know the SDK. Woken
+by SIGCONT it writes to `woken-RANK` how long it has come no further.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,8 +21,16 @@ print(
     f"rank {rank} of {os.environ['WORLD_SIZE']}, restart", os.environ["TORCHELASTIC_RESTART_COUNT"]
 )
 print(f"rank {rank} goes on from step {steps.made}", file=sys.stderr)
-meeting = Meeting()
+meeting, turned = Meeting(), time.monotonic()
+
+
+def woken(number: int, frame: object) -> None:
+    (folder / f"woken-{rank}").write_text(str(time.monotonic() - turned))
+
+
+signal.signal(signal.SIGCONT, woken)
 while meeting.step(go_on=not (folder / "end").exists()):
+    turned = time.monotonic()
     time.sleep(0.02)
     if (folder / "hold").exists():
         continue

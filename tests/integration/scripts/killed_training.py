@@ -1,7 +1,8 @@
 """A training that is killed with its writer again and again, and goes on from what there is.
 
-`killed_training.py FOLDER N SEED` kills it N times: at a random count of its steps and of the lines
-that its writer says. Torch is imported once; each training is forked from here.
+`killed_training.py FOLDER N SEED MOST` kills it N times: at a random count, of MOST at most, of its
+steps and of the lines that its writer says. Torch is imported once; each training is forked from
+here.
 """
 
 import json
@@ -132,13 +133,13 @@ class Record:
             self.wrong.append(f"round {number}: step {step} has another loss")
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
+def main(folder: Path, kills: int, seed: int, most: int) -> None:
     chance, record = random.Random(seed), Record()
     (folder / "images").mkdir(mode=0o700)
     killed = number = 0
     while killed < kills and not record.wrong:
         number += 1
-        last = chance.randint(1, 60)
+        last = chance.randint(1, most)
         child = os.fork()
         if not child:
             be_training(folder, number, last)
@@ -153,4 +154,4 @@ def main(folder: Path, kills: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))

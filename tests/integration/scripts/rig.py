@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from everstep_services.agent.ranks.keeper import Keeper, opened_keeper
+from everstep_services.agent.ranks.keeper import Keeper, held_folder, opened_keeper
 from everstep_services.agent.ranks.keeping import (
     BatchPlan,
     KeeperEvent,
@@ -20,12 +19,13 @@ from everstep_services.agent.ranks.keeping import (
     RankGone,
     RankPlan,
 )
+from tests.e2e.ports import free_port
 from trainer_sdk import layout
 from trainer_sdk.wire import Command
 
 E = TypeVar("E")
 SCRIPTS = Path(__file__).parent
-WITHIN_S = 50
+WITHIN_S = 120
 
 
 class Node:
@@ -146,13 +146,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> KeeperPlan:
     target = changes.pop("target", str(SCRIPTS / script))
     environ = {name: value for name, value in os.environ.items() if "EVERSTEP" not in name}
@@ -175,5 +168,5 @@ def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> Kee
 @asynccontextmanager
 async def opened(folder: Path, script: str, *arguments: str, **changes: Any) -> AsyncIterator[Node]:
     plan = make_plan(folder, script, *arguments, **changes)
-    async with opened_keeper(plan) as keeper:
+    async with held_folder(plan) as lock, opened_keeper(plan, lock) as keeper:
         yield Node(keeper, plan)

@@ -1,5 +1,6 @@
 """Run by a test: two ranks save what FSDP2 and DTensor make, and load it by torch alone."""
 
+import os
 import sys
 from typing import Any
 
@@ -15,7 +16,12 @@ from trainer_sdk.checkpoint import Checkpointer
 
 def main() -> None:
     root = sys.argv[1]
-    dist.init_process_group("gloo")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{root}.meeting",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 33), torch.nn.ReLU(), torch.nn.Linear(33, 5))

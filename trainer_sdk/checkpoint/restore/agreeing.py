@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.manifest import step_of
+from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
 from trainer_sdk.checkpoint.planning import layout_of
 from trainer_sdk.checkpoint.reading import Piece
 from trainer_sdk.checkpoint.restore.choosing import (
@@ -18,11 +18,13 @@ from trainer_sdk.checkpoint.restore.choosing import (
     Field,
     Offer,
     Passed,
+    Past,
     Sight,
     choose,
     missing,
 )
-from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.condemning import condemn
+from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.restore.images import Image
 from trainer_sdk.checkpoint.restore.looking import (
     Home,
@@ -34,6 +36,7 @@ from trainer_sdk.checkpoint.restore.looking import (
 from trainer_sdk.checkpoint.restore.shards import Shards
 from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.telling import Teller
 
 _PAGE = 8
 """So many steps of the global tier are looked at, and as many more each time that none will do."""
@@ -44,16 +47,23 @@ _NAMED = 8
 class _Unfit(msgspec.Struct, frozen=True):
     offer: Offer
     reason: str
+    is_corrupt: bool
 
 
 class Agreeing:
     """One rank's part in the choice."""
 
     def __init__(
-        self, home: Home, group: Group, step: int | None, verified: Mapping[Offer, Image]
+        self,
+        home: Home,
+        group: Group,
+        teller: Teller,
+        step: int | None,
+        verified: Mapping[Offer, Image],
     ) -> None:
         self._home = home
         self._group = group
+        self._teller = teller
         self._step = step
         self._names: list[str] = []
         self._steps: set[int] = set()
@@ -66,8 +76,8 @@ class Agreeing:
         """Steps whose loss was no number after other loads."""
         self.unsure = ""
         """Why there may be more in memory than anybody can have."""
-        self.ran_s = 0.0
-        """For how long the job had been running when the newest checkpoint was saved."""
+        self.past = Past()
+        """Of the job, when the newest checkpoint was saved."""
 
     def look(self) -> Field:
         """What there is."""
@@ -75,7 +85,7 @@ class Agreeing:
         for one in sights:
             self.passed += one.passed
             self.failed_at |= set(one.failed_at)
-            self.ran_s = max(self.ran_s, one.ran_s)
+            self.past = max(self.past, one.past)
             self.unsure = self.unsure or one.unsure
         return Field.of(sights, self._step)
 
@@ -124,13 +134,34 @@ class Agreeing:
     def _pass_over(self, unfit: Sequence[tuple[int, _Unfit]]) -> None:
         """What is in the files is told once, by the first rank that found it."""
         told = set()
-        for rank, one in unfit:
+        for rank, one in sorted(unfit, key=lambda each: not each[1].is_corrupt):
             if one.offer in told:
                 continue
-            if one.offer.tier == GLOBAL:
+            identity, tier, path = one.offer.identity, one.offer.tier, ""
+            is_corrupt = one.is_corrupt and tier == GLOBAL
+            if tier == GLOBAL:
                 told.add(one.offer)
-            step, tier = one.offer.identity.step, one.offer.tier
-            self.passed.append(Passed(step=step, tier=tier, rank=rank, reason=one.reason))
+                path = self._path(one.offer.place)
+            if is_corrupt and rank == self._group.rank:
+                self._condemn(one.offer.place, identity, one.reason)
+            self.passed.append(
+                Passed(
+                    step=identity.step,
+                    tier=tier,
+                    rank=rank,
+                    reason=one.reason,
+                    path=path,
+                    is_corrupt=is_corrupt,
+                )
+            )
+
+    def _condemn(self, name: str, identity: Identity | None, reason: str) -> None:
+        assert self._home.storage is not None
+        condemn(self._home.storage, name, identity, reason, self._group.rank, self._teller)
+
+    def _path(self, name: str) -> str:
+        assert self._home.storage is not None
+        return f"{self._home.storage.url}/{name}"
 
     def close(self) -> None:
         """Let go of all files."""
@@ -163,9 +194,13 @@ class Agreeing:
         if self._home.storage is None or not page:
             return Sight()
         try:
-            return see_published(self._home.storage, self._home.job, page)
+            seen = see_published(self._home.storage, self._home.job, page)
         except Exception as error:  # noqa: BLE001 - likewise
             return Sight().with_passed(step_of(page[0]) or 0, GLOBAL, 0, _said(error))
+        for one in seen.passed:
+            if one.is_corrupt:
+                self._condemn(step_name(one.step), None, one.reason)
+        return seen
 
     def _older(self) -> tuple[Offer, ...]:
         """The next ones of the global tier; none when all have been looked at."""
@@ -193,7 +228,7 @@ class Agreeing:
                 if offer == own:
                     source.fit(target)
             except Exception as error:  # noqa: BLE001 - likewise
-                unfit.append(_Unfit(offer, _said(error)))
+                unfit.append(_Unfit(offer, _said(error), isinstance(error, CorruptError)))
         return tuple(unfit)
 
 

@@ -27,6 +27,27 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     tier: str = ""
     rank: int | None = None
+    path: str = ""
+    is_corrupt: bool = False
+
+
+class Past(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
+    """What a job had been through when a checkpoint was saved; the later, the greater."""
+
+    ran_s: float = 0.0
+    """For how long it had been running, in all its rounds."""
+    failures: int = 0
+    """How often it had failed by then, in all its launches."""
+    restarts: int = 0
+    """And how often in the one that saved."""
+
+    def failures_by(self, restarts: int) -> int:
+        """How often it has failed, when its present launch has been restarted so often.
+
+        A launch that has been restarted less often than that one is another one.
+        """
+        is_same = restarts >= self.restarts
+        return self.failures + restarts - (self.restarts if is_same else 0)
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,8 +59,8 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Quarantined on this node: no rank loads an image of it."""
     unsure: str = ""
     """Why there may be more in the memory of other nodes than anybody can have."""
-    ran_s: float = 0.0
-    """For how long the job had been running when the newest of these was saved."""
+    past: Past = Past()
+    """Of the job, when the newest of these was saved."""
     failed_at: tuple[int, ...] = ()
     """Steps at which the loss failed, which led to a quarantine."""
 
@@ -55,7 +76,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             passed=(*self.passed, *other.passed),
             suspect=(*self.suspect, *other.suspect),
             failed_at=(*self.failed_at, *other.failed_at),
-            ran_s=max(self.ran_s, other.ran_s),
+            past=max(self.past, other.past),
             unsure=self.unsure or other.unsure,
         )
 

@@ -7,3 +7,7 @@ class RestoreError(Exception):
 
 class UnfitError(Exception):
     """One checkpoint must not be loaded; another one may."""
+
+
+class CorruptError(UnfitError):
+    """Its files are not what was saved: nobody is to load it, and it need not stay."""

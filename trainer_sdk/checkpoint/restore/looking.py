@@ -6,6 +6,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import msgspec
+import xxhash
 
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
@@ -14,20 +15,21 @@ from trainer_sdk.checkpoint.manifest import (
     BadManifestError,
     ImageIndex,
     Manifest,
+    NewerManifestError,
     decode,
     step_of,
 )
 from trainer_sdk.checkpoint.marks import image_folders, marked_image
-from trainer_sdk.checkpoint.restore.choosing import GLOBAL, Offer, Passed, Sight
-from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.choosing import GLOBAL, Offer, Passed, Past, Sight
+from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.port import MissingError
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 OFFER = "offer.json"
 """The agent's word that it has fetched what it can."""
-RAN_S = "ran_s"
-"""Among a manifest's texts: for how long the job had been running, in all its rounds."""
+RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
+"""Among a manifest's texts: what the job had been through, as `Past` has it."""
 _LOOK_EVERY_S = 0.02
 
 
@@ -114,27 +116,44 @@ def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
     sight = Sight()
     for name in names:
         try:
-            mark = _published_mark(storage, name)
-            if mark is not None:
+            mark = _published_mark(storage, name)  # before the manifest, as `shelf.look` says
+            octets = _manifest_octets(storage, name)
+            if mark is not None and mark.is_about(xxhash.xxh3_128_hexdigest(octets)):
                 reason = f"{storage.url}/{name} is quarantined: {mark.reason}"
-                sight = sight.with_passed(step_of(name) or 0, GLOBAL, 0, reason)
+                sight = sight.with_more(_passed(storage, name, reason))
                 if mark.failed_at is not None:
                     sight = sight.with_more(Sight(failed_at=(mark.failed_at,)))
                 continue
-            manifest = _manifest(storage, job, name)
-        except (UnfitError, StorageError, BadManifestError) as error:
-            sight = sight.with_passed(step_of(name) or 0, GLOBAL, 0, str(error))
+            manifest = _manifest(storage, job, name, octets)
+        except (UnfitError, StorageError) as error:
+            is_corrupt = isinstance(error, CorruptError)
+            sight = sight.with_more(_passed(storage, name, str(error), is_corrupt=is_corrupt))
         else:
             offer = Offer(identity=manifest.identity, tier=GLOBAL, place=name)
-            sight = sight.with_more(Sight(offers=(offer,), ran_s=_ran_s(manifest)))
+            sight = sight.with_more(Sight(offers=(offer,), past=_past(manifest)))
     return sight
 
 
-def _ran_s(manifest: Manifest) -> float:
+def _passed(storage: Storage, name: str, reason: str, *, is_corrupt: bool = False) -> Sight:
+    passed = Passed(
+        step=step_of(name) or 0,
+        tier=GLOBAL,
+        rank=0,
+        reason=reason,
+        path=f"{storage.url}/{name}",
+        is_corrupt=is_corrupt,
+    )
+    return Sight(passed=(passed,))
+
+
+def _past(manifest: Manifest) -> Past:
+    said = manifest.user
     try:
-        return float(manifest.user.get(RAN_S, 0.0))
+        return Past(
+            float(said.get(RAN_S, 0.0)), int(said.get(FAILURES, 0)), int(said.get(RESTARTS, 0))
+        )
     except ValueError:
-        return 0.0
+        return Past()
 
 
 def _published_mark(storage: Storage, name: str) -> Mark | None:
@@ -146,12 +165,22 @@ def _published_mark(storage: Storage, name: str) -> Mark | None:
         return Mark(reason=f"{QUARANTINED} in it cannot be read")
 
 
-def _manifest(storage: Storage, job: str, name: str) -> Manifest:
+def _manifest_octets(storage: Storage, name: str) -> bytes:
+    try:
+        return storage.read(f"{name}/{MANIFEST}")
+    except MissingError:
+        place = f"{storage.url}/{name}"
+        raise UnfitError(f"{place} has no {MANIFEST}: it was never complete") from None
+
+
+def _manifest(storage: Storage, job: str, name: str, octets: bytes) -> Manifest:
     place = f"{storage.url}/{name}"
     try:
-        manifest = decode(storage.read(f"{name}/{MANIFEST}"), Manifest, f"{place}/{MANIFEST}")
-    except MissingError:
-        raise UnfitError(f"{place} has no {MANIFEST}: it was never complete") from None
+        manifest = decode(octets, Manifest, f"{place}/{MANIFEST}")
+    except NewerManifestError as error:
+        raise UnfitError(str(error)) from error
+    except BadManifestError as error:
+        raise CorruptError(str(error)) from error
     identity = manifest.identity
     if identity.job != job:
         raise UnfitError(f"{place} is of job {identity.job}, and this is {job}: give another path")

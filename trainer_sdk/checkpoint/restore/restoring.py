@@ -10,7 +10,7 @@ import msgspec
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.restore.agreeing import Agreeing
 from trainer_sdk.checkpoint.restore.ahead import Ahead
-from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY, PEER, Choice, Passed
+from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY, PEER, Choice, Passed, Past
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.looking import Home
 from trainer_sdk.checkpoint.restore.target import State, Target
@@ -35,8 +35,8 @@ class Restored:
     passed: tuple[Passed, ...]
     """What could not be had of this step and of newer ones, each with its reason."""
     took_s: float
-    ran_s: float
-    """For how long the job had been running in all its rounds, as far as files tell."""
+    past: Past = field(repr=False)
+    """What the job has been through, as far as files tell."""
     failed_at: frozenset[int] = field(repr=False)
     """Steps whose loss was no number after other loads."""
 
@@ -62,7 +62,8 @@ class Restoring:
         self._group = group
         self._teller = teller
         self._step = step
-        self._agreeing = Agreeing(home, group, step, {} if ahead is None else ahead.take())
+        verified = {} if ahead is None else ahead.take()
+        self._agreeing = Agreeing(home, group, teller, step, verified)
 
     def restore(self, state: State, *, allow_fresh_start: bool = False) -> Restored | None:
         """Load the newest state that all ranks can have and verify; None for a fresh start."""
@@ -83,7 +84,9 @@ class Restoring:
         if choice is not None:
             return self._load(choice, target)
         target.undo()
-        if self._step is not None or not allow_fresh_start:
+        # One node may have been told that it is allowed, and others not: rank 0's word counts.
+        is_allowed = self._group.follow(allow_fresh_start, bool)
+        if self._step is not None or not is_allowed:
             raise self._failed()
         self._start_fresh("allowed")
         return None
@@ -113,7 +116,7 @@ class Restoring:
             choice=choice,
             passed=tuple(passed),
             took_s=took_s,
-            ran_s=self._agreeing.ran_s,
+            past=self._agreeing.past,
             failed_at=frozenset(self._agreeing.failed_at),
         )
 
@@ -158,8 +161,8 @@ class Restoring:
         if self._step is None:
             reason = (
                 f"no checkpoint in {self._places()} can be used: "
-                f"{_list(passed) or self._agreeing.unsure}; repair one, or give "
-                "allow_fresh_start=True to begin from scratch"
+                f"{_list(passed) or self._agreeing.unsure}; repair one, or begin from scratch "
+                "with everstep run --allow-fresh-start, or restore(…, allow_fresh_start=True)"
             )
         else:
             reason = f"step {self._step} cannot be restored from {self._places()}: "

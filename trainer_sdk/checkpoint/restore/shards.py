@@ -17,10 +17,11 @@ from trainer_sdk.checkpoint.manifest import (
     BadManifestError,
     Identity,
     Manifest,
+    NewerManifestError,
     ShardFile,
     decode,
 )
-from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.restore.fitting import check_fit, check_values, read_value
 from trainer_sdk.checkpoint.restore.metadata import read_metadata
 from trainer_sdk.checkpoint.restore.target import Target
@@ -49,7 +50,11 @@ class Shards:
         try:
             octets = self._storage.read(f"{self._name}/{MANIFEST}")
             manifest = decode(octets, Manifest, f"{self._place}/{MANIFEST}")
-        except (BadManifestError, StorageError) as error:
+        except NewerManifestError as error:
+            raise UnfitError(str(error)) from error
+        except BadManifestError as error:
+            raise CorruptError(str(error)) from error
+        except StorageError as error:
             raise UnfitError(str(error)) from error
         if manifest.identity != self._identity:
             raise UnfitError(f"{self._place} has become another checkpoint meanwhile")
@@ -102,7 +107,7 @@ class Shards:
         try:
             size = self._storage.size(f"{self._name}/{file.name}")
             if size != file.size_bytes:
-                raise UnfitError(f"{place} has {size or 0} of {file.size_bytes} bytes")
+                raise CorruptError(f"{place} has {size or 0} of {file.size_bytes} bytes")
             for start in range(0, file.size_bytes, _BLOCK_BYTES):
                 length = min(_BLOCK_BYTES, file.size_bytes - start)
                 found.update(self._storage.read(f"{self._name}/{file.name}", start, length))
@@ -165,4 +170,6 @@ def _is_metadata(file: ShardFile) -> bool:
 
 def _compare(place: str, found: str, file: ShardFile) -> None:
     if found != file.hash:
-        raise UnfitError(f"{place} is not what was saved: its hash is {found}, and was {file.hash}")
+        raise CorruptError(
+            f"{place} is not what was saved: its hash is {found}, and was {file.hash}"
+        )

@@ -8,9 +8,10 @@ from urllib.parse import unquote, urlsplit
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import Storage, StorageError
 
-__all__ = ["Storage", "StorageError", "storage_for"]
+__all__ = ["Storage", "StorageError", "lasting", "storage_for"]
 
-_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", "memory")
+_OF_A_PROCESS = "memory"
+_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", _OF_A_PROCESS)
 
 
 def storage_for(place: str) -> Storage:
@@ -23,7 +24,7 @@ def storage_for(place: str) -> Storage:
     if scheme not in _SCHEMES:
         raise StorageError(
             f"{place} cannot hold checkpoints: give a folder, or a URL that begins with file://, "
-            "s3://, gs://, az:// or memory://"
+            "s3://, gs:// or az://"
         )
     try:
         from trainer_sdk.checkpoint.storage.objects import Objects
@@ -32,6 +33,17 @@ def storage_for(place: str) -> Storage:
             f"{place} needs the client of object stores: pip install 'everstep[objectstore]'"
         ) from error
     return Objects(place)
+
+
+def lasting(place: str) -> str:
+    """The place, if what is saved there outlives the process that saves."""
+    if place.startswith(f"{_OF_A_PROCESS}://"):
+        raise StorageError(
+            f"{place} is in the memory of one process, and a writer of its own saves: nothing "
+            "would be left. Give a folder or the URL of a store; for states in the memory of "
+            "nodes, no root and keep_memory=True"
+        )
+    return place
 
 
 def _path_of(url: str) -> str:

@@ -1,5 +1,6 @@
 """Checkpoints in a folder of a file system: written beside their name, synced, and renamed."""
 
+import ctypes
 import errno
 import os
 import shutil
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
 
 _REMOVING = ".removing"
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 _MODE = 0o666  # what the user's umask leaves of it, as for every file that a training writes
 
 
@@ -139,6 +141,30 @@ class Folder:
             sync_folder(self.path)
             return True
 
+    def exchange(self, hidden: str, name: str) -> None:
+        """Let a folder be seen under the name of another, durably, which is hidden then.
+
+        Whoever looks sees the one or the other; where the file system has no such move, neither
+        for a moment.
+        """
+        one, other = self._at(hidden), self._at(name)
+        with _told(other, "published"):
+            sync_folder(one)
+            if not _exchanged(one, other):
+                aside = f"{one}.aside"
+                os.rename(other, aside)
+                os.rename(one, other)
+                os.rename(aside, one)
+            sync_folder(os.path.dirname(one))
+            sync_folder(self.path)
+
+    def put_aside(self, hidden: str, name: str) -> None:
+        """Give a folder that nobody sees another name."""
+        path = self._at(name)
+        with _told(path, "written"):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.rename(self._at(hidden), path)
+
     def _at(self, name: str) -> str:
         return os.path.join(self.path, checked(name))
 
@@ -150,6 +176,21 @@ def sync_folder(path: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _exchanged(one: str, other: str) -> bool:
+    """Each has the other's name, in one move; False where that cannot be done."""
+    library = ctypes.CDLL(None, use_errno=True)
+    move = getattr(library, "renameat2", None)  # of Linux and its C library
+    if move is None:
+        return False
+    here = ctypes.c_int(_HERE)
+    if not move(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(_EXCHANGE)):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), other)
 
 
 def _changed(about: os.stat_result) -> datetime:

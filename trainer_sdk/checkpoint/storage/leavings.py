@@ -30,6 +30,7 @@ ABANDONED_S = 86_400.0
 """Longer than any save may take: nobody can still work on what has not changed since."""
 _REPLACED_S = 7 * 86_400.0
 _NOTHING = "its save came to nothing"
+_MADE_ROOM = "it was quarantined, and another save has its place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,7 @@ def _candidates(storage: Storage, after_s: float, live_round: int | None) -> Gen
     for name in storage.folders(REPLACED):
         replaced = replaced_of(name)
         if replaced is not None and storage.size(f"{REPLACED}/{name}/{PINNED}") is None:
-            reason = "it was quarantined, and another save has its place"
-            yield _Found(replaced, f"{REPLACED}/{name}", max(after_s, _REPLACED_S), reason)
+            yield _replaced(replaced, f"{REPLACED}/{name}", after_s)
 
 
 def _below(
@@ -120,8 +120,17 @@ def _below(
         return  # nobody can say what belongs to it
     needed = {file.name.partition("/")[0] for file in files}
     for one in ours:
-        if one not in needed:
-            yield _Found(step, f"{name}/{one}", after_s)
+        folder = f"{name}/{one}"
+        if one in needed:
+            continue
+        if storage.size(f"{folder}/{MANIFEST}") is None:
+            yield _Found(step, folder, after_s)
+        elif storage.size(f"{folder}/{PINNED}") is None:
+            yield _replaced(step, folder, after_s)
+
+
+def _replaced(step: int, folder: str, after_s: float) -> _Found:
+    return _Found(step, folder, max(after_s, _REPLACED_S), _MADE_ROOM)
 
 
 def _is_live(round_: int, live_round: int | None) -> bool:

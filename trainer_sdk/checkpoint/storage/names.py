@@ -8,7 +8,10 @@ from trainer_sdk.checkpoint.manifest import step_of
 SAVING = ".saving"
 """In a folder, what is not whole yet; in an object store that is below its step."""
 REPLACED = ".replaced"
-"""In a folder, what was quarantined and had to make room for another save of its step."""
+"""In a folder, what was quarantined and had to make room for another save of its step.
+
+In an object store that stays where it was, below its step, and its manifest goes there, too.
+"""
 _SAVING = re.compile(r"(\d+)-r(\d+)-([0-9a-z]+)-(\d+)")
 _PULLING, _BEFORE = "pull-", "-before-"
 

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PreconditionError,
+)
 from obstore.store import MemoryStore, from_url
 
 from trainer_sdk.checkpoint.manifest import MANIFEST
 from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta, UpdateVersion
     from obstore.store import ObjectStore, RetryConfig
 
 RETRIES: "RetryConfig" = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
@@ -74,6 +80,29 @@ class Objects:
                 raise StorageError(
                     f"{self._url} cannot keep an object only if there is none (If-None-Match), and "
                     "two jobs could write over each other: use a store that can"
+                ) from error
+        return True
+
+    def replace(self, name: str, data: bytes, before: bytes) -> bool:
+        """Keep these bytes in the place of those; False when others are there.
+
+        True when they are there now, also when they were before. Whoever reads sees the ones or
+        the others: the store itself decides (If-Match).
+        """
+        with self._told(name, "written"):
+            found = obstore.get(self._store, checked(name))
+            version = _version(found.meta)
+            there = found.bytes().to_bytes()
+            if there != before:
+                return there == data
+            try:
+                obstore.put(self._store, name, data, mode=version, use_multipart=False)
+            except PreconditionError:
+                return self.read(name) == data  # an answer that was lost is asked for again
+            except NotSupportedError as error:
+                raise StorageError(
+                    f"{self._url} cannot keep an object only in the place of a known one "
+                    "(If-Match), and two jobs could write over each other: use a store that can"
                 ) from error
         return True
 
@@ -179,6 +208,16 @@ class _Counted:
             view = memoryview(part).cast("B")
             self.size += len(view)
             yield view
+
+
+def _version(about: "ObjectMeta") -> "UpdateVersion":
+    """Of an object, by which its store knows that nobody has written over it."""
+    found: UpdateVersion = {}
+    if about["e_tag"]:
+        found["e_tag"] = about["e_tag"]
+    if about["version"]:
+        found["version"] = about["version"]
+    return found
 
 
 def _opened(url: str, scheme: str) -> "ObjectStore":

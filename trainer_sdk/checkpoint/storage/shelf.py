@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
@@ -45,6 +46,12 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: str = ""
     failed_at: int | None = None
     """The step whose loss was no number, if a training says so itself."""
+    manifest_hash: str = ""
+    """It is said of the checkpoint with this manifest alone; empty: of whichever is there."""
+
+    def is_about(self, manifest_hash: str) -> bool:
+        """It is said of the checkpoint with this manifest."""
+        return self.manifest_hash in ("", manifest_hash)
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -104,15 +111,19 @@ def shelved(storage: Storage) -> Sequence[Shelved]:
 
 
 def look(storage: Storage, step: int) -> Shelved | None:
-    """The checkpoint of a step; None when none is published."""
+    """The checkpoint of a step; None when none is published.
+
+    Its marks are read before it: what takes its place in the meantime voids them, and only then
+    they go.
+    """
     folder = step_name(step)
     place = f"{storage.url}/{folder}"
+    pinned = _read(storage, f"{folder}/{PINNED}", Mark)
+    quarantined = _read(storage, f"{folder}/{QUARANTINED}", Mark)
     try:
         octets = storage.read(f"{folder}/{MANIFEST}")
     except MissingError:
         return None
-    pinned = _read(storage, f"{folder}/{PINNED}", Mark)
-    quarantined = _read(storage, f"{folder}/{QUARANTINED}", Mark)
     manifest, flaw = None, ""
     try:
         manifest = decode(octets, Manifest, f"{place}/{MANIFEST}")
@@ -122,6 +133,8 @@ def look(storage: Storage, step: int) -> Shelved | None:
         if manifest.identity.step != step:
             flaw = f"{place}/{MANIFEST} is of step {manifest.identity.step}"
     hash_ = xxhash.xxh3_128_hexdigest(octets)
+    if quarantined is not None and not quarantined.is_about(hash_):
+        quarantined = None
     return Shelved(step, place, manifest, hash_, flaw, pinned, quarantined)
 
 
@@ -141,6 +154,17 @@ def verify(storage: Storage, one: Shelved, pace: Pace = lambda _: None) -> Verdi
 def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
     """Say it beside the manifest; no bytes of the checkpoint are touched."""
     storage.put(f"{step_name(step)}/{name}", (msgspec.json.encode(what),))
+
+
+def quarantine(storage: Storage, one: Shelved, what: Mark) -> bool:
+    """Say that this checkpoint is not to be restored; False when that was said before.
+
+    And when it is said of another manifest.
+    """
+    if one.quarantined is not None or not what.is_about(one.manifest_hash):
+        return False
+    mark(storage, one.step, QUARANTINED, replace(what, manifest_hash=one.manifest_hash))
+    return True
 
 
 def unmark(storage: Storage, step: int, name: str) -> None:

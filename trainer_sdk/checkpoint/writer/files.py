@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from xxhash import xxh3_128
 
-from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage import lasting, storage_for
 from trainer_sdk.checkpoint.storage.folder import sync_folder
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
 
@@ -16,7 +16,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
     folder, _, name = path.rpartition("/")
     if "://" in path:
         parts = (octets[at : min(at + CHUNK_BYTES, size)] for at in range(0, size, CHUNK_BYTES))
-        storage_for(folder).put(name, parts)
+        storage_for(lasting(folder)).put(name, parts)
         return
     beside = f"{folder}/.{name}.{os.getpid()}"
     try:

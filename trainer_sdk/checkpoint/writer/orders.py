@@ -47,6 +47,8 @@ class Wave(Line, frozen=True, kw_only=True):
     """The buffer has the next window of a state."""
 
     save: int
+    is_given_up: bool = False
+    """It has not, and no window follows."""
 
 
 class WriteFile(Line, frozen=True, kw_only=True):

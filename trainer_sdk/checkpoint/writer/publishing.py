@@ -28,15 +28,9 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.names import (
-    REPLACED,
-    SAVING,
-    SavingName,
-    replaced_name,
-    saving_of,
-)
+from trainer_sdk.checkpoint.storage.names import SAVING, SavingName, saving_of
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
-from trainer_sdk.checkpoint.storage.shelf import OWNER, QUARANTINED, owner_of
+from trainer_sdk.checkpoint.storage.shelf import OWNER, Shelved, look, owner_of
 from trainer_sdk.checkpoint.writer.orders import Done, WriteState
 from trainer_sdk.checkpoint.writer.parts import (
     Place,
@@ -44,11 +38,13 @@ from trainer_sdk.checkpoint.writer.parts import (
     part_name,
     place_of,
 )
+from trainer_sdk.checkpoint.writer.taken import is_ours, makes_room, taken, why_given_up
 
 _MOST_IN_FLIGHT = 8
 _OLD_S = 3600.0
 _LOOK_FIRST_S = 0.02
 _LOOK_LAST_S = 2.0
+_MOST_LOOKS = 3
 _LOOK_SLOWER = 1.1
 """So much longer from look to look: what is waited for is seen late by a tenth of the wait."""
 
@@ -105,6 +101,7 @@ def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> Done:
         occasion=order.occasion,
         has_data_position=order.has_data_position,
         user=order.user,
+        saving=order.saving,
     )
     return _publish(order, place, manifest)
 
@@ -118,7 +115,7 @@ def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
 def _all_parts(order: WriteState, place: Place, waiting: Waiting) -> list[Part]:
     found: dict[int, Part] = {}
 
-    def look() -> list[Part] | None:
+    def parts() -> list[Part] | None:
         for rank in range(order.identity.world_size):
             if rank not in found and (part := _part(place, rank)) is not None:
                 _check(part, order.identity, place)
@@ -128,7 +125,7 @@ def _all_parts(order: WriteState, place: Place, waiting: Waiting) -> list[Part]:
     def missing() -> list[int]:
         return [rank for rank in range(order.identity.world_size) if rank not in found]
 
-    return _until(look, missing, order, place, waiting)
+    return _until(parts, missing, order, place, waiting)
 
 
 def _part(place: Place, rank: int) -> Part | None:
@@ -152,42 +149,76 @@ def _publish(order: WriteState, place: Place, manifest: Manifest) -> Done:
     octets = encode(manifest)
     if isinstance(place.storage, Folder):
         place.storage.put(f"{place.before}/{MANIFEST}", (octets,))
-        _set_aside_quarantined(place.storage, place.step, order.saving)
-        is_ours = place.storage.publish(place.before, place.step)
+    done = _made_visible(order, place, manifest, octets)
+    if isinstance(place.storage, Folder):
         _clean(place.storage, order.saving)
-    else:
-        is_ours = place.storage.put_if_absent(f"{place.step}/{MANIFEST}", octets)
-    return _done(order, place, octets, is_ours)
+    elif done.given_up:
+        _withdraw(order, place)
+    return done
 
 
-def _done(order: WriteState, place: Place, octets: bytes, is_ours: bool) -> Done:
-    there = octets if is_ours else place.storage.read(f"{place.step}/{MANIFEST}")
-    manifest = decode(there, Manifest, f"{place.storage.url}/{place.step}/{MANIFEST}")
+def _made_visible(order: WriteState, place: Place, manifest: Manifest, octets: bytes) -> Done:
+    done = _done(order, place, manifest, xxh3_128_hexdigest(octets))
+    there: Shelved | None = None
+    for _ in range(_MOST_LOOKS):
+        if _takes_the_name(place, octets):
+            return done
+        there = look(place.storage, order.identity.step)
+        if there is None:
+            continue  # it has just gone, or is no checkpoint
+        if there.manifest is not None and is_ours(there.manifest, order):
+            return _done(order, place, there.manifest, there.manifest_hash)  # an answer was lost
+        why = why_given_up(there, order, manifest)
+        if there.manifest is not None and why:
+            return _done(order, place, there.manifest, there.manifest_hash, why)
+        if there.quarantined is None:
+            break
+        if makes_room(there, order, place, octets):
+            return done
+    error = taken(there, order, place)
+    _withdraw(order, place, str(error))
+    raise error
+
+
+def _takes_the_name(place: Place, octets: bytes) -> bool:
+    if isinstance(place.storage, Folder):
+        return place.storage.publish(place.before, place.step)
+    return place.storage.put_if_absent(f"{place.step}/{MANIFEST}", octets)
+
+
+def _done(
+    order: WriteState, place: Place, manifest: Manifest, manifest_hash: str, given_up: str = ""
+) -> Done:
     return Done(
         save=order.save,
         place=f"{place.storage.url}/{place.step}",
         size_bytes=manifest.size_bytes,
         shards=len(manifest.files) - 1,
-        manifest_hash=xxh3_128_hexdigest(there),
-        given_up=""
-        if is_ours
-        else f"round {manifest.identity.round} has saved step "
-        f"{manifest.identity.step} there, whole, and what is visible is never replaced",
+        manifest_hash=manifest_hash,
+        given_up=given_up,
     )
 
 
 def _look_on(order: WriteState, place: Place, waiting: Waiting) -> Done:
-    def look() -> Done | None:
-        try:
-            octets = place.storage.read(f"{place.step}/{MANIFEST}")
-        except MissingError:
-            return None
-        seen = decode(octets, Manifest, f"{place.storage.url}/{place.step}/{MANIFEST}")
-        if seen.identity == order.identity or _part(place, order.rank) is None:
-            return _done(order, place, octets, seen.identity == order.identity)
-        return None  # rank 0 has not looked yet
+    """Rank 0 decides; the others see it by the files that it leaves, or removes."""
+    name = f"{place.step}/{MANIFEST}"
 
-    return _until(look, lambda: [0], order, place, waiting)
+    def seen() -> Done | None:
+        try:
+            octets = place.storage.read(name)
+            found = decode(octets, Manifest, f"{place.storage.url}/{name}")
+        except (MissingError, BadManifestError):
+            return None
+        hash_ = xxh3_128_hexdigest(octets)
+        if is_ours(found, order):
+            return _done(order, place, found, hash_)
+        if _part(place, order.rank) is not None:
+            return None  # rank 0 has not looked yet
+        _raise_failure(place, [0])
+        why = f"rank 0 has given it up: round {found.identity.round} has saved it"
+        return _done(order, place, found, hash_, why)
+
+    return _until(seen, lambda: [0], order, place, waiting)
 
 
 @dataclass(slots=True)
@@ -228,12 +259,16 @@ def _raise_failure(place: Place, ranks: Sequence[int]) -> None:
             raise GivenUpError(f"rank {rank} has given up: {reason}")
 
 
-def _set_aside_quarantined(storage: Folder, step: str, saving: str) -> None:
-    """What must not be loaded makes room, and is kept for people."""
-    if storage.size(f"{step}/{QUARANTINED}") is not None:
-        os.makedirs(os.path.join(storage.path, REPLACED), exist_ok=True)
-        aside = os.path.join(storage.path, REPLACED, replaced_name(step, saving))
-        os.rename(os.path.join(storage.path, step), aside)
+def _withdraw(order: WriteState, place: Place, reason: str = "") -> None:
+    """Remove what nobody will see; if there is a reason, the other ranks find that first."""
+    kept = f"{place.before}/{failure_name(order.rank)}"
+    if reason and order.identity.world_size > 1:
+        abandon(order.root, order.saving, order.identity.step, order.rank, reason)
+    for one in place.storage.files(place.before):
+        if one.name != kept:
+            place.storage.delete(one.name)
+    if isinstance(place.storage, Folder) and order.identity.world_size == 1:
+        _clean(place.storage, order.saving)
 
 
 def _clean(storage: Folder, saving: str) -> None:

@@ -34,6 +34,7 @@ from trainer_sdk.checkpoint.writer.publishing import (
     claim,
     settle,
 )
+from trainer_sdk.checkpoint.writer.taken import TakenError
 
 Tell = Callable[[FromWriter], None]
 _REMEDIES = {
@@ -59,7 +60,9 @@ class Service:
     def take(self, order: ToWriter) -> None:
         """Begin with an order."""
         if isinstance(order, Wave):
-            self._waves[order.save].put(order)
+            waves = self._waves.get(order.save)
+            if waves is not None:  # else it is over, or was another writer's
+                waves.put(order)
             return
         if isinstance(order, WriteState):
             self._waves[order.save] = queue.SimpleQueue()
@@ -74,6 +77,8 @@ class Service:
                     self._write_state(order, stage)
                 case WriteFile():
                     self._write_file(order, stage)
+        except _GivenUpByRankError:
+            return  # it knows
         # Whatever it is, the rank must hear of it: it holds memory for this save.
         except Exception as error:  # noqa: BLE001
             self._tell(_failed(order.save, stage.name, _place(order), error))
@@ -112,7 +117,8 @@ class Service:
         for at in range(0, order.file_bytes, size):
             if at:
                 self._tell(NextWave(save=order.save))
-                self._waves[order.save].get()
+                if self._waves[order.save].get().is_given_up:
+                    raise _GivenUpByRankError
             yield octets[: min(size, order.file_bytes - at)]
 
     def _claim(self, order: WriteState, stage: "_Stage") -> None:
@@ -130,6 +136,10 @@ class Service:
 
     def _going(self, save: int, stage: "_Stage") -> Callable[[], None]:
         return lambda: self._tell(Going(save=save, stage=stage.name))
+
+
+class _GivenUpByRankError(Exception):
+    """What is missing of a state will not come."""
 
 
 class _Stage:
@@ -182,6 +192,8 @@ def _failed(save: int, stage: str, place: str, error: Exception) -> Failed:
             reason, name = str(error), "timeout" if error.is_late else "other_rank"
         case OtherOwnerError():
             reason, name = str(error), "other_owner"
+        case TakenError():
+            reason, name = str(error), "taken"
         case StorageError() | BadManifestError():
             cause = error.__cause__
             number = cause.errno if isinstance(cause, OSError) and cause.errno else 0

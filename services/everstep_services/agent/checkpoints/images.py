@@ -10,6 +10,7 @@ import msgspec
 
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, VERSION, Identity
+from trainer_sdk.checkpoint.marks import restored_state
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def age(self) -> tuple[int, int]:
         """What is greater is newer: a later round may begin at an earlier step."""
-        return self.identity.round, self.identity.step
+        return self.identity.age
 
 
 _HEAD = msgspec.json.Decoder(Head)
@@ -89,6 +90,13 @@ class OwnImages:
     def of(self, rank: int) -> list[Image]:
         """The whole ones, the newest first."""
         return sorted(self._found(rank), key=lambda image: image.head.age, reverse=True)
+
+    def going_on(self, rank: int) -> list[Image]:
+        """The same without those that the training has left, when it went back to an older one."""
+        found, restored = self.of(rank), restored_state(self.base / f"rank-{rank}")
+        if restored is None:
+            return found
+        return [image for image in found if not restored.has_left(image.head.identity)]
 
     def drop_others(self, ranks: Collection[int]) -> None:
         """Remove what ranks have left that this node had before."""

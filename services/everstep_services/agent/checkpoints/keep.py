@@ -120,7 +120,7 @@ class Keep:
         """What was fetched is of no use once every rank has a newer state of its own."""
         newest = []
         for rank in range(order.first_rank, order.first_rank + order.ranks):
-            images = self._images.of(rank)
+            images = self._images.going_on(rank)
             if not images:
                 return
             newest.append(images[0].head.age)

@@ -136,7 +136,7 @@ class Sending:
     def _unsent(self, order: StartRanks, sent: dict[int, str]) -> list[Image]:
         """The newest state of each rank of the slot that this keeper does not have."""
         ranks = range(order.first_rank, order.first_rank + order.ranks)
-        newest = [images[0] for rank in ranks if (images := self._images.of(rank))]
+        newest = [images[0] for rank in ranks if (images := self._images.going_on(rank))]
         return [image for image in newest if sent.get(image.head.rank) != image.head.hash]
 
     async def _send(

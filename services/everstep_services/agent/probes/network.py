@@ -42,6 +42,10 @@ class DoorError(NetworkCheckError):
     """Nobody can be listened for: a port is taken, or an address not ours."""
 
 
+class NoAnswerError(NetworkCheckError):
+    """The other has not answered in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a listener is."""
@@ -108,7 +112,7 @@ async def measure(to: Address, token: bytes, *, within_s: float) -> Figures:
                 await _prove(link, token, as_peer=True)
                 return Figures(await _round_trip_ms(link), await _mib_s(link))
     except TimeoutError as error:
-        raise NetworkCheckError(f"{to} did not answer within {within_s:g} s") from error
+        raise NoAnswerError(f"{to} did not answer within {within_s:g} s") from error
     except ConnectionRefusedError as error:
         raise NetworkCheckError(f"{to}: nobody listens there") from error
     except (OSError, EOFError) as error:

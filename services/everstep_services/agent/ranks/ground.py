@@ -31,21 +31,24 @@ class Ground:
     warden: "subprocess.Popen[bytes]"
     control: socket.socket
     datagrams: socket.socket
-    lock: int
     swept: int
     """Processes of dead agents that were found and killed."""
     others: frozenset[int]
     """Children that this process had before: none of the warden's business."""
 
 
-def lay(plan: KeeperPlan) -> Ground:
-    """Kill what dead agents have left, take the lock, bind the socket, start the warden."""
-    plan.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+def hold(folder: Path) -> int:
+    """Make an agent's folder, and take its lock: as long as that is held, nobody removes it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tree.alone_in(folder.parent):
+        return _lock(folder / layout.LOCK_FILE)
+
+
+def lay(plan: KeeperPlan, lock: int) -> Ground:
+    """Kill what dead agents have left, bind the socket, start the warden: it has the lock, too."""
     others = frozenset(tree.children(os.getpid()))
     become_subreaper()
     swept = tree.kill_leftovers()
-    with tree.alone_in(plan.runtime_dir.parent):
-        lock = _lock(plan.runtime_dir / layout.LOCK_FILE)
     datagrams = _bound(plan.runtime_dir / _SOCKET)
     ours, theirs = socket.socketpair()
     with theirs, open(plan.runtime_dir / "warden.log", "ab") as log:
@@ -60,7 +63,7 @@ def lay(plan: KeeperPlan) -> Ground:
         )
     ours.sendall(encode(_warden_plan(plan)))
     ours.settimeout(0)
-    return Ground(warden, ours, datagrams, lock, swept, others)
+    return Ground(warden, ours, datagrams, swept, others)
 
 
 def prepare_all(plan: KeeperPlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ from everstep_services.agent.ranks.keeping import (
     StartRefused,
     Stopped,
 )
+from everstep_services.agent.ranks.memory_kills import MemoryKills, kill_counts
 from everstep_services.agent.ranks.watch import RoundWatch
 from trainer_sdk.page import PageReading
 from trainer_sdk.wire import (
@@ -52,7 +54,7 @@ _LOST = "the warden of this node has ended: {}; its log is {}"
 class Keeper:
     """One node's ranks, one round at a time. Nothing of it knows the bus, or decides anything."""
 
-    def __init__(self, plan: KeeperPlan, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, plan: KeeperPlan, writer: asyncio.StreamWriter, kills: MemoryKills) -> None:
         self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
         """What happened, in order. Bounded by the ranks and by the forge's few attempts."""
         self.watch = RoundWatch(self.events, is_silent=plan.command.kind == "program")
@@ -60,6 +62,7 @@ class Keeper:
         """The forge is ready: a start is a fork."""
         self._plan = plan
         self._writer = writer
+        self._kills = kills
         self._stopped: asyncio.Future[AllStopped] | None = None
         self._signalled: asyncio.Future[Signalled] | None = None
         self._lost = ""
@@ -70,7 +73,9 @@ class Keeper:
         Returns when the order is given; the rest are events.
         """
         self._check()
-        self.watch.begin(batch.round, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self.watch.begin(batch.round, now)
+        await self._kills.begin(now)
         entries = []
         made = await asyncio.to_thread(ground.prepare_all, self._plan, batch)
         for rank, (entry, page) in zip(batch.ranks, made, strict=True):
@@ -124,14 +129,15 @@ class Keeper:
             return None
         return await asyncio.to_thread(ground.read_error, known.folder)
 
-    def on_line(self, octets: bytes) -> None:
+    async def on_line(self, octets: bytes) -> None:
         """The warden says something."""
-        line = _LINE.decode(octets)
+        line, now = _LINE.decode(octets), asyncio.get_running_loop().time()
         match line:
             case Spawned():
-                self.watch.spawned(line, asyncio.get_running_loop().time())
+                self.watch.spawned(line, now)
             case Gone():
-                self.watch.gone(line, asyncio.get_running_loop().time())
+                is_killed = line.signal == signal.SIGKILL
+                self.watch.gone(line, now, await self._kills.blame() if is_killed else "")
             case Signalled():
                 _answer(self._signalled, line)
             case AllStopped():
@@ -144,6 +150,12 @@ class Keeper:
             case ForgeDown():
                 self.warm = False
                 self.events.put_nowait(ForgeUnfit(line.reason, line.final))
+
+    async def look(self) -> None:
+        """See what nobody tells: pages whose datagram was dropped, and what the kernel counts."""
+        now = asyncio.get_running_loop().time()
+        self.watch.look(now)
+        await self._kills.look(now)
 
     def lose(self, reason: str) -> None:
         """The warden is gone; whoever waits for it is told."""
@@ -181,12 +193,30 @@ _LINE: "msgspec.json.Decoder[FromWarden]" = msgspec.json.Decoder(FromWarden)
 
 
 @asynccontextmanager
-async def opened_keeper(plan: KeeperPlan) -> AsyncIterator[Keeper]:
-    """A keeper whose warden runs; at the end nothing that it has started is left."""
-    laid = await asyncio.to_thread(ground.lay, plan)
+async def held_folder(plan: KeeperPlan) -> AsyncIterator[int]:
+    """The lock of the agent's folder: no other agent takes it for left behind, whoever ends.
+
+    StartRefusedError if another agent has it.
+    """
+    lock = await asyncio.to_thread(ground.hold, plan.runtime_dir)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@asynccontextmanager
+async def opened_keeper(plan: KeeperPlan, lock: int) -> AsyncIterator[Keeper]:
+    """A keeper whose warden runs; at the end nothing that it has started is left.
+
+    One after the other may be opened in a folder that is held.
+    """
+    laid = await asyncio.to_thread(ground.lay, plan, lock)
     try:
         reader, writer = await asyncio.open_connection(sock=laid.control, limit=_LONGEST_LINE)
-        keeper = Keeper(plan, writer)
+        # Ranks are born in the warden's control group.
+        kills = MemoryKills(partial(kill_counts, laid.warden.pid))
+        keeper = Keeper(plan, writer, kills)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
             lambda: _Datagrams(keeper.watch, loop), sock=laid.datagrams
@@ -215,7 +245,7 @@ async def _follow(
 ) -> None:
     try:
         while line := await reader.readline():
-            keeper.on_line(line)
+            await keeper.on_line(line)
     except ConnectionError:
         pass
     code = await asyncio.to_thread(laid.warden.wait)
@@ -226,7 +256,7 @@ async def _follow(
 async def _look_for_ever(keeper: Keeper) -> None:
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
-        keeper.watch.look(asyncio.get_running_loop().time())
+        await keeper.look()
 
 
 def _how(code: int) -> str:
@@ -250,4 +280,3 @@ def _close(plan: KeeperPlan, laid: ground.Ground) -> None:
         laid.warden.kill()
         laid.warden.wait()
         _kill_rest(plan, laid)
-    os.close(laid.lock)

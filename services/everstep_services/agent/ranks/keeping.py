@@ -6,6 +6,7 @@ from typing import Literal
 
 from everstep.errors import EverstepError
 from everstep_services.agent.devices import Held
+from everstep_services.agent.failures import MemoryKill
 from trainer_sdk.page import PageView
 from trainer_sdk.wire import Command, Said
 
@@ -115,6 +116,7 @@ class RankGone:
     """`SIGKILL`."""
     core_dumped: bool
     lasted_s: float
+    memory: MemoryKill = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep_services.agent.failures import MemoryKill
 from everstep_services.agent.ranks.keeping import (
     KeeperEvent,
     RankGone,
@@ -145,7 +146,7 @@ class RoundWatch:
             rank.stepped = True
             self._events.put_nowait(RankStepped(self._round, number, step))
 
-    def gone(self, line: Gone, now: float) -> None:
+    def gone(self, line: Gone, now: float, memory: MemoryKill = "") -> None:
         """Its process has ended."""
         self.look(now)  # so that a rank that went fast has run before it is gone
         if line.round == self._round and line.rank in self._ranks:
@@ -155,9 +156,10 @@ class RoundWatch:
             name = f"SIG{line.signal}"
         self._events.put_nowait(
             RankGone(
-                line.round, line.rank, line.pid, line.code, name, line.core_dumped, line.lasted_s
+                line.round, line.rank, line.pid, line.code, name, line.core_dumped,
+                line.lasted_s, memory,
             )
-        )
+        )  # fmt: skip
 
 
 _DATAGRAM: "msgspec.json.Decoder[Datagram]" = msgspec.json.Decoder(Datagram)

@@ -1,21 +1,16 @@
-"""How far a rank is in its collectives, as torch's worker server says, GIL or no GIL."""
+"""How far a rank is in its collectives, as torch's flight recorder says, GIL or no GIL."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import ShortPath
+from everstep_services.agent.stalls.worker import ask
 
-_REQUEST = (
-    b"POST /handler/fr_trace_json?onlyactive=true&includestacktraces=false HTTP/1.1\r\n"
-    b"Host: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-)
 _WITHIN_S = 2.0
-_MOST_BYTES = 32 << 20
+_ACTIVE = "fr_trace_json?onlyactive=true&includestacktraces=false"
+_WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +21,8 @@ class Collectives:
     """How many it has entered, over all process groups."""
     waits_in: str
     """The oldest that it is in; empty for none."""
+    entered_at_s: float | None = None
+    """When it entered the last that is listed, by the host's wall clock; None if none is."""
 
 
 class _Group(msgspec.Struct):
@@ -37,6 +34,8 @@ class _Entry(msgspec.Struct):
     profiling_name: str = ""
     process_group: tuple[str, ...] = ()
     retired: bool = True
+    record_id: int = -1
+    time_created_ns: int = 0
 
 
 class _Trace(msgspec.Struct):
@@ -44,15 +43,14 @@ class _Trace(msgspec.Struct):
     pg_status: Mapping[str, _Group] = {}
 
 
-async def read_collectives(folder: Path) -> Collectives | None:
-    """Ask a rank's worker server; None where it has none, or does not answer soon."""
-    try:
-        async with asyncio.timeout(_WITHIN_S):
-            answer = await _asked(str(folder / layout.WORKER_SOCKET))
-    except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        return None
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return parse_collectives(body) if b" 200 " in head.partition(b"\r\n")[0] + b" " else None
+async def read_collectives(folder: Path, *, is_whole: bool = False) -> Collectives | None:
+    """Ask a rank's recorder; None where it has none, or does not answer soon.
+
+    With gloo all that is still recorded is listed. With NCCL only what is not over, unless
+    `is_whole`: that is a megabyte, and for ranks that seem to stand.
+    """
+    body = await ask(folder, _WHOLE if is_whole else _ACTIVE, _WITHIN_S)
+    return None if body is None else parse_collectives(body)
 
 
 def parse_collectives(body: bytes) -> Collectives | None:
@@ -62,27 +60,18 @@ def parse_collectives(body: bytes) -> Collectives | None:
         entered = sum(max(0, int(one.last_enqueued_collective)) for one in trace.pg_status.values())
     except (msgspec.MsgspecError, ValueError):
         return None
-    for entry in trace.entries:
-        if not entry.retired:
-            group = entry.process_group[-1] if entry.process_group else ""
-            return Collectives(entered, f"{entry.profiling_name} of {group}".removesuffix(" of "))
-    return Collectives(entered, "")
+    newest = max(trace.entries, key=lambda one: one.record_id, default=None)
+    waits_in = next((_name(one) for one in trace.entries if not one.retired), "")
+    if newest is None:
+        return Collectives(entered, waits_in)
+    # What goes from one rank to another is recorded with NCCL, and is in no group's count.
+    at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
+    return Collectives(max(entered, newest.record_id + 1), waits_in, at_s)
 
 
-async def _asked(path: str) -> bytes:
-    with ShortPath(path) as short:
-        reader, writer = await asyncio.open_unix_connection(short)
-    try:
-        writer.write(_REQUEST)
-        answer = bytearray()
-        while len(answer) < _MOST_BYTES:
-            part = await reader.read(1 << 18)
-            if not part:
-                break
-            answer += part
-        return bytes(answer)
-    finally:
-        writer.close()
+def _name(entry: _Entry) -> str:
+    group = entry.process_group[-1] if entry.process_group else ""
+    return f"{entry.profiling_name} of {group}".removesuffix(" of ")
 
 
 _TRACE = msgspec.json.Decoder(_Trace)

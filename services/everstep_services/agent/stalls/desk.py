@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -22,7 +23,7 @@ from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.kernel import ProcessState
-from everstep_services.agent.stalls.table import Others, table, time_text, warnings
+from everstep_services.agent.stalls.table import Others, misorders, table, time_text
 from everstep_services.agent.stalls.watch import StallWatch, Watched
 from everstep_services.agent.workplace import Workplace
 from trainer_sdk.wire import Paused, Resumed
@@ -72,7 +73,8 @@ class Stalls:
         self._do = do
         self._facts: dict[int, RankStalled] = {}
         self._has_shown = False
-        self._warned: set[str] = set()
+        self._speaks = False
+        self._said: set[str] = set()
         self._state = ""
         watched = Watched(self._live, rank, self._stalled, self._moving, self._warn)
         self.watch = StallWatch(plan.limits, clock, watched)
@@ -82,18 +84,20 @@ class Stalls:
         async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
             async for document in documents:
                 self.watch.learned(limits_in(document.data, self._plan.spec.config_fingerprint))
+                self._say_order()
                 self._note_state("health has published limits")
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started."""
         self._facts.clear()
         self.watch.begins(order)
-        if order.slot == 0 and not self._has_shown:
+        self._speaks = order.slot == 0
+        if self._speaks and not self._has_shown:
             self._has_shown = True
             self._workplace.say(_SAID_ONCE)
             for line in table(self.watch.limits, self._others):
                 self._workplace.say(line)
-            self._warn_of_order()
+        self._say_order()
         self._note_state("ranks are being started")
 
     def ends(self) -> None:
@@ -104,16 +108,10 @@ class Stalls:
     def stepped(self, rank: int) -> None:
         """A rank has made its first step: what it shows of its process group may be compared."""
         known = self._rank(rank)
-        page = None if known is None else known.page.read()
+        page = None if known is None else known.reading()
         if page is not None and page.group_timeout_s:
-            shown = self._others
-            self._others = Others(
-                page.group_timeout_s,
-                shown.heartbeat_s,
-                shown.preempt_grace_s,
-                shown.scheduler_grace_s,
-            )
-            self._warn_of_order()
+            self._others = replace(self._others, group_timeout_s=page.group_timeout_s)
+            self._say_order()
 
     def said(self, event: RankSaid) -> None:
         """A rank asks not to be judged, or to be judged again."""
@@ -178,11 +176,14 @@ class Stalls:
     def _warn(self, text: str) -> None:
         self._workplace.say(text, is_warning=True)
 
-    def _warn_of_order(self) -> None:
-        for warning in warnings(self.watch.limits, self._others):
-            if warning not in self._warned:
-                self._warned.add(warning)
-                self._warn(warning)
+    def _say_order(self) -> None:
+        """Where the wrong limit ends first: each such pair once, and by one node of the job."""
+        if not self._speaks:
+            return
+        for found in misorders(self.watch.limits, self._others):
+            if found.about not in self._said:
+                self._said.add(found.about)
+                self._workplace.say(found.text, is_warning=found.is_warning)
 
     def _note_state(self, why: str) -> None:
         """Whether stalls are looked for is itself on record."""

@@ -14,6 +14,7 @@ from everstep_services.agent.stalls.places import Aside, Place, View, excuse_s, 
 _LATE_S = 1.0
 """Whoever is called so much later than asked for was stopped, or had no turn."""
 _LOOK_AT_LEAST_S = 5.0
+_AHEAD_RATIO = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Judge:
 
     limits: Limits
     began_s: float
+    ahead_s: float = 0.0
+    """`look` is to be called so long before a rank is late, too; of short limits a third."""
     stalled: dict[int, Stalled] = field(default_factory=dict)
     places: dict[int, Place | Aside] = field(default_factory=dict)
     """Where each rank was when it was looked at last."""
@@ -65,7 +68,8 @@ class Judge:
         self.places = {rank: place for rank, place in placed.items() if place is not None}
         news: list[Stalled | Moving | Excused] = [*self._moving(placed.keys(), now)]
         late = [place for place in self._judged() if self._left_s(place, now) <= 0]
-        for place in sorted(late, key=lambda one: one.since_s):
+        # Of ranks that are late at once, those in a collective wait for those that are in none.
+        for place in sorted(late, key=lambda one: (bool(one.waits_in), one.since_s)):
             news += self._late(place, now)
         self.wake_at = now + self._wait_s(now)
         return news
@@ -89,6 +93,18 @@ class Judge:
             if end > place.since_s
         )
         return place.waited_s(now, sum(blind))
+
+    def nearly_late(self, now: float) -> list[Place]:
+        """Where ranks are that have stalled if they do not move within `ahead_s`."""
+        return [
+            place
+            for place in self._judged()
+            if place.rank not in self.stalled
+            and 0 < self._left_s(place, now) <= self._ahead_s(place)
+        ]
+
+    def _ahead_s(self, place: Place) -> float:
+        return min(self.ahead_s, place.limit.s / _AHEAD_RATIO)
 
     def _judged(self) -> list[Place]:
         return [place for place in self.places.values() if isinstance(place, Place)]
@@ -131,6 +147,8 @@ class Judge:
             left_s = self._left_s(place, now)
             if left_s > 0:
                 waits.append(left_s)
+            if left_s > (ahead_s := self._ahead_s(place)):
+                waits.append(left_s - ahead_s)
         return max(min(waits), 0.001)
 
 

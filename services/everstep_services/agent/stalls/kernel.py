@@ -4,13 +4,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+PROC = Path("/proc")
+_UNINTERRUPTIBLE = "D"
 _MEANINGS = {
     "T": "it is stopped, as by SIGSTOP",
     "t": "a debugger holds it",
-    "D": "it waits inside the kernel, as for a disk or a device",
+    _UNINTERRUPTIBLE: "it waits for a disk or a driver",
     "Z": "it has exited, and nobody has noticed",
     "R": "it computes, or holds the interpreter's lock",
 }
+_OWN_REASONS = frozenset({"T", "t", _UNINTERRUPTIBLE, "Z", "X"})
 _WAITS = {
     "futex": "it waits for a lock",
     "poll": "it waits for a socket or a file",
@@ -27,6 +30,12 @@ _WAITS = {
     "nfs": "it waits for a network file system",
     "lustre": "it waits for a network file system",
 }
+_UNINTERRUPTIBLE_WAITS = {
+    "nfs": "it waits for a network file system",
+    "lustre": "it waits for a network file system",
+    "vfork": "it waits for a child that starts a program",
+    "kernel_clone": "it waits for a child that starts a program",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +45,39 @@ class ProcessState:
     letter: str
     text: str
 
+    @property
+    def is_own_reason(self) -> bool:
+        """That says why it stands: what its interpreter does is no question."""
+        return self.letter in _OWN_REASONS
 
-def state_of(pid: int, root: Path = Path("/proc")) -> ProcessState:
+
+def state_of(pid: int, root: Path = PROC) -> ProcessState:
     """How the main thread of a process is; empty where nothing can be read."""
     try:
         letter = (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ProcessState("", "")
-    if letter in _MEANINGS and letter != "D":
+    if letter in _MEANINGS and letter != _UNINTERRUPTIBLE:
         return ProcessState(letter, _MEANINGS[letter])
     channel = _channel(root / str(pid) / "wchan")
-    meaning = next((text for part, text in _WAITS.items() if part in channel), "")
-    known = meaning or _MEANINGS.get(letter, "")
-    text = f"{known} ({channel})" if channel and known else known or channel
+    if letter == _UNINTERRUPTIBLE:
+        known = _meaning(channel, _UNINTERRUPTIBLE_WAITS) or _MEANINGS[letter]
+        return ProcessState(letter, f"{known} ({', '.join(filter(None, (letter, channel)))})")
+    known = _meaning(channel, _WAITS)
+    text = f"{known} ({channel})" if known else channel
     return ProcessState(letter, text)
 
 
-def threads_of(pid: int) -> frozenset[int] | None:
+def threads_of(pid: int, root: Path = PROC) -> frozenset[int] | None:
     """The threads of a process; None where they cannot be read."""
     try:
-        return frozenset(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+        return frozenset(int(name) for name in os.listdir(root / str(pid) / "task"))
     except (OSError, ValueError):
         return None
+
+
+def _meaning(channel: str, waits: dict[str, str]) -> str:
+    return next((text for part, text in waits.items() if part in channel), "")
 
 
 def _channel(path: Path) -> str:

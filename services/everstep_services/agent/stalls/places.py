@@ -23,6 +23,13 @@ class Signs:
     """When it was last seen to enter another collective."""
     waits_in: str = ""
     """The collective that it is in, if it is in one."""
+    is_recorded: bool = False
+    """Its collectives can be read: where `waits_in` is empty, it is in none."""
+
+    @property
+    def collective(self) -> str | None:
+        """The collective that it is in; empty for none, None if nobody knows."""
+        return self.waits_in if self.waits_in or self.is_recorded else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,8 @@ class Place:
     step: int | None = None
     signal: str = "page"
     pid: int | None = None
+    waits_in: str | None = None
+    """The collective that it is in; empty for none, None if nobody knows."""
 
     def waited_s(self, now: float, blind_s: float = 0.0) -> float:
         """How long it has made no progress, as far as that was witnessed."""
@@ -97,9 +106,10 @@ def excuse_s(
 ) -> float | None:
     """How long `other` may be what the stalled rank waits for; None if it is not.
 
-    Who stopped before, and may be where it is. Who is in a long phase, for which others wait. Or
-    who works on in the same step or an earlier one, as a rank does that evaluates without saying
-    so. `slack_s`: how well instants of two nodes can be compared.
+    Who stopped before, and may be where it is. Who is in a long phase, for which others wait. Who
+    works on in the same step or an earlier one, as a rank does that evaluates without saying so.
+    Or who is in no collective, where the stalled rank is in one. `slack_s`: how well instants of
+    two nodes can be compared.
     """
     if isinstance(other, Aside):
         return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
@@ -109,7 +119,8 @@ def excuse_s(
     stopped_before = other.since_s <= stalled.since_s + slack_s
     is_behind = (other.step or 0) <= (stalled.step or 0)
     works_on = other.waited_s(now) < stalled.waited_s(now) / 2
-    if stopped_before or (is_behind and (works_on or other.phase in _LONG)):
+    is_missing = bool(stalled.waits_in) and other.waits_in == ""
+    if stopped_before or is_missing or (is_behind and (works_on or other.phase in _LONG)):
         return left_s
     return None
 
@@ -124,7 +135,8 @@ def _live(view: View) -> list[LaneReading]:
 
 
 def _before_first_step(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
-    moved = [page.progress_s, page.script_s, resumed_s, view.signs.collective_s or 0.0]
+    signs = view.signs
+    moved = [page.progress_s, page.script_s, resumed_s, signs.collective_s or 0.0]
     since_s = max([*moved, *(lane.moved_s for lane in view.lanes)])
     phase = "first_step" if page.phase is Phase.SCRIPT else "start"
     section = _innermost(view)
@@ -134,7 +146,9 @@ def _before_first_step(view: View, page: PageReading, limits: Limits, resumed_s:
         since_s,
         _patience(limits.first_step(), view, limits),
         section=section.name if section else None,
+        signal=_signal(since_s, signs),
         pid=page.pid,
+        waits_in=signs.collective,
     )
 
 
@@ -170,8 +184,7 @@ def _between_steps(view: View, page: PageReading, limits: Limits, resumed_s: flo
 def _unmodified(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
     """A script that says nothing of itself: steps of its optimizer, and collectives."""
     signs = view.signs
-    collective_s = signs.collective_s or 0.0
-    since_s = max(page.progress_s, resumed_s, collective_s)
+    since_s = max(page.progress_s, resumed_s, signs.collective_s or 0.0)
     outside = limits.section("", Kind.PLAIN)
     works = not signs.waits_in and (signs.idle_s is None or signs.idle_s < _IDLE_S)
     limit = limits.step() if works and outside.source != "configured" else outside
@@ -181,8 +194,18 @@ def _unmodified(view: View, page: PageReading, limits: Limits, resumed_s: float)
         since_s,
         limit,
         step=page.step,
-        signal="collectives" if collective_s > page.progress_s else "page",
+        signal=_signal(since_s, signs),
         pid=page.pid,
+        waits_in=signs.collective,
+    )
+
+
+def _signal(since_s: float, signs: Signs) -> str:
+    """What has shown its last progress."""
+    return (
+        "collectives"
+        if signs.collective_s is not None and signs.collective_s == since_s
+        else "page"
     )
 
 

@@ -4,24 +4,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from everstep.clock import Clock
 from everstep.messages import LimitsDocument, NameExcuse, SectionSeen, StartRanks
-from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.ranks.watch import WatchedRank
-from everstep_services.agent.stalls.collectives import Collectives, read_collectives
+from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.stalls.interpreter import AHEAD_S, WITHIN_S, Interpreters, in_words
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
-from everstep_services.agent.stalls.kernel import ProcessState, state_of, threads_of
+from everstep_services.agent.stalls.kernel import PROC, ProcessState, state_of, threads_of
 from everstep_services.agent.stalls.limits import Limit, LimitRules, Limits
-from everstep_services.agent.stalls.places import Aside, Place, Signs, View
+from everstep_services.agent.stalls.places import Aside, Place, View
 from trainer_sdk.layout import OUTSIDE
 from trainer_sdk.page import BadPageError, CountedBy, Kind, LaneReading, PageReading
 
 log = logging.getLogger(__name__)
 
-_LOOK_CLOSER_EVERY_S = 5.0
-_SILENT_S = 30.0
-"""Only ranks whose page has said nothing for so long are looked at more closely."""
 _ASKED_RANK = -1
 _SLACK_S = 0.25
 """A question takes its time from node to node."""
@@ -47,20 +45,43 @@ class Standing:
     section: str | None
     section_age_s: float
     limit: Limit | None
+    collectives: int | None = None
+    """Those that it had entered when somebody looked; only ranks with silent pages are looked at
+    for them."""
+    collective_s: float = 0.0
+    """When it was last seen to enter one; 0 if it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaid:
+    """A finding of which one thing is being found out yet."""
+
+    stalled: Stalled
+    process: ProcessState
+    folder: Path | None
+    found_s: float
 
 
 class StallWatch:
-    """One agent's. It reads pages and the kernel, and asks nothing of the training."""
+    """One agent's. It reads pages and the kernel, and asks nothing of the training.
 
-    def __init__(self, rules: LimitRules, clock: Clock, watched: Watched) -> None:
+    Only torch's own threads in a rank are asked: about collectives where its page is silent, and
+    about its interpreter where it is nearly late. A finding waits for that `WITHIN_S` at most,
+    and mostly not at all.
+    """
+
+    def __init__(
+        self, rules: LimitRules, clock: Clock, watched: Watched, *, proc: Path = PROC
+    ) -> None:
         self.limits = Limits(rules)
         self._clock = clock
         self._watched = watched
+        self._proc = proc
         self._judge: Judge | None = None
-        self._signs: dict[int, Signs] = {}
-        self._entered: dict[int, int] = {}
+        self._closer = CloserLook(clock)
+        self._interpreters = Interpreters(clock)
+        self._unsaid: dict[int, _Unsaid] = {}
         self._troubled: set[int] = set()
-        self._idleness = Idleness(clock)
         self._due = asyncio.Event()
 
     @property
@@ -82,46 +103,48 @@ class StallWatch:
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started: nothing of the one before counts."""
         log.info("stalls_watched round=%d", order.round)
-        self._judge = Judge(self.limits, self._clock.now())
-        self._signs.clear()
-        self._entered.clear()
+        self._judge = Judge(self.limits, self._clock.now(), AHEAD_S)
+        self._closer.begins()
+        self._interpreters.begins()
+        self._unsaid.clear()
         self._troubled.clear()
         self._due.set()
 
     def ends(self) -> None:
         """The round is over here."""
         self._judge = None
+        self._unsaid.clear()
 
     async def judge_for_ever(self) -> None:
         """Look whenever a rank may be late; whatever happens meanwhile, it is not missed."""
-        while True:
-            self._due.clear()
-            judge = self._judge
-            if judge is None:
-                await self._due.wait()
-                continue
-            self._look(judge)
-            try:
-                async with asyncio.timeout(max(0.0, judge.wake_at - self._clock.now())):
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                self._due.clear()
+                judge = self._judge
+                if judge is None:
                     await self._due.wait()
-            except TimeoutError:
-                continue
+                    continue
+                self._look(judge)
+                for folder in self._to_ask(judge):
+                    asking.create_task(self._ask(folder))
+                try:
+                    async with asyncio.timeout(max(0.0, self._wake_at(judge) - self._clock.now())):
+                        await self._due.wait()
+                except TimeoutError:
+                    continue
 
     async def look_closer_for_ever(self) -> None:
         """See by other signs whether ranks work whose pages are silent."""
         while True:
-            await self._clock.sleep(_LOOK_CLOSER_EVERY_S)
-            silent = self._silent()
-            pids = {rank: known.pid for rank, known in silent.items() if known.pid}
-            idle_s = await asyncio.to_thread(self._idleness.look, pids)
-            for rank, known in silent.items():
-                collectives = await read_collectives(known.folder)
-                self._note(rank, idle_s.get(rank), collectives)
+            await self._clock.sleep(look_every_s(self.limits))
+            await self._closer.look(self._silent())
 
     def look(self) -> None:
         """Look now: what a rank has done is seen before its script is forgotten."""
         if self._judge is not None:
             self._look(self._judge)
+            if self._unsaid:
+                self._due.set()
 
     def excuse(self, order: NameExcuse) -> tuple[int, float] | None:
         """Which rank of ours the stalled one may wait for, and how long it may go on."""
@@ -142,7 +165,9 @@ class StallWatch:
         section, age_s = self._open_section(known)
         place = judge.places.get(rank)
         limit = place.limit if isinstance(place, Place) else None
-        return Standing(states(judge).get(rank, "running"), section, age_s, limit)
+        state = states(judge).get(rank, "running")
+        entered, entered_s = self._closer.entered(rank), self._closer.signs(rank).collective_s
+        return Standing(state, section, age_s, limit, entered, entered_s or 0.0)
 
     def sections_seen(self) -> tuple[SectionSeen, ...]:
         """How long sections took at most on this node, since the first step of the round."""
@@ -162,24 +187,70 @@ class StallWatch:
         for news in judge.look(views, self._clock.now()):
             match news:
                 case Stalled():
-                    state = state_of(news.place.pid) if news.place.pid else ProcessState("", "")
-                    self._watched.stalled(news, state)
+                    self._found(news)
                 case Moving():
+                    self._say(news.stalled.place.rank)
                     self._watched.moving(news)
                 case Excused():
                     log.info("stall_excused rank=%d by=%d", news.place.rank, news.by)
+        now = self._clock.now()
+        for rank, unsaid in list(self._unsaid.items()):
+            if now - unsaid.found_s >= WITHIN_S or not self._is_worth_waiting(unsaid):
+                self._say(rank)
+
+    def _found(self, stalled: Stalled) -> None:
+        place = stalled.place
+        known = self._watched.rank(place.rank)
+        process = state_of(place.pid, self._proc) if place.pid else ProcessState("", "")
+        folder = None if known is None else known.folder
+        self._unsaid[place.rank] = _Unsaid(stalled, process, folder, self._clock.now())
+
+    def _say(self, rank: int) -> None:
+        """Say what was found, with what is known by now."""
+        unsaid = self._unsaid.pop(rank, None)
+        if unsaid is None:
+            return
+        python = None if unsaid.folder is None else self._interpreters.of(unsaid.folder)
+        words = in_words(unsaid.process, python, unsaid.stalled.place.waits_in)
+        self._watched.stalled(unsaid.stalled, words)
+
+    def _is_worth_waiting(self, unsaid: _Unsaid) -> bool:
+        folder = unsaid.folder
+        if folder is None or unsaid.process.is_own_reason:
+            return False
+        asking = self._interpreters
+        return asking.is_asked(folder) or asking.is_open(folder, unsaid.found_s)
+
+    def _to_ask(self, judge: Judge) -> Iterator[Path]:
+        """Ranks that are nearly late, and those that nobody has asked in time."""
+        for unsaid in self._unsaid.values():
+            if unsaid.folder and self._interpreters.is_open(unsaid.folder, unsaid.found_s):
+                yield unsaid.folder
+        for place in judge.nearly_late(self._clock.now()):
+            known = self._watched.rank(place.rank)
+            if known is not None and self._interpreters.is_open(known.folder, place.since_s):
+                yield known.folder
+
+    async def _ask(self, folder: Path) -> None:
+        await self._interpreters.ask(folder)
+        if self._unsaid:
+            self._due.set()
+
+    def _wake_at(self, judge: Judge) -> float:
+        """When there is something to do again."""
+        found = [unsaid.found_s for unsaid in self._unsaid.values()]
+        return min(judge.wake_at, min(found) + WITHIN_S) if found else judge.wake_at
 
     def _view(self, rank: int, judge: Judge) -> Iterator[View]:
         known = self._watched.rank(rank)
         if known is None or (known.gone and rank not in judge.stalled):
             return
-        signs = self._signs.get(rank, Signs())
-        blank = View(rank, judge.began_s, signs=signs)
+        blank = View(rank, judge.began_s, signs=self._closer.signs(rank))
         try:
             page = known.page.read()
             lanes = known.page.lanes() if page is not None else ()
             others = any(lane.frames for lane in lanes[1:])
-            threads = threads_of(page.pid) if others and page is not None else None
+            threads = threads_of(page.pid, self._proc) if others and page is not None else None
             # Read here, where a damaged page is told from a rank that has stalled.
             sections = {number: known.page.section(number) for number in _in_use(page, lanes)}
             yield replace(
@@ -197,6 +268,7 @@ class StallWatch:
         if judge is None:
             return {}
         silent: dict[int, WatchedRank] = {}
+        silent_s = silent_after_s(self.limits)
         for rank in self._watched.live():
             known = self._watched.rank(rank)
             if known is None or known.gone:
@@ -204,20 +276,9 @@ class StallWatch:
             page = known.reading()
             moved_s = judge.began_s if page is None else page.progress_s
             is_modified = page is not None and page.steps and page.counted_by is CountedBy.SDK
-            if not is_modified and now - moved_s >= _SILENT_S:
+            if not is_modified and now - moved_s >= silent_s:
                 silent[rank] = known
         return silent
-
-    def _note(self, rank: int, idle_s: float | None, collectives: Collectives | None) -> None:
-        before = self._signs.get(rank, Signs())
-        if collectives is None:
-            self._signs[rank] = replace(before, idle_s=idle_s, waits_in="")
-            return
-        moved_s = before.collective_s
-        if collectives.entered > self._entered.get(rank, collectives.entered):
-            moved_s = self._clock.now()
-        self._entered[rank] = collectives.entered
-        self._signs[rank] = Signs(idle_s, moved_s, collectives.waits_in)
 
     def _open_section(self, known: WatchedRank) -> tuple[str | None, float]:
         try:

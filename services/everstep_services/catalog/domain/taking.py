@@ -4,6 +4,9 @@ The same facts in the same order make the same index, in whichever replica; a fa
 second time changes nothing.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 from msgspec.structs import replace
 
 from everstep.messages import (
@@ -16,6 +19,7 @@ from everstep.messages import (
     CheckpointUnpinned,
     CheckpointVerified,
     Fact,
+    FreshStarted,
     Holding,
     JobEnded,
     KnownCheckpoint,
@@ -23,8 +27,10 @@ from everstep.messages import (
     NodeLeft,
     NodeLost,
     NodeReturned,
+    RejectedStep,
     ReplicaLost,
     ReplicaStored,
+    RestoreFailed,
     RoundFormed,
     ShardsWritten,
 )
@@ -39,6 +45,7 @@ READ: tuple[type[Fact], ...] = (
     CheckpointRestored,
     CheckpointUnpinned,
     CheckpointVerified,
+    FreshStarted,
     JobEnded,
     NodeJoined,
     NodeLeft,
@@ -46,6 +53,7 @@ READ: tuple[type[Fact], ...] = (
     NodeReturned,
     ReplicaLost,
     ReplicaStored,
+    RestoreFailed,
     RoundFormed,
     ShardsWritten,
 )
@@ -66,8 +74,12 @@ def take(index: Index, fact: Fact, now: Moment) -> None:
             _committed(index, fact)
         case ReplicaStored() | ReplicaLost() | ShardsWritten():
             _held(index, fact)
-        case RoundFormed() | JobEnded() | CheckpointRestored():
+        case RoundFormed() | JobEnded():
             _course(index, fact)
+        case CheckpointRestored() | RestoreFailed() | FreshStarted():
+            if isinstance(fact, CheckpointRestored):
+                index.restored_step = fact.step
+            _rejected(index, fact.rejected)
         case NodeLost() | NodeLeft() | NodeReturned() | NodeJoined():
             _node(index, fact, now)
         case _:
@@ -161,7 +173,19 @@ def _held(index: Index, fact: ReplicaStored | ReplicaLost | ShardsWritten) -> No
             return
 
 
-def _course(index: Index, fact: RoundFormed | JobEnded | CheckpointRestored) -> None:
+def _rejected(index: Index, rejected: Sequence[RejectedStep]) -> None:
+    """What ranks have found corrupt is not good, whatever was read before; it is read once more."""
+    for one in rejected:
+        if one.is_corrupt and one.path:
+            flaw = (one.reason or "a restore has found it corrupt")[:_TEXT_MOST]
+            index.change(one.step, one.tier, one.path, partial(_doubted, flaw=flaw))
+
+
+def _doubted(one: KnownCheckpoint, flaw: str) -> KnownCheckpoint:
+    return replace(one, verified_at=None, flaw=flaw)
+
+
+def _course(index: Index, fact: RoundFormed | JobEnded) -> None:
     match fact:
         case RoundFormed():
             index.round, index.slots = fact.round, len(fact.members)
@@ -169,8 +193,6 @@ def _course(index: Index, fact: RoundFormed | JobEnded | CheckpointRestored) -> 
             if fact.world_size != index.world_size:
                 index.let_go(lambda _: True)
             index.world_size = fact.world_size
-        case CheckpointRestored():
-            index.restored_step = fact.step
         case JobEnded():  # what is in memory goes with the agents
             index.slots, index.restored_step = 0, None
             index.let_go(lambda _: True)

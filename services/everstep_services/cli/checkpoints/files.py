@@ -32,6 +32,7 @@ from trainer_sdk.checkpoint.storage.shelf import (
     mark,
     owner_of,
     pull,
+    quarantine,
     shelved,
     unmark,
     verify,
@@ -101,7 +102,11 @@ def mark_shelved(invocation: Invocation, place: str, step: int, action: str, rea
         if action in {"pin", "quarantine"}:
             cause = "operator" if action == "quarantine" else ""
             at = datetime.now(UTC).isoformat()
-            mark(storage, step, name, Mark(by=asker(), reason=reason, cause=cause, at=at))
+            what = Mark(by=asker(), reason=reason, cause=cause, at=at)
+            if action == "quarantine":
+                quarantine(storage, one, what)
+            else:
+                mark(storage, step, name, what)
             text = f"{step_name(step)}/{name} says so now"
         else:
             unmark(storage, step, name)

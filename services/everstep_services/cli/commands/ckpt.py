@@ -8,7 +8,7 @@ import click
 from everstep_services.cli.checkpoints.wishes import CheckpointWish, ScanWish
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.operating import fulfil, with_reason
+from everstep_services.cli.operating import NO_REASON, fulfil, with_reason
 
 _STEP = click.IntRange(min=0)
 _TIER = click.option(
@@ -42,6 +42,7 @@ def _about_a_step(what: Callable[..., None]) -> click.Command:
 def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> None:
     """List checkpoints, the newest first, with what is known of each."""
     if is_place(where):
+        _of_files_only(tier)
         from everstep_services.cli.checkpoints.files import print_shelf
 
         print_shelf(invocation, where, limit)
@@ -62,6 +63,7 @@ def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> N
 def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> None:
     """Show one checkpoint: its files, or who has it in memory."""
     if is_place(where):
+        _of_files_only(tier)
         from everstep_services.cli.checkpoints.files import print_shelved
 
         print_shelved(invocation, where, step)
@@ -88,6 +90,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
     Exit codes: 0 all are good, 1 one is not.
     """
     if is_place(where):
+        _without_record(reason)
         from everstep_services.cli.checkpoints.files import verify_shelf
 
         return verify_shelf(invocation, where, step)
@@ -185,6 +188,7 @@ def gc(
     have left that came to nothing goes, too, once nothing has changed in it for a day.
     """
     if is_place(where):
+        _without_record(reason)
         from everstep_services.cli.checkpoints.files import collect_shelf
 
         if keep_last is None:
@@ -219,6 +223,20 @@ def pull(invocation: Invocation, *, where: str, step: int, to: Path) -> None:
 
     place = where if is_place(where) else _path(invocation, where, step)
     pull_to(invocation, place, step, to)
+
+
+def _of_files_only(tier: str | None) -> None:
+    if tier not in (None, "global"):
+        raise click.UsageError(
+            f"a folder or URL has nothing of the {tier} tier: say JOB, or leave --tier out"
+        )
+
+
+def _without_record(reason: str) -> None:
+    if reason != NO_REASON:
+        raise click.UsageError(
+            "of a folder or URL, nothing is put on record: say JOB, or leave --reason out"
+        )
 
 
 def is_place(where: str) -> bool:

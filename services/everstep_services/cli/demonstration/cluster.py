@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from everstep_services.agent.ranks.tree import descendants
@@ -67,7 +68,8 @@ class Agent:
         """End it as a power cut does: with everything that it started; how many processes."""
         pids = [self._process.pid, *descendants(self._process.pid)]
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # its warden is as quick as we are
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         return len(pids)
 

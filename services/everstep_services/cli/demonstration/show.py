@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import click
 
@@ -147,8 +148,10 @@ def _conclude(invocation: Invocation, cluster: Cluster, story: Story, began: flo
     click.echo(f"\nThe job is {job['state']} after {job['rounds']} rounds; exit codes {codes}.")
     for incident in incidents:
         click.echo(f"  {incident['story']}")
-    click.echo("\nThe record stays. Look around, here or at the address that `up` prints:")
-    for words in ("up --detach --api-port 0", f"why {JOB}", f"job show {JOB}", "down"):
+    url = f"{story.api.url}/api/v1/jobs/{JOB}"
+    click.echo(f"\nThe record stays. This reads it, and serves it again at {url}:")
+    port = urlsplit(story.api.url).port
+    for words in (f"up --detach --api-port {port}", f"why {JOB}", f"job show {JOB}", "down"):
         click.echo(f"  {everstep} {words}")
     click.echo(f"All of it took {time.monotonic() - began:.1f} s.")
     is_good = len(incidents) == 2 and job["state"] == "done" and not any(codes.values())

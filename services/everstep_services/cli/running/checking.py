@@ -11,6 +11,7 @@ from everstep.settings import shown
 from everstep_services.agent.plan import RunPlan
 from everstep_services.cli.running.consoles import said
 from everstep_services.cli.running.masking import masked
+from everstep_services.cli.running.surroundings import address_towards, is_elsewhere
 
 
 def objections(plan: RunPlan) -> Iterator[str]:
@@ -31,6 +32,17 @@ def objections(plan: RunPlan) -> Iterator[str]:
     place = next(path for path in (plan.log_dir, *plan.log_dir.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         yield f"nothing can be written to {place}: choose another place with --log-dir"
+    yield from _about_address(plan)
+
+
+def _about_address(plan: RunPlan) -> Iterator[str]:
+    if plan.spec.nodes_max > 1 and is_elsewhere(plan.address):
+        known = "" if plan.bus is None else f" ({address_towards(plan.bus.url)})"
+        yield (
+            f"no interface of this host has the address {plan.address}, so other nodes would not "
+            f"find its ranks there: name one with --address that `ip address` shows, or leave it "
+            f"out for the one that reaches the bus{known}"
+        )
 
 
 def record(plan: RunPlan) -> dict[str, Any]:

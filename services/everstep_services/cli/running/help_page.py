@@ -31,11 +31,11 @@ EXIT_CODES = (
     (0, "Done."),
     (1, "Failed, and the restart budget is spent."),
     (2, "The command line or a setting is wrong."),
-    (90, "Failed in a way that another allocation may cure: requeue the job."),
+    (90, "This node cannot go on with it, and the job is not done: requeue it."),
     (91, "Preempted, after saving: requeue the job."),
     (92, "Not enough nodes within --join-timeout."),
-    (93, "Do not restart: it fails in the same way again and again."),
-    (94, "The control plane cannot be reached, and the policy says to end."),
+    (93, "Do not restart: a person stopped it, or it fails alike again and again."),
+    (94, "The control plane could not be reached at the start: requeue the job."),
     ("128+N", "Ended by signal N."),
 )
 _ORDER = (RUN, WHERE, RESTARTS, STALLS, STARTING, LOGS, PLACEMENT, BUS, OTHER, GENERAL)

@@ -17,8 +17,13 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
 
 _DETECTION = "limits are learned from the training itself"
 _LOGS = "every line of every rank is kept by --log-dir, and the console shows it"
-_ATTRIBUTION = "attribution is a service of its own: see its settings"
-_HEALTH = "checks of nodes are the agent's: see [health]"
+_ATTRIBUTION = "nothing attributes failures yet; each has its own record: `everstep why`"
+_HEALTH = "checks of nodes are the agent's: see [checks]"
+_STORAGE = "name the folders to look at under [checks]: storage_paths"
+_DEVICES = (
+    "a round ends when its last process is gone, and the next waits until no device counts memory "
+    "for those processes, 50 s at most"
+)
 _NOTED = {
     **dict.fromkeys(
         [
@@ -32,9 +37,18 @@ _NOTED = {
             "--ft-node-health-check-interval", "--ft-node-health-check-endpoint",
             "--ft-enable-nic-monitor", "--ft-enable-nic-healthcheck", "--ft-pci-topo-file",
             "--ft-link-down-path-template", "--ft-link-state-path-template",
-            "--ft-enable-dist-storage-healthcheck", "--ft-storage-health-check-path",
         ],
         _HEALTH,
+    ),
+    **dict.fromkeys(
+        ["--ft-enable-dist-storage-healthcheck", "--ft-storage-health-check-path"], _STORAGE
+    ),
+    **dict.fromkeys(
+        [
+            "--ft-gpu-memory-reclaim-timeout", "--ft-gpu-memory-tolerance-mb",
+            "--ft-gpu-memory-poll-interval",
+        ],
+        _DEVICES,
     ),
     **dict.fromkeys(
         [
@@ -59,9 +73,6 @@ _NOTED = {
     "--ft-restart-policy": "any failed rank ends the round, as with its only value",
     "--ft-rdzv-impl": "agents meet on the bus",
     "--ft-numa-bind-strict": "ranks may use every CPU that this process may",
-    "--ft-gpu-memory-reclaim-timeout": "a round ends when its last process is gone",
-    "--ft-gpu-memory-tolerance-mb": "a round ends when its last process is gone",
-    "--ft-gpu-memory-poll-interval": "a round ends when its last process is gone",
     "--ft-check-remaining-processes": "no process outlives its round",
     "--ft-install-exception-hook": "every exception is recorded, without a hook of yours",
     "--ft-min-progress-iterations": "any new step is progress",

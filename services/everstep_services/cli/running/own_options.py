@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.running.options import Option
 from everstep_services.cli.running.torchrun_options import LOGS, RESTARTS, RUN, WHERE
 
 PLACEMENT, STARTING, BUS, GENERAL = "Placement", "Fast restarts", "The bus", "Every command"
 STALLS = "Stalls and faults"
+_BY_DEFAULT = AgentSettings()
 
 
 def _option(group: str, *names: str, to: str = "", help: str, **rest: Any) -> Option:
@@ -33,16 +35,21 @@ OWN = (
     _option(RESTARTS, "--max-restarts-per-hour", kind="limit", metavar="N|none", least=0,
             help="How many of them within an hour (none)."),
     _option(RESTARTS, "--no-progress-limit", kind="limit", metavar="N|none", least=1,
-            help="Rounds in a row without a new step (3: advice); given, it stops the job."),
+            help=f"Rounds in a row without a new step ({_BY_DEFAULT.no_progress_limit}: advice); "
+            "given, it stops the job."),
     _option(RESTARTS, "--stop-on-repeat", kind="flag",
-            help="Stop, with code 93, when it fails twice in the same way; else that is only "
-            "advised."),
+            help="Stop, with code 93, when it fails twice in the same way, or makes no new step "
+            "for as many rounds as --no-progress-limit says; else that is only advised."),
+    _option(RESTARTS, "--allow-fresh-start", kind="flag",
+            help="Let a script that saves with `trainer_sdk.checkpoint` begin from scratch where "
+            "none of its checkpoints can be used; else that ends the round."),
     _option(RESTARTS, "--stop-grace", to="stop_grace_s", kind="seconds", metavar="SECONDS",
-            least=0, help="From SIGTERM to SIGKILL for ranks of a broken round (5)."),
+            least=0, help="From SIGTERM to SIGKILL for ranks of a broken round "
+            f"({_BY_DEFAULT.stop_grace_s:g})."),
     _option(RESTARTS, "--preempt-grace", to="preempt_grace_s", kind="seconds",
             metavar="SECONDS", least=0,
             help="From SIGTERM, SIGUSR1 or SIGUSR2 to this process, passed on to the ranks, to "
-            "SIGKILL: time to save (600)."),
+            f"SIGKILL: time to save ({_BY_DEFAULT.preempt_grace_s:g})."),
     _option(STALLS, "--limit", metavar="NAME=SECONDS",
             help="How long a rank may go without progress in a section, or in `first-step`, "
             "`step` (from one to the next) or `outside` (of all sections); may be given several "

@@ -80,6 +80,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         signals=_signals(given),
         virtual_local_rank=given.has("virtual_local_rank"),
         standalone=standalone,
+        allow_fresh_start=given.has("allow_fresh_start"),
         allow_injection=given.has("allow_injection"),
         notes=notes_of(given, environ, spec.ranks_per_node),
     )

@@ -1,8 +1,10 @@
 """What the scheduler and the host say about this node: its id, its place, its start."""
 
+import errno
 import re
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 from everstep.ids import new_id
 from everstep_services.agent.plan import Scheduler
@@ -88,6 +90,24 @@ def address_towards(url: str) -> str:
         except OSError:
             pass
     return socket.gethostname()
+
+
+def is_elsewhere(address: str) -> bool:
+    """No interface of this host has it. False where that cannot be told, as of a name not known."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(_is_foreign(family, place) for family, _, _, _, place in found)
+
+
+def _is_foreign(family: int, place: tuple[Any, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(place)
+    except OSError as error:
+        return error.errno == errno.EADDRNOTAVAIL
+    return False
 
 
 def _whole(name: str, text: str, remedy: str) -> int:

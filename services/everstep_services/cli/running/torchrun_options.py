@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.running.options import Option
 
 RUN, WHERE, RESTARTS, LOGS, OTHER = (
@@ -41,7 +42,8 @@ TORCHRUN = (
             help="Needs nothing else: bus and services run inside this process. So it is when "
             "no bus is known and one node is asked for."),
     _option(RESTARTS, "--max-restarts", kind="limit", metavar="N|none", least=0,
-            help="How many restarts the job may have in all (10; torchrun's default is 0)."),
+            help="How many restarts the job may have in all "
+            f"({AgentSettings().max_restarts}; torchrun's default is 0)."),
     _option(RESTARTS, "--shutdown-timeout", kind="seconds", metavar="SECONDS", least=0,
             help="Sets both --stop-grace and --preempt-grace, where those are not given."),
     _option(OTHER, "--signals-to-handle", metavar="NAMES",

@@ -21,7 +21,7 @@ def probed(turn: Turn, found: Probed) -> None:
 
 
 def lost(turn: Turn, finding: NodeLost) -> None:
-    """Health says that a node is lost: silent past its limit, and its training does not move."""
+    """Health says that a node is lost: silent past its limit, and nothing speaks for it."""
     seat = turn.state.seat(finding.node)
     if seat is None:
         return

@@ -24,7 +24,10 @@ class RankNow(Answer):
     limit_source: str | None = Field(
         description="`learned`, `configured`, `default`, `floor` or `cap`."
     )
-    collectives: int | None = Field(description="Entered in this round, where that can be read.")
+    collectives: int | None = Field(
+        description="Entered in this round when it was last asked; only ranks whose pages say "
+        "nothing are."
+    )
     resident_bytes: int | None
     device_bytes: int | None
     heard_age_s: float = Field(description="Since its node was heard, by our clock.")

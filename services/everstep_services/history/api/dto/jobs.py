@@ -238,7 +238,7 @@ class Stall(Answer):
     step: int | None
     shown_by: str | None = Field(description="What shows progress: `page` or `collectives`.")
     blocked_in: str | None = Field(
-        description="Where it waits, or what the kernel says of its process.",
+        description="What is known of its process: by the kernel, and by its own threads.",
         examples=["it waits for a lock (futex_wait_queue)"],
     )
     process_state: str | None = Field(description="The kernel's letter: `S`, `D`, `T`, `R`.")

@@ -1,0 +1,124 @@
+"""Does the interpreter of a rank still run Python? Asked only of ranks that are nearly late."""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from everstep.clock import Clock
+from everstep_services.agent.stalls.kernel import ProcessState
+from everstep_services.agent.stalls.worker import ask, has_server
+
+WITHIN_S = 0.5
+"""What is not known by then is not said."""
+AHEAD_S = 0.6
+"""So long before a rank is late it is asked, so that its finding waits for nothing."""
+_FRESH_S = 5.0
+_PINGS = 5
+_PING_EVERY_S = 0.05
+_FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """What a rank's own threads have shown."""
+
+    runs: bool
+    """Its threads run Python; else one of them keeps the lock to itself."""
+    at: str = ""
+    """Where the main thread is, if it is in Python."""
+
+
+async def look_into(folder: Path) -> Interpreter | None:
+    """Whether Python runs in a rank; None where nobody can tell within `WITHIN_S`.
+
+    For a traceback a thread of torch's server needs the interpreter's lock, for a ping it does
+    not. Several pings in a row that are answered before a traceback that was asked for first show
+    that the lock is held: a process that merely has no turn, or is stopped, answers neither.
+    """
+    try:
+        async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
+            trace = tasks.create_task(ask(folder, "dump_traceback", WITHIN_S))
+            answered = 0
+            while not trace.done() and answered < _PINGS:
+                if await ask(folder, "ping", WITHIN_S) is None:
+                    break
+                answered += 1
+                await asyncio.wait([trace], timeout=_PING_EVERY_S)
+            if not trace.done():
+                trace.cancel()
+    except TimeoutError:
+        return None
+    if trace.cancelled():
+        return Interpreter(runs=False) if answered == _PINGS else None
+    text = trace.result()
+    return None if text is None else Interpreter(runs=True, at=_place(text))
+
+
+class Interpreters:
+    """What was found out about ranks, each by its folder: the rank of another round has another."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._asking: set[Path] = set()
+        self._asked: dict[Path, float] = {}
+        self._found: dict[Path, Interpreter] = {}
+
+    def begins(self) -> None:
+        """Another round: forget what was found out."""
+        self._asked.clear()
+        self._found.clear()
+
+    def of(self, folder: Path) -> Interpreter | None:
+        """What was found out lately."""
+        is_fresh = self._clock.now() - self._asked.get(folder, -inf) <= _FRESH_S
+        return self._found.get(folder) if is_fresh else None
+
+    def is_open(self, folder: Path, since_s: float) -> bool:
+        """Nothing is known, nobody has asked since, and there is somebody to ask."""
+        if self.of(folder) is not None or self._asked.get(folder, -inf) >= since_s:
+            return False
+        return has_server(folder)
+
+    def is_asked(self, folder: Path) -> bool:
+        """An answer is on its way."""
+        return folder in self._asking
+
+    async def ask(self, folder: Path) -> None:
+        """Find out; at most once at a time."""
+        self._asking.add(folder)
+        self._asked[folder] = self._clock.now()
+        self._found.pop(folder, None)
+        try:
+            found = await look_into(folder)
+        finally:
+            self._asking.discard(folder)
+        if found is not None:
+            self._found[folder] = found
+
+
+def in_words(
+    process: ProcessState, python: Interpreter | None, waits_in: str | None
+) -> ProcessState:
+    """What is known of a stalled rank: by the kernel, its interpreter, its collectives."""
+    parts = [process.text]
+    if not process.is_own_reason and python is not None:
+        if process.letter == "R":
+            parts = ["it computes"]
+        if python.at:
+            parts.append(f"Python is at {python.at}")
+        if not python.runs:
+            parts.insert(0, "it holds the interpreter's lock: no Python thread of it runs")
+    if waits_in:
+        parts.append(f"it is in the collective {waits_in}")
+    return ProcessState(process.letter, "; ".join(part for part in parts if part))
+
+
+def _place(traceback: bytes) -> str:
+    """The innermost frame of the thread that is listed last: the one that was there first."""
+    threads = traceback.decode(errors="replace").strip().split("\n\n")
+    found = _FRAME.search(threads[-1])
+    if found is None:
+        return ""
+    return f"{found['file'].rpartition('/')[2]}:{found['line']} in {found['function'].strip()}"

@@ -1,0 +1,5 @@
+"""Takes so many MiB of memory, and uses them."""
+
+import sys
+
+taken = [bytearray(b"x" * (1 << 20)) for _ in range(int(sys.argv[1]))]

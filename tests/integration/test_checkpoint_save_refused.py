@@ -1,0 +1,120 @@
+"""Saves that are not even begun: what follows is the policy's, on all ranks alike."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.saved_by import JOB, Saving, saving
+from tests.unit.saved_states import together
+from trainer_sdk.checkpoint import SaveError
+from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.arena import NoRoomError
+from trainer_sdk.checkpoint.save import OnError
+from trainer_sdk.checkpoint.whose import Whose
+
+STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as found:
+        yield Path(found)
+
+
+def without_room(rank: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(size: int) -> None:
+        raise NoRoomError("/dev/shm", size, 0)
+
+    for one in rank.saver._readying.arena.buffers:
+        monkeypatch.setattr(one, "fit", fit)
+
+
+def has_failed(rank: Saving, step: int, on_error: OnError) -> bool:
+    """This save is refused, and whoever asks hears of it as the policy says."""
+    if on_error == "fatal":
+        with pytest.raises(SaveError, match=f"the save of step {step} failed at memory"):
+            rank.save(step, STATE)
+    else:
+        assert rank.save(step, STATE) is None
+    failure = rank.queue.await_all()
+    return failure is not None
+
+
+@pytest.mark.parametrize("on_error", ["warn", "retry", "fatal"])
+def test_too_little_memory_on_one_rank_is_the_same_on_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, on_error: OnError
+) -> None:
+    def one(group: Group) -> tuple[list[int], list[bool], list[str]]:
+        with saving(folder, group, on_error=on_error) as rank:
+            if group.rank:
+                without_room(rank, monkeypatch)
+            failed = [has_failed(rank, step, on_error) for step in (1, 2)]
+            if group.rank:
+                monkeypatch.undo()
+            assert rank.save(3, STATE) is not None
+            assert rank.finish() == [1]
+            failed.append(rank.queue.await_all() is not None)
+            refused = [one["step"] for one in rank.events("refused")]
+            assert not rank.events("failed"), "it is told as what it is"
+            return refused, failed, rank.told.warned
+
+    (told, failed, warned), (told_there, failed_there, warned_there) = together(2, one)
+    assert (told, told_there) == ([], [1, 2])
+    at_the_end = on_error == "retry"
+    assert failed == failed_there == [at_the_end, at_the_end, False]
+    assert warned == []
+    assert len(warned_there) == (0 if on_error == "fatal" else 2)
+
+
+def test_a_state_that_cannot_be_read_on_one_rank_is_fatal_on_all(folder: Path) -> None:
+    class Broken:
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("not initialised")
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def one(group: Group) -> str:
+        state = STATE | {"it": Broken()} if group.rank else STATE
+        with (
+            saving(folder, group, on_error="fatal") as rank,
+            pytest.raises(SaveError) as raised,
+        ):
+            rank.save(1, state)
+        return str(raised.value)
+
+    other, own = together(2, one)
+    assert "another rank has said why" in other
+    assert "not initialised" in own
+
+
+@pytest.mark.parametrize("on_error", ["warn", "retry", "fatal"])
+def test_a_quota_without_another_place_is_no_success(folder: Path, on_error: OnError) -> None:
+    whose = Whose(JOB, 1, str(folder / "images"), has_keeper=True, images_most_bytes=1 << 18)
+    kept: dict[str, Any] = {"root": "", "keeps": True, "buffers": 2, "whose": whose}
+    with saving(folder, on_error=on_error, **kept) as rank:
+        for step in (1, 2):
+            if on_error == "fatal":
+                with pytest.raises(SaveError, match=f"step {step} failed at keep: there is no"):
+                    rank.save(step, STATE, to_root=False)
+            else:
+                assert rank.save(step, STATE, to_root=False) is None
+        assert (rank.queue.await_all() is not None) is (on_error == "retry")
+
+
+def test_a_limit_that_is_too_small_is_named_with_what_helps(folder: Path) -> None:
+    with saving(folder, keeps=True, buffers=2, memory_limit=1 << 16) as rank:
+        assert rank.save(1, STATE) is None
+        assert "memory_limit is 65536 bytes, and " in rank.told.warned[0]
+        assert "raise it, or do without keep_memory" in rank.told.warned[0]
+    with saving(folder, memory_limit=1 << 10) as rank:
+        assert rank.save(1, STATE) is None
+        (refused,) = rank.events("refused")
+        assert refused["reason"].endswith("does not fit: raise it")
+        needed = refused["needed_bytes"]
+    with saving(folder, memory_limit=needed) as rank:
+        assert rank.save(1, STATE) is not None, "what was said to be needed is enough"
+        assert rank.finish() == [1]
