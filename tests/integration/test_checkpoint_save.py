@@ -110,7 +110,8 @@ def test_the_manifest_has_the_hash_of_each_file(tmp_path: Path) -> None:
     for one in manifest.files:
         octets = (path_of(tmp_path, 10) / one.name).read_bytes()
         assert (one.size_bytes, one.hash) == (len(octets), xxhash.xxh3_128_hexdigest(octets))
-    assert sorted(one.name for one in (tmp_path / "root").iterdir()) == [
+    assert not list((tmp_path / "root" / ".saving").iterdir())
+    assert sorted(one.name for one in (tmp_path / "root").glob("[!.]*")) == [
         "owner.json",
         "step-000000010",
     ]

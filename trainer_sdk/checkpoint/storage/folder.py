@@ -110,10 +110,11 @@ class Folder:
         freed = sum(one.size_bytes for one in self.files(folder))
         hidden = os.path.join(self.path, _REMOVING, f"{os.path.basename(path)}-{uuid.uuid4().hex}")
         with _told(path, "removed"):
-            os.makedirs(os.path.dirname(hidden), exist_ok=True)
-            with suppress(FileNotFoundError):
-                os.rename(path, hidden)
-                sync_folder(self.path)
+            while os.path.lexists(path):  # another may just have cleared the place for it away
+                with suppress(FileNotFoundError, FileExistsError):
+                    os.makedirs(os.path.dirname(hidden), exist_ok=True)
+                    os.rename(path, hidden)
+                    sync_folder(self.path)
             shutil.rmtree(os.path.dirname(hidden), ignore_errors=True)
         return freed
 

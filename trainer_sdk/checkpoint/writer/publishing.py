@@ -272,7 +272,10 @@ def _withdraw(order: WriteState, place: Place, reason: str = "") -> None:
 
 
 def _clean(storage: Folder, saving: str) -> None:
-    """Remove what saves have left that came to nothing, and what nobody can see as this one."""
+    """Remove what saves have left that came to nothing, and what nobody can see as this one.
+
+    The folder itself stays: the next save may just have found that it is there.
+    """
     base = os.path.join(storage.path, SAVING)
     for name in os.listdir(base):
         path = os.path.join(base, name)
@@ -280,8 +283,6 @@ def _clean(storage: Folder, saving: str) -> None:
             left = _is_left(saving_of(name), saving_of(saving), os.stat(path).st_mtime)
             if name == saving or left:
                 shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
-        os.rmdir(base)
 
 
 def _is_left(theirs: SavingName | None, ours: SavingName | None, changed_at: float) -> bool:
