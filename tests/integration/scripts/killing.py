@@ -187,8 +187,9 @@ def main() -> None:
         job.look(f"killed at {points}")
     job.save(dict.fromkeys(RANKS, SPARED))
     job.look("at the end")
+    hidden = (one for one in folder.rglob(".*") if one.name != ".metadata")
     left = sorted(
-        str(one.relative_to(folder)) for one in folder.rglob(".*") if one.name != ".metadata"
+        str(one.relative_to(folder)) for one in hidden if one.is_file() or any(one.iterdir())
     )
     print(json.dumps({"killed": killed, "saved": saved, "wrong": job.wrong, "left": left}))
 
