@@ -195,7 +195,7 @@ class OwnRanks:
     async def _gone(self, order: StartRanks, event: RankGone) -> None:
         # A signal leaves no exception; and who was killed is told before who noticed it.
         error = await self.work.keeper.error(event.rank) if event.code else None
-        if not self._is_ours(event.round) or self.work.is_stopping:
+        if not self._is_ours(event.round) or self.work.may_have_ended(event.signal):
             return  # meanwhile it was stopped, or another round has begun
         desks = self._desks
         stopped_after = desks.saves.has_seen(event.rank)

@@ -49,8 +49,8 @@ class Work:
 
     def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, told: Told) -> None:
         self.keeper = keepers.first
-        self.is_stopping = False
-        """The ranks are being told to end: that one does means nothing."""
+        self._kills_at: float | None = None
+        """When ranks that were told to end are killed."""
         self._keepers = keepers
         self._has_keeper = asyncio.Event()
         self._has_keeper.set()
@@ -69,6 +69,12 @@ class Work:
             self._signals.put_nowait(act)
         else:
             self._rounds.put_nowait(act)
+
+    def may_have_ended(self, by_signal: str | None) -> bool:
+        """A rank that ends so may have been told to by us; by SIGKILL, once its grace is over."""
+        if self._kills_at is None:
+            return False
+        return by_signal != "SIGKILL" or self._clock.now() >= self._kills_at
 
     async def events(self) -> AsyncIterator[KeeperEvent]:
         """What happens to the ranks, through all keepers."""
@@ -127,13 +133,13 @@ class Work:
     async def _stop(self, stop: Stop) -> None:
         await self._told.stops(stop)
         pids = self.keeper.watch.pids()
-        self.is_stopping = True
+        self._kills_at = self._clock.now() + stop.grace_s
         try:
             outcome = await self.keeper.stop(stop.grace_s)
         except KeeperLostError:
             outcome = _NOTHING  # nothing outlives its warden
         finally:
-            self.is_stopping = False
+            self._kills_at = None
         devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
         outcome = replace(outcome, devices=devices)
         self._told.stopped(stop, outcome)
