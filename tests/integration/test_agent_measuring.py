@@ -1,6 +1,7 @@
 """Agents measure the network with each other over real connections, in turns."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -32,12 +33,12 @@ def ports() -> list[int]:
 
 
 class LoopClock(FakeClock):
-    """Its time passes as the loop turns: it stands while the machine does."""
+    """Its time passes as threads get their turns: it stands while the machine does."""
 
     async def pass_for_ever(self) -> None:
         while True:
-            await self.advance(0.1)
-            await asyncio.sleep(0.005)
+            await self.advance(0.005)
+            await asyncio.to_thread(os.sched_yield)
 
 
 class Nodes:

@@ -308,17 +308,22 @@ def test_a_file_system_without_an_exchange_takes_two_moves(
     assert storage.folders() == ["one", "other"]
 
 
+def begun(root: str) -> Checkpointer:
+    """What a training saves with that must not lose a save."""
+    return Checkpointer(root, job=JOB, every=1000, on_error="fatal")
+
+
+def save_4_and_5(root: str) -> None:
+    with begun(root) as saves:
+        for step in (4, 5):
+            saves.save(step, {"a": torch.full((50,), float(step))}, wait=True)
+
+
 def test_a_training_that_comes_to_a_corrupt_step_again_replaces_it(
     root: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by the restore, trained again, saved again, restored: with `fatal` all the way."""
-
-    def begin() -> Checkpointer:
-        return Checkpointer(root, job=JOB, every=1000, on_error="fatal")
-
-    with begin() as saves:
-        for step in (4, 5):
-            saves.save(step, {"a": torch.full((50,), float(step))}, wait=True)
+    save_4_and_5(root)
     storage = storage_for(root)
     there = look(storage, 5)
     assert there is not None
@@ -327,12 +332,12 @@ def test_a_training_that_comes_to_a_corrupt_step_again_replaces_it(
     storage.put(name, [storage.read(name)[:-1] + b"?"])
 
     state = {"a": torch.zeros(50)}
-    with begin() as saves:
+    with begun(root) as saves:
         found = saves.restore(state)
         assert found is not None
         assert found.step == 4
         saves.save(5, {"a": torch.full((50,), 5.5)})
-    with begin() as saves:
+    with begun(root) as saves:
         found = saves.restore(state)
         assert found is not None
         assert found.step == 5
@@ -343,14 +348,8 @@ def test_with_fatal_a_training_does_not_end_well_on_a_step_it_has_not_saved(
     root: str, folder: Path
 ) -> None:
     """It went on from an older step, and comes to one that is there, whole, from before."""
-
-    def begin() -> Checkpointer:
-        return Checkpointer(root, job=JOB, every=1000, on_error="fatal")
-
-    with begin() as saves:
-        for step in (4, 5):
-            saves.save(step, {"a": torch.full((50,), float(step))}, wait=True)
-    saves = begin()
+    save_4_and_5(root)
+    saves = begun(root)
     saves.restore({"a": torch.zeros(50)}, step=4)
     saves.save(5, {"a": torch.full((50,), 5.5)})
     with pytest.raises(SaveError, match="what is visible is never replaced"):

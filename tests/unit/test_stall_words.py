@@ -27,8 +27,8 @@ Thread 0x00007fd4c37fe6c1 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
 
 Thread 0x00007fd4eae5bb80 (most recent call first):
-  File "/work/train.py", line 11 in load
-  File "/work/train.py", line 93 in <module>
+  File "/home/u/train.py", line 11 in load
+  File "/home/u/train.py", line 93 in <module>
 """
 
 

@@ -13,11 +13,10 @@ from tests.waiting import until, until_async
 TESTS = Path(__file__).parents[1]
 PACED = {
     "chaos/recorder.py",
-    "integration/test_agent_measuring.py",
     "integration/test_health_limits.py",
     "integration/test_health_service.py",
 }
-"""They make a load of so many messages a second, or let virtual time pass beside real sockets."""
+"""They make a load of so many messages a second."""
 
 
 def test_the_first_that_holds_is_returned() -> None:
