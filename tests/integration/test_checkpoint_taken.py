@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from xxhash import xxh3_128_hexdigest
 
 from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.saved_states import together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
 from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, encode, step_name
+from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, Part, encode, step_name
 from trainer_sdk.checkpoint.restore.looking import see_published
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.folder import Folder
@@ -34,7 +35,8 @@ from trainer_sdk.checkpoint.storage.shelf import (
 from trainer_sdk.checkpoint.whose import Whose
 from trainer_sdk.checkpoint.writer import taken
 from trainer_sdk.checkpoint.writer.orders import WriteState
-from trainer_sdk.checkpoint.writer.parts import place_of
+from trainer_sdk.checkpoint.writer.parts import part_name, place_of
+from trainer_sdk.checkpoint.writer.publishing import settle
 
 FIRST, SECOND = {"a": torch.zeros(300)}, {"a": torch.ones(300)}
 NAN = Mark(by="rank 0", reason="the loss was NaN", cause="nan_after_load")
@@ -266,12 +268,45 @@ def test_who_comes_second_to_a_quarantined_step_leaves_what_is_there_now(
     assert shelved(storage) == (2, False)
 
 
-def _order(root: str, found: Manifest) -> WriteState:
+def test_a_rank_that_looks_while_room_is_made_does_not_think_that_it_was_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(folder / "root")
+    ranks_save(folder, root, 1, FIRST)
+    storage = storage_for(root)
+    before = look(storage, 5)
+    assert before is not None
+    quarantine(storage, before, NAN)
+    there = look(storage, 5)
+    assert there is not None
+    assert there.manifest is not None
+    place, order = place_of(root, "5-r2-0a-1", 5), _order(root, there.manifest, rank=1)
+    octets = _moved(storage, there.manifest, place.before, place.inside)
+    identity = replace(there.manifest.identity, round=2)
+    part = Part(identity=identity, rank=1, files=(), stall_s=0.0, write_s=0.0)
+    storage.put(f"{place.before}/{part_name(1)}", (encode(part),))
+    real = Folder.read
+
+    def read(one: Folder, name: str) -> bytes:
+        found = real(one, name)
+        if name == f"{step_name(5)}/{MANIFEST}":  # what it sees is of before the very move
+            monkeypatch.setattr(Folder, "read", real)
+            assert there is not None
+            assert taken.makes_room(there, order, place, octets)
+        return found
+
+    monkeypatch.setattr(Folder, "read", read)
+    done = settle(order, b"", lambda _: None)
+    assert shelved(storage) == (2, False)
+    assert (done.given_up, done.manifest_hash) == ("", xxh3_128_hexdigest(octets))
+
+
+def _order(root: str, found: Manifest, rank: int = 0) -> WriteState:
     return WriteState(
         save=1,
         image="",
         identity=found.identity,
-        rank=0,
+        rank=rank,
         file_bytes=0,
         image_bytes=0,
         metadata=(0, 0),
@@ -290,7 +325,7 @@ def _moved(storage: Storage, found: Manifest, before: str, inside: str) -> bytes
         storage.put(f"{before}/{name}", [storage.read(f"{step_name(5)}/{one.name}")])
         files.append(replace(one, name=f"{inside}{name}"))
     identity = replace(found.identity, round=2)
-    octets = encode(replace(found, identity=identity, files=tuple(files)))
+    octets = encode(replace(found, identity=identity, files=tuple(files), saving="5-r2-0a-1"))
     if isinstance(storage, Folder):
         storage.put(f"{before}/{MANIFEST}", [octets])
     return octets

@@ -1,10 +1,14 @@
 """REST answers: how ranks are now, whether anybody watches them, and past which limits."""
 
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.bus.asking import RefusalError
 from everstep.messages import (
@@ -197,6 +201,26 @@ LIMITS = LimitsDocument(
     round=3,
     config_fingerprint="f",
 )  # fmt: skip
+
+
+async def test_a_job_whose_agents_speak_between_two_questions_is_shown(
+    api: Api, reader: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question of an answer sees another moment."""
+    await api.add(*running("n1", "n2"), make("watch_changed", round=3, node="n1", state="armed"))
+    real, states = Database.read, itertools.cycle(["paused", "armed", "learning"])
+
+    @asynccontextmanager
+    async def read(database: Database) -> AsyncIterator[AsyncConnection]:
+        async with real(database) as connection:
+            yield connection
+        monkeypatch.setattr(Database, "read", real)
+        await api.add(make("watch_changed", round=3, node="n1", state=next(states)))
+        monkeypatch.setattr(Database, "read", read)
+
+    monkeypatch.setattr(Database, "read", read)
+    found = await get(reader, "jobs/j")
+    assert sum(found["watch"]["nodes"].values()) == 1
 
 
 class Health:

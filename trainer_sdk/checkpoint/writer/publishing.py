@@ -204,19 +204,26 @@ def _look_on(order: WriteState, place: Place, waiting: Waiting) -> Done:
     name = f"{place.step}/{MANIFEST}"
 
     def seen() -> Done | None:
+        if (found := visible()) is None:
+            return None
+        if not is_ours(found[0], order):
+            if _part(place, order.rank) is not None:
+                return None  # rank 0 has not looked yet
+            found = visible() or found  # where ours makes room, its parts go with the same move
+        manifest, hash_ = found
+        if is_ours(manifest, order):
+            return _done(order, place, manifest, hash_)
+        _raise_failure(place, [0])
+        why = f"rank 0 has given it up: round {manifest.identity.round} has saved it"
+        return _done(order, place, manifest, hash_, why)
+
+    def visible() -> tuple[Manifest, str] | None:
         try:
             octets = place.storage.read(name)
             found = decode(octets, Manifest, f"{place.storage.url}/{name}")
         except (MissingError, BadManifestError):
             return None
-        hash_ = xxh3_128_hexdigest(octets)
-        if is_ours(found, order):
-            return _done(order, place, found, hash_)
-        if _part(place, order.rank) is not None:
-            return None  # rank 0 has not looked yet
-        _raise_failure(place, [0])
-        why = f"rank 0 has given it up: round {found.identity.round} has saved it"
-        return _done(order, place, found, hash_, why)
+        return found, xxh3_128_hexdigest(octets)
 
     return _until(seen, lambda: [0], order, place, waiting)
 

@@ -6,7 +6,7 @@ from sqlalchemy import exists, func, select
 
 from everstep.store import tables
 from everstep.store.instants import from_us
-from everstep.store.reads import Order, Record, first, page
+from everstep.store.reads import Order, Record, page
 from everstep_services.history.api.context import Context
 from everstep_services.history.api.dto import Watch
 
@@ -24,23 +24,26 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
     takes_part = exists().where(
         members.job == watches.job, members.round == job["round"], members.node == watches.node
     )
-    here = (watches.job == job["job"], takes_part)
-    count = func.count().label("nodes")
-    query = select(watches.watch_state, count).where(*here).group_by(watches.watch_state)
-    by_state = Order((watches.watch_state,))
+    said = watches.watch_state
+    columns = (said, watches.watch_reason, watches.watch_us, watches.node)
+    nodes = func.count().over(partition_by=said).label("nodes")
+    place = func.row_number().over(partition_by=said, order_by=watches.node).label("place")
+    here = select(*columns, nodes, place).where(watches.job == job["job"], takes_part).subquery()
+    # In one question: an agent may say something else at any moment.
+    query = select(here).where(here.c.place == 1)
+    by_state = Order((here.c.watch_state,))
     found = await page(context.database, query, by_state, None, _STATES_MOST)
-    counts = {str(row["watch_state"]): int(row["nodes"]) for row in found.rows}
-    if not counts:
+    rows = {str(row["watch_state"]): row for row in found.rows}
+    if not rows:
         return _as_beats_say(context, job)
+    counts = {state: int(row["nodes"]) for state, row in rows.items()}
     state = _worst(counts)
-    worst = select(tables.node_watches).where(*here, watches.watch_state == state)
-    row = await first(context.database, worst.order_by(watches.node))
-    assert row is not None, "a fact of a moment ago is still on record"
+    worst = rows[state]
     return Watch(
         state=state,
-        reason=row["watch_reason"],
-        at=from_us(row["watch_us"]),
-        node=row["node"],
+        reason=worst["watch_reason"],
+        at=from_us(worst["watch_us"]),
+        node=worst["node"],
         nodes=counts,
     )
 
