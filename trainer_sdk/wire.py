@@ -188,6 +188,8 @@ class Gone(Line, frozen=True, kw_only=True):
     signal: int | None
     core_dumped: bool
     lasted_s: float
+    told: bool = False
+    """It may have ended because it was told to."""
 
 
 class Signalled(Line, frozen=True, kw_only=True):

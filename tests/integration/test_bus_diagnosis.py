@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from everstep.bus.devserver import DevServer
 from everstep.bus.errors import (
     BlobMissingError,
     BusConfigError,
+    BusDeniedError,
     BusTimeoutError,
     BusUnreachableError,
     JetStreamOffError,
@@ -114,6 +117,39 @@ async def test_a_server_without_jetstream(tmp_path: Path) -> None:
         error = await refused(BusSettings(url=f"nats://127.0.0.1:{port}"))
     assert isinstance(error, JetStreamOffError)
     assert "runs without JetStream: start it with `-js`" in str(error)
+
+
+async def test_an_account_that_may_not_ask_jetstream_is_told_so_at_once(tmp_path: Path) -> None:
+    who = {"user": "u", "password": "p", "permissions": {"publish": {"deny": "$JS.API.INFO"}}}
+    config = {"jetstream": {"store_dir": str(tmp_path)}, "authorization": {"users": [who]}}
+    secret = tmp_path / "secret"
+    secret.write_text("p")
+    secret.chmod(0o600)
+    async with server_with(tmp_path, config) as port:
+        url = f"nats://127.0.0.1:{port}"
+        settings = BusSettings(url=url, user="u", password_file=secret, connect_within_s=600)
+        error = await refused(settings)
+    assert isinstance(error, BusDeniedError)
+    assert f"user u must be allowed to publish $JS.API.INFO at {url}" in str(error)
+
+
+async def test_a_server_that_says_nothing_more_has_not_denied_anything(
+    nats: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = connection.check_account
+
+    async def check(*arguments: Any) -> None:
+        os.kill(nats.pid, signal.SIGSTOP)
+        try:
+            await real(*arguments)
+        finally:
+            os.kill(nats.pid, signal.SIGCONT)
+
+    monkeypatch.setattr(connection, "check_account", check)
+    settings = msgspec.structs.replace(nats.settings(SERVICE), connect_within_s=5.0)
+    error = await refused(settings)
+    assert isinstance(error, BusTimeoutError)
+    assert f"{settings.url} did not answer within 5 s" in str(error)
 
 
 async def test_a_missing_stream_has_its_name(nats: DevServer, job: str) -> None:

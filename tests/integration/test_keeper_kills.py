@@ -72,6 +72,25 @@ async def test_stop_asks_then_kills(tmp_path: Path, foreign: int) -> None:
         assert {event.signal for event in (await node.gone(2)).values()} == {"SIGKILL"}
 
 
+async def test_who_had_ended_before_the_order_to_stop_was_not_told_to(tmp_path: Path) -> None:
+    async with opened(tmp_path, "stay.py", "still") as node:
+        await node.start(3)
+        pids = await settled(node, 3)
+        warden = psutil.Process(node.warden())
+        warden.suspend()  # it has no turn: the death and the order wait for it together
+        os.kill(pids[0], signal.SIGKILL)
+        os.kill(pids[1], signal.SIGTERM)
+        for rank in (0, 1):
+            process = psutil.Process(pids[rank])
+            await until_async(process.status, "it is dead", holds=psutil.STATUS_ZOMBIE.__eq__)
+        stopping = asyncio.create_task(node.keeper.stop(grace_s=60))
+        await asyncio.sleep(0)
+        warden.resume()
+        assert (await stopping).ranks == (2,)
+        gone = await node.gone(3)
+        assert {rank: one.was_told for rank, one in gone.items()} == {0: False, 1: False, 2: True}
+
+
 async def test_stop_does_not_wait_for_a_grace_that_nobody_needs(tmp_path: Path) -> None:
     async with opened(tmp_path, "stay.py", "still") as node:
         await node.start(2)

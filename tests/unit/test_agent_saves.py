@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from everstep.messages import SaveCheckpoint, StartRanks, StopRanks
+from everstep.messages import Reported, SaveCheckpoint, StartRanks, StopRanks
 from everstep_services.agent.acts import (
     Acknowledged,
     Act,
@@ -87,6 +87,26 @@ def test_ranks_do_not_wait_for_a_control_plane_that_says_nothing() -> None:
     assert agent.wake_at == 2
     assert agent.tick(now=2) == [AskToStop(None)]
     assert agent.asked_to_save(save(7), now=3) == [], "their step is settled"
+
+
+def test_nor_for_longer_than_half_of_the_time_that_they_have() -> None:
+    agent = running(agree_within_s=20, preempt_grace_s=10)
+    agent.preempted(15, "SIGTERM", now=0)
+    assert agent.tick(now=4) == []
+    assert agent.tick(now=5) == [AskToStop(None)]
+
+
+def test_ranks_wait_longer_for_a_control_plane_that_has_heard() -> None:
+    agent = running(agree_within_s=2, preempt_grace_s=60)
+    agent.preempted(15, "SIGTERM", now=0)
+    agent.reported(Tell(1, "preempted", "why"), Reported(round=1, is_current=True), now=1)
+    assert agent.wake_at == 21
+    assert agent.asked_to_save(save(7), now=6) == [AskToStop(7)], "the step of all, not of one"
+    agent = running(agree_within_s=2, preempt_grace_s=10)
+    agent.preempted(15, "SIGTERM", now=0)
+    agent.reported(Tell(1, "preempted", "why"), Reported(round=1, is_current=True), now=1)
+    assert agent.wake_at == 5.5, "they need time to save"
+    assert agent.tick(now=6) == [AskToStop(None)]
 
 
 def test_a_node_that_saved_leaves_with_91_and_says_what_is_safe() -> None:

@@ -22,7 +22,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from everstep.bus.beside import beside
-from everstep.bus.diagnosis import check_server, credentials_expired, explain, is_final
+from everstep.bus.diagnosis import (
+    check_account,
+    check_server,
+    credentials_expired,
+    explain,
+    is_final,
+)
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
 from everstep.bus.library import Hear, MendedClient, dispose, settle
 from everstep.bus.login import login
@@ -62,6 +68,7 @@ class Connection:
         self._denied_subscriptions: set[str] = set()
         self.counters = {"reconnects": 0, "rebuilds": 0, "errors": 0, "slow": 0, "denied": 0}
         self.trouble: str | None = None
+        self._is_up = False
         self._has_been_lost = False
         self._came_back_at: float | None = None
 
@@ -77,7 +84,8 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        return self._client is not None and bool(self._client.is_connected)
+        # Not before `returns` tells that it was away: nats-py is connected a moment earlier.
+        return self._is_up and self._client is not None and bool(self._client.is_connected)
 
     @property
     def client(self) -> Client:
@@ -164,9 +172,11 @@ class Connection:
         client = MendedClient()
         try:
             await self._connect(client)
-            await check_server(client, self._settings, self.inbox_prefix)
-            for attachment in self._attachments:
-                await attachment.attach(client)
+            await self._check(client)
+            await self._attach(client)
+        except (nats_errors.Error, OSError) as error:  # lost already
+            await dispose(client)
+            raise await asyncio.to_thread(explain, error, self._settings) from error
         except BaseException:
             await dispose(client)
             raise
@@ -174,6 +184,22 @@ class Connection:
         self._client = client
         self.trouble = None
         self._came_up()
+
+    async def _check(self, client: Client) -> None:
+        check_server(client, self._settings)
+        inbox = f"{self.inbox_prefix}.{client.new_inbox().rpartition('.')[2]}"
+        answers = await client.subscribe(inbox, max_msgs=1)
+        await self.refuse_if_denied(client, inbox)
+        await check_account(client, self._settings, answers, self.noticing)
+
+    async def _attach(self, client: Client) -> None:
+        """Whoever comes or goes meanwhile must not make us pass over another."""
+        seen: list[Attachment] = []
+        while (
+            next_ := next((one for one in self._attachments if one not in seen), None)
+        ) is not None:
+            seen.append(next_)
+            await next_.attach(client)
 
     async def _connect(self, client: Client) -> None:
         options = await asyncio.to_thread(login, self._settings)
@@ -280,6 +306,7 @@ class Connection:
         return self._settings.user or str(self._settings.credentials_file or "(anonymous)")
 
     def _came_up(self) -> None:
+        self._is_up = True
         if self._has_been_lost:
             self._came_back_at = asyncio.get_running_loop().time()
         for up, _, _ in list(self._listeners):
@@ -287,6 +314,7 @@ class Connection:
         self._up.set()
 
     def _went_down(self) -> None:
+        self._is_up = False
         self._has_been_lost = True
         for _, down, _ in list(self._listeners):
             down()

@@ -7,11 +7,14 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from everstep.bus.errors import (
     BusDeniedError,
@@ -26,7 +29,10 @@ from everstep.bus.errors import (
 from everstep.bus.login import read_secret
 from everstep.bus.settings import BusSettings
 
+Noticing = Callable[..., AbstractContextManager[None]]
+
 OLDEST_SERVER = (2, 11)
+_ABOUT_US = "$JS.API.INFO"
 _JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)\s*-+END")
 _VIOLATION = "authorization violation"
 _REFUSALS = (_VIOLATION, "authentication expired", "authentication timeout")
@@ -116,7 +122,7 @@ def credentials_expired(error: Exception, settings: BusSettings) -> BusError | N
     )
 
 
-async def check_server(client: Client, settings: BusSettings, inbox_prefix: str) -> None:
+def check_server(client: Client, settings: BusSettings) -> None:
     """Refuse a server that cannot do what we rely on."""
     version = str(client._server_info.get("version", "0"))  # noqa: SLF001  its own property drops the patch level
     if version_of(version) < OLDEST_SERVER:
@@ -129,23 +135,39 @@ async def check_server(client: Client, settings: BusSettings, inbox_prefix: str)
             f"the server at {settings.url} runs without JetStream: start it with `-js`, or put "
             f"a jetstream block into its configuration"
         )
-    await _check_account(client, settings, inbox_prefix)
 
 
-async def _check_account(client: Client, settings: BusSettings, inbox_prefix: str) -> None:
-    inbox = f"{inbox_prefix}.{client.new_inbox().rpartition('.')[2]}"
-    subscription = await client.subscribe(inbox, max_msgs=1)
-    await client.publish("$JS.API.INFO", b"", reply=inbox)
+async def check_account(
+    client: Client, settings: BusSettings, answers: Subscription, noticing: Noticing
+) -> None:
+    """Refuse an account without JetStream. A server that is merely slow has not denied it."""
+    denied: list[str] = []
     try:
-        answer = await subscription.next_msg(timeout=settings.request_within_s)
-    except (TimeoutError, nats_errors.TimeoutError) as error:
-        raise BusDeniedError(
-            f"{_identity(settings)} got no answer from JetStream at {settings.url}: it must be "
-            f"allowed to publish $JS.API.INFO and to subscribe to {inbox_prefix}.>"
+        async with asyncio.timeout(settings.connect_within_s) as limit:
+
+            def on_denied(subject: str) -> None:
+                denied.append(subject)
+                limit.reschedule(asyncio.get_running_loop().time())
+
+            with noticing(denied=on_denied):
+                await client.publish(_ABOUT_US, b"", reply=answers.subject)
+                answer = await answers.next_msg(timeout=None)
+    except TimeoutError as error:
+        if denied:
+            raise BusDeniedError(
+                f"{_identity(settings)} must be allowed to publish {_ABOUT_US} at {settings.url}"
+            ) from error
+        raise BusTimeoutError(
+            f"JetStream at {settings.url} did not answer within {settings.connect_within_s:g} s: "
+            f"see the server's log"
         ) from error
     finally:
         if not client.is_closed:
-            await _unsubscribe(subscription)
+            await _unsubscribe(answers)
+    _check_answer(answer, settings)
+
+
+def _check_answer(answer: Msg, settings: BusSettings) -> None:
     if answer.headers and answer.headers.get("Status") == "503":
         raise JetStreamOffError(f"JetStream is not ready at {settings.url}")
     problem = json.loads(answer.data or b"{}").get("error")
@@ -156,10 +178,10 @@ async def _check_account(client: Client, settings: BusSettings, inbox_prefix: st
         )
 
 
-async def _unsubscribe(subscription: object) -> None:
+async def _unsubscribe(subscription: Subscription) -> None:
     try:
         async with asyncio.timeout(1):
-            await subscription.unsubscribe()  # type: ignore[attr-defined]
+            await subscription.unsubscribe()
     except (nats_errors.Error, TimeoutError):
         return  # it unsubscribed itself after its one message
 

@@ -130,6 +130,8 @@ class Agent:
         """Rendezvous has answered a report."""
         self._hear(reply.round)
         part = self._part
+        if self._goodbye is not None and tell.event == "preempted" and reply.is_current:
+            self._goodbye.heard(now)
         if part is None or part.round != tell.round or self._goodbye is not None:
             return []
         if tell.event == "rank_stalled" and tell.rank is not None:

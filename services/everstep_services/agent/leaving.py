@@ -20,6 +20,7 @@ from everstep_services.agent.failures import Exit
 from everstep_services.agent.part import Limits, Part
 
 SAVED = 91
+_AGREED_WITHIN_S = 20.0
 
 
 @dataclass(slots=True)
@@ -40,6 +41,16 @@ class Goodbye:
         if part is not None:
             return part.stop(grace_s)
         return [Exiting(self.code, self.cause, self.reason, self.is_sent)]
+
+    def heard(self, now: float) -> None:
+        """Rendezvous knows, and will say after which step: another step of ours would part us.
+
+        Unless it goes, too: then ranks still have half of their time.
+        """
+        if self.alone_at is not None and self.kill_at is not None:
+            self.alone_at = max(
+                self.alone_at, min(now + _AGREED_WITHIN_S, (now + self.kill_at) / 2)
+            )
 
     def due(self, part: Part | None, now: float) -> list[Act]:
         """What is due while ranks save."""
@@ -84,7 +95,7 @@ def preempted(
     if part.state == "starting":  # there is nothing to save yet, and perhaps nobody to hear
         return goodbye, [noticed, *goodbye.leave(part, limits.stop_grace_s)]
     goodbye.kill_at = now + grace_s
-    goodbye.alone_at = now + limits.agree_within_s
+    goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
     part.noticed_at = now if part.noticed_at is None else part.noticed_at
     told = Tell(part.round, "preempted", reason, grace_s=grace_s)
     said = Say(f"{reason}: its ranks have {grace_s:g} s")

@@ -182,21 +182,24 @@ class OwnRanks:
         if not event.code:
             self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
             return
+        was_at_work = self._is_at_work(event.round)
         error = await self.work.keeper.error(event.rank)
-        if error is None or error.name == "SystemExit" or not self._is_at_work(event.round):
+        if error is None or error.name == "SystemExit":
+            return
+        if not (was_at_work and self._is_ours(event.round)):
             return
         page = self.work.keeper.page(event.rank)
         lasted_s = self._clock.now() - page.script_s if page is not None else 0.0
         ending = Exit(code=event.code, error=error, lasted_s=lasted_s)
         pid = 0 if page is None else page.pid
         self._keep_end(order, event.rank, pid, ending)
-        self._desks.do(self._agent.script_failed(event.rank, ending))
+        self._fails(event.round, event.rank, ending, self._agent.script_failed)
 
     async def _gone(self, order: StartRanks, event: RankGone) -> None:
         # A signal leaves no exception; and who was killed is told before who noticed it.
         error = await self.work.keeper.error(event.rank) if event.code else None
-        if not self._is_ours(event.round) or self.work.may_have_ended(event.signal):
-            return  # meanwhile it was stopped, or another round has begun
+        if event.was_told or not self._is_ours(event.round):
+            return
         desks = self._desks
         stopped_after = desks.saves.has_seen(event.rank)
         if stopped_after is not None:
@@ -211,10 +214,14 @@ class OwnRanks:
         )
         if desks.evidence.fact_of(order.round, event.rank) is None:
             self._keep_end(order, event.rank, event.pid, ending)
-        if self._is_at_work(event.round):
-            desks.do(self._agent.rank_gone(event.rank, ending))
-        else:
-            desks.do(self._agent.rank_fell(event.rank, ending))
+        self._fails(event.round, event.rank, ending, self._agent.rank_gone)
+
+    def _fails(
+        self, round: int, rank: int, ending: Exit, at_work: Callable[[int, Exit], list[acts.Act]]
+    ) -> None:
+        """By itself; meanwhile its round may have been stopped."""
+        fails = at_work if self._is_at_work(round) else self._agent.rank_fell
+        self._desks.do(fails(rank, ending))
 
     def _keep_end(self, order: StartRanks, rank: int, pid: int, ending: Exit) -> None:
         with unharmed("the record of an end"):

@@ -93,7 +93,12 @@ class Signals:
         try:
             yield
         finally:
-            self._handler = None
+            self._handler = _too_late
+
+
+def _too_late(number: int) -> None:
+    """We leave already, and what is cleaned up is bounded: it is not cut off."""
+    log.info("signal_ignored signal=%d", number)
 
 
 async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, str]) -> int:
@@ -141,7 +146,11 @@ async def _run(
             raise NodeIdTakenError(plan.job, plan.node) from error
         except BusError as error:
             raise NoControlPlaneError(error) from error
-        limits = Limits(stop_grace_s=plan.stop_grace_s, preempt_grace_s=plan.preempt_grace_s)
+        limits = Limits(
+            stop_grace_s=plan.stop_grace_s,
+            preempt_grace_s=plan.preempt_grace_s,
+            agree_within_s=plan.agree_within_s,
+        )
         keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan, lock))
         others = others_of(
             base,

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _AGAIN_AFTER_S = 1.0
 _KEEPER_WITHIN_S = 30.0
 _DEVICES_WITHIN_S = 50.0
+_HEARD_WITHIN_S = 10.0
 _NOTHING = Stopped((), (), 0, (), 0.0)
 
 
@@ -49,8 +50,6 @@ class Work:
 
     def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, told: Told) -> None:
         self.keeper = keepers.first
-        self._kills_at: float | None = None
-        """When ranks that were told to end are killed."""
         self._keepers = keepers
         self._has_keeper = asyncio.Event()
         self._has_keeper.set()
@@ -69,12 +68,6 @@ class Work:
             self._signals.put_nowait(act)
         else:
             self._rounds.put_nowait(act)
-
-    def may_have_ended(self, by_signal: str | None) -> bool:
-        """A rank that ends so may have been told to by us; by SIGKILL, once its grace is over."""
-        if self._kills_at is None:
-            return False
-        return by_signal != "SIGKILL" or self._clock.now() >= self._kills_at
 
     async def events(self) -> AsyncIterator[KeeperEvent]:
         """What happens to the ranks, through all keepers."""
@@ -113,11 +106,15 @@ class Work:
         """Until the keeper is lost."""
         while True:
             event = await self.keeper.events.get()
-            if isinstance(event, KeeperLost):
+            is_over = isinstance(event, KeeperLost)
+            if is_over:
                 self._has_keeper.clear()
+            try:
                 yield event
+            finally:
+                self.keeper.events.task_done()
+            if is_over:
                 return
-            yield event
 
     async def _start(self, start: Start) -> None:
         try:
@@ -133,13 +130,16 @@ class Work:
     async def _stop(self, stop: Stop) -> None:
         await self._told.stops(stop)
         pids = self.keeper.watch.pids()
-        self._kills_at = self._clock.now() + stop.grace_s
+        keeper = self.keeper
         try:
-            outcome = await self.keeper.stop(stop.grace_s)
+            outcome = await keeper.stop(stop.grace_s)
+            # What ended before it was stopped may be why: it is heard first.
+            async with asyncio.timeout(_HEARD_WITHIN_S):
+                await keeper.events.join()
         except KeeperLostError:
             outcome = _NOTHING  # nothing outlives its warden
-        finally:
-            self._kills_at = None
+        except TimeoutError:
+            log.warning("events_left count=%d", keeper.events.qsize())
         devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
         outcome = replace(outcome, devices=devices)
         self._told.stopped(stop, outcome)

@@ -86,6 +86,7 @@ class Desk:
         self._events: Batch = []
         self._woken = asyncio.Event()
         self._memory = Memory()
+        self._returns = around.bus.returns
         self._job: Job | None = None
         self._revision: int | None = None
         self._stored_outbox = False
@@ -112,11 +113,17 @@ class Desk:
             self._news = document
             self.tell(Tick())
 
-    def start_anew(self) -> None:
-        """The bus was away: what we know may be old, and what we timed means nothing."""
-        self._memory = Memory()
-        self._revision = None
+    def wake(self) -> None:
+        """Look at the job again, with nothing that has come."""
         self.tell(Tick())
+
+    def _see_whether_it_was_away(self) -> None:
+        """After the bus was away, what we know may be old, and what we timed means nothing."""
+        returns = self._around.bus.returns
+        if returns != self._returns:
+            self._returns = returns
+            self._memory = Memory()
+            self._revision = None
 
     async def show(self) -> RoundDocument:
         """How the job stands."""
@@ -133,6 +140,7 @@ class Desk:
             await self._around.bus.wait_connected()
             if self._events:
                 await self._around.clock.sleep(self._around.settings.gather_s)
+            self._see_whether_it_was_away()
             batch, self._events = self._events, []
             self._woken.clear()
             try:

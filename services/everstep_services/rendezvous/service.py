@@ -160,7 +160,7 @@ class Rendezvous:
                     self._desks[finding.job].tell(finding)
 
     async def _watch_bus(self) -> None:
-        """After the bus was away, every desk reads again, and its timers start anew."""
+        """After the bus was away, every desk reads again, also one that nothing else wakes."""
         await self._bus.wait_connected()
         returns = self._bus.returns
         while True:
@@ -172,7 +172,7 @@ class Rendezvous:
             returns = self._bus.returns
             log.info("bus_back jobs=%d", len(self._desks))
             for desk in self._desks.values():
-                desk.start_anew()
+                desk.wake()
 
 
 def _suspects(document: Document) -> dict[str, str]:

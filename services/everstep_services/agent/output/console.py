@@ -62,7 +62,7 @@ class Console:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # A daemon: a terminal that takes nothing must not keep the process from its end.
         self._thread = threading.Thread(
-            target=_Showing(self._asked, self._bell).run, name="console", daemon=True
+            target=_Showing(self._asked, os.dup(self._bell)).run, name="console", daemon=True
         )
 
     def start(self) -> None:
@@ -101,6 +101,7 @@ class Console:
     def close(self) -> None:
         """Show no more. Does not wait for a write that the terminal holds up."""
         self._ask(None)
+        os.close(self._bell)  # the thread has one of its own
 
     def _ask(self, what: Follower | Future[None] | None) -> None:
         self._asked.put(what)

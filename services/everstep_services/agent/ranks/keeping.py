@@ -117,6 +117,8 @@ class RankGone:
     core_dumped: bool
     lasted_s: float
     memory: MemoryKill = ""
+    was_told: bool = False
+    """It may have ended because it was told to."""
 
 
 @dataclass(frozen=True, slots=True)

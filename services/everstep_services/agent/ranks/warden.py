@@ -212,7 +212,18 @@ class Warden:
         self._forge.gone()
         if was_forking:  # some ranks may exist, and nobody can say which they are
             self._unclaimed.clear()
-            for pid, parent in tree.descendants(os.getpid(), (self._forge.pid,)).items():
+            self._kill_all_below()
+
+    def _kill_all_below(self) -> None:
+        """Also what was born, or left without its parent, while the others were looked for."""
+        seen: set[int] = set()
+        while new := {
+            pid: parent
+            for pid, parent in tree.descendants(os.getpid(), (self._forge.pid,)).items()
+            if pid not in seen
+        }:
+            seen.update(new)
+            for pid, parent in new.items():
                 tree.kill(pid, parent)
 
     # Signals, exits and the end.
@@ -255,12 +266,15 @@ class Warden:
                 signal=os.WTERMSIG(status) if killed else None,
                 core_dumped=killed and os.WCOREDUMP(status),
                 lasted_s=time.monotonic() - rank.began,
+                told=self._stopping is not None
+                and self._stopping.may_have_ended(rank.rank, status),
             )
         )
 
     def _stop(self, order: Stop) -> None:
         if self._forge.state is not State.FORKING:
             self._pending = None
+        self._reap()  # those that have ended by themselves were not told
         for pid in self._ranks:
             os.kill(pid, signal.SIGTERM)
         ranks = {rank.rank for rank in self._ranks.values()}

@@ -24,6 +24,7 @@ class Stopping:
         self._forge = forge
         self._asked_at = now
         self._killed: set[int] = set()
+        self._newborn: set[int] = set()
         self._swept: set[int] = set()
         self._sweeping_since: float | None = None
 
@@ -56,10 +57,16 @@ class Stopping:
             stop_s=now - self._asked_at,
         )
 
+    def may_have_ended(self, rank: int, status: int) -> bool:
+        """Whether a rank may have ended so by this order: by SIGKILL, if it was sent that."""
+        is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        return not is_killed or rank in self._killed | self._newborn
+
     def _kill_newborn(self, living: Mapping[int, int]) -> None:
         for pid, rank in living.items():
             if rank not in self._ranks:  # born after the order: it has nothing to save
                 self._ranks.add(rank)
+                self._newborn.add(rank)
                 os.kill(pid, signal.SIGKILL)
 
     def _kill_ranks(self, living: Mapping[int, int]) -> None:

@@ -157,7 +157,7 @@ class RoundWatch:
         self._events.put_nowait(
             RankGone(
                 line.round, line.rank, line.pid, line.code, name, line.core_dumped,
-                line.lasted_s, memory,
+                line.lasted_s, memory, line.told,
             )
         )  # fmt: skip
 
