@@ -81,6 +81,8 @@ def _show_real(crowd: Crowd, seen: Seen) -> None:
         print(f"  the senders were late by up to {late_s:.1f} s: fewer nodes, or more cores")
     for name, usage in seen.usage.items():
         print(f"  {name}: {usage.processor_ratio:.0%} of a core, {usage.peak_mib:.0f} MiB")
+    spent_s = seen.usage["health"].processor_ratio * crowd.seconds
+    print(f"  health: {1e6 * spent_s / max(1.0, seen.heard):.1f} us of processor time a beat")
     false = [reason for node, (_, reason) in seen.lost.items() if node not in died]
     found = [seen.lost[node][0] - at for node, at in died.items() if node in seen.lost]
     _show_found(len(died), found, false)

@@ -49,8 +49,7 @@ class Watching:
         gaps = (rng.uniform(PAUSE_S, 2 * PAUSED_EVERY_S) for _ in itertools.count())
         starts = itertools.takewhile(lambda at: at < seconds, itertools.accumulate(gaps))
         self._pauses = list(starts)
-        self._tick_s = settings.tick_s
-        self._ticks_at = settings.tick_s
+        self._ticks_at = self._said_at = settings.tick_s
 
     def awake(self, at: float) -> float:
         """The moment itself, or the end of the pause that it is in."""
@@ -60,7 +59,9 @@ class Watching:
     def judge(self, now: float) -> None:
         """Every tick until then."""
         while (at := self.awake(self._ticks_at)) <= now:
-            self.found += [(at, lost) for lost in self.fleet.judge(at, is_blind=False)]
+            found = self.fleet.judge(at, is_blind=False, read_at=self._said_at)
+            self.found += [(at, lost) for lost in found]
+            self._said_at = at  # that word is back before the next tick
             for asked in self.fleet.hails(at):
                 self.hails += 1
                 self._hear(self._answer(asked, at), at)
@@ -70,7 +71,7 @@ class Watching:
                 self.fleet.knocked(asked, is_there, at)
                 if is_there:
                     self._hear(self._answer(asked, at), at)
-            self._ticks_at = at + self._tick_s
+            self._ticks_at = at + self.fleet.tick_s
 
     def _hear(self, beat: NodeBeat | None, at: float) -> None:
         if beat is not None:

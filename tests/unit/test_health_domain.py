@@ -1,5 +1,6 @@
 """Who is lost and who is back, whatever happens: in time, once, and the same to all observers."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -86,7 +87,8 @@ def test_while_beats_wait_to_be_read_nobody_is_lost_and_the_time_does_not_count(
     world.is_moving = False
     for _ in range(80):
         world.now += LIMITS.tick_s
-        assert world.fleet.judge(world.now, is_blind=False, is_late=True) == []
+        read_at = world.now - LIMITS.pause_s - 1.1 * LIMITS.tick_s
+        assert world.fleet.judge(world.now, is_blind=False, read_at=read_at) == []
         assert world.fleet.hails(world.now) == []
     assert world.fleet.blind_s == pytest.approx(80 * LIMITS.tick_s)
     world.silent = {"n1"}
@@ -94,6 +96,28 @@ def test_while_beats_wait_to_be_read_nobody_is_lost_and_the_time_does_not_count(
     world.run(10)
     assert world.lost == ["n1"]
     assert world.found[0][0] - began <= LIMITS.hailed_s + 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_question_counts_once_its_answer_would_have_been_read(answers: bool) -> None:
+    """As a slow observer saw it: the answers were there, behind thousands of beats."""
+    world = World(20, slots=3, limits=replace(LIMITS, tick_s=0.125))
+    world.run(10)
+    world.is_moving = False
+    world.run(1)
+    world.silent = {"n1"}
+    while silence_s(world, "n1") < 1.5:
+        world.run(world.limits.tick_s)
+    world.reads = False
+    if answers:
+        world.silent, world.mute = set(), {"n1"}
+    while silence_s(world, "n1") < LIMITS.hailed_s:
+        world.run(world.limits.tick_s)
+    assert (world.found, world.fleet.blind_s) == ([], 0.0)
+    assert world.hails >= 5
+    world.reads = True
+    world.run(2 * world.limits.tick_s)
+    assert world.lost == ([] if answers else ["n1"])
 
 
 def test_nobody_is_asked_while_the_training_moves() -> None:
@@ -144,6 +168,10 @@ def test_a_return_says_what_became_of_the_agent(sequence: int, said: str) -> Non
     back = world.fleet.hear(beat("x", sequence), world.now)
     assert back is not None
     assert said in back.reason
+
+
+def silence_s(world: World, node: str) -> float:
+    return world.fleet.silences("j", world.now)[node][0]
 
 
 # -- two observers ---------------------------------------------------------------------------

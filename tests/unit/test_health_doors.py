@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from everstep.messages import NodeBeat
+from everstep_services.health.doors import is_alone
 from everstep_services.health.findings import Lost
 from tests.unit.health_fleet import LIMITS, World, first_loss
 
@@ -220,3 +221,11 @@ def test_whatever_was_before_a_killed_node_is_found_in_time_while_the_others_mov
     world.run(30)
     assert world.lost == [victim]
     assert world.found[0][0] - began <= LATEST_S
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.data())
+def test_who_is_alone_is_told_from_all_last_words(times: list[int], data: st.DataObject) -> None:
+    words_s = sorted(time / 4 for time in times)
+    word_s = data.draw(st.sampled_from(words_s)) if words_s else 1.0
+    together = [other_s for other_s in words_s if abs(other_s - word_s) <= 3.0]
+    assert is_alone(word_s, words_s) == (len(together) <= 1)

@@ -1,4 +1,4 @@
-"""Health notices that what is sent to it waits to be read."""
+"""Health knows how far it has read of what is sent to it."""
 
 import asyncio
 
@@ -9,28 +9,34 @@ from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.waiting import until_async
 
 
-async def test_a_word_that_does_not_come_back_is_late_until_one_does() -> None:
+async def test_what_was_sent_before_a_word_that_came_back_has_been_read() -> None:
     server = MemoryServer()
     bus = MemoryBus(server)
-    echo = Echo(bus, within_s=0.25)
-    assert not echo.is_late(0.0)
-    assert not echo.is_late(10.0), "nobody hears yet"
+    echo = Echo(bus)
+    assert echo.read_at(1.0) == 1.0, "nobody hears yet, so no word is missed"
     async with (
         bus.subscribe(subjects.hail(subjects.CLUSTER, None), BeatNow) as words,
         asyncio.TaskGroup() as tasks,
     ):
         hearing = tasks.create_task(echo.hear_for_ever())
-        await until_async(lambda: echo.is_late(20.0) or words.received, "it says a word")
+        await until_async(lambda: echo.read_at(10.0) and words.received, "it says a word")
+        assert echo.read_at(20.0) == 10.0
+        await until_async(lambda: echo.read_at(20.0) == 20.0, "the word comes back")
+
         server.up = False
-        await until_async(
-            lambda: not echo.is_late(30.0), "the word comes back, and another is said"
-        )
-        assert not echo.is_late(30.2)
-        assert echo.is_late(30.3), "that one is on its way"
-        echo.forget()
-        assert not echo.is_late(40.0), "nothing is"
-        assert echo.is_late(40.5)
+        assert echo.read_at(30.0) == 20.0
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert echo.read_at(31.0) == 20.0, "they are lost"
         server.up = True
-        assert echo.is_late(41.5), "it is said again, and has to come back"
-        await until_async(lambda: not echo.is_late(41.6), "it does")
+        assert echo.read_at(32.0) == 20.0
+        await until_async(lambda: echo.read_at(33.0) >= 32.0, "a later one is enough")
+
+        heard = words.received
+        assert echo.read_at(40.0) <= 33.0
+        echo.forget()
+        await until_async(lambda: words.received > heard, "it comes back all the same")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert echo.read_at(41.0) <= 33.0, "the bus was away: what it overtook may be lost"
         hearing.cancel()

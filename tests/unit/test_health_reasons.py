@@ -162,15 +162,22 @@ def test_after_a_short_pause_it_is_only_heard_first_what_was_said_meanwhile() ->
     assert world.found[0][0] - began <= limits.hailed_s + 2 * limits.tick_s
 
 
-def test_who_was_asked_has_time_to_answer() -> None:
-    """Its answers may wait to be read, for as long as a pause of ours may last."""
-    world = World(4, slots=3, limits=replace(LIMITS, tick_s=0.125, pause_s=1.2))
+def test_after_a_pause_all_are_judged_as_soon_as_what_was_said_meanwhile_has_been_read() -> None:
+    world = World(4, slots=3, limits=replace(LIMITS, tick_s=0.125, pause_s=0.4))
+    fleet, before_s = world.fleet, world.limits.tick_s
     world.run(10)
     world.silent, world.is_moving = {"n1"}, False
-    began = world.now
-    world.run(60)
-    assert world.lost == ["n1"]
-    assert world.found[0][0] - began > LIMITS.hailed_s + 0.2, "the first question, and a pause"
+    world.run(2 - before_s)
+    asleep_at = world.now
+    world.sleep(0.3)
+    woke_at = world.now
+    assert fleet.judge(woke_at, is_blind=False, read_at=asleep_at) == []
+    assert fleet.tick_s == before_s / 4
+    world.now += fleet.tick_s
+    assert fleet.judge(world.now, is_blind=False, read_at=asleep_at) == [], "it still waits"
+    world.now += fleet.tick_s
+    (loss,) = fleet.judge(world.now, is_blind=False, read_at=woke_at)
+    assert (loss.beat.node, loss.limit_s, fleet.tick_s) == ("n1", LIMITS.hailed_s, before_s)
 
 
 def test_a_beat_that_wakes_the_observer_is_as_new_as_any() -> None:

@@ -26,6 +26,7 @@ class World:
         self.steps = dict.fromkeys(self.ranks, 10)
         self.sections: dict[int, str] = {}
         self.states: dict[int, str] = {}
+        self.collectives: dict[int, str] = {}
         self.found: list[Located] = []
 
     def stop(self, rank: int, *, at: float, section: str = "forward", step: int = 10) -> None:
@@ -49,6 +50,7 @@ class World:
             step=self.steps[rank],
             progress_age_s=max(0.001, self.now - self.stopped.get(rank, self.now)),
             section=self.sections.get(rank, "forward"),
+            collective=self.collectives.get(rank),
         )
 
     def stalled(self, rank: int, fact: str = "") -> None:
@@ -179,6 +181,42 @@ def test_ranks_that_stop_together_cannot_be_told_apart() -> None:
     assert (world.one.first_ranks, world.one.waiting_ranks) == (tuple(range(8)), 0)
     assert not world.one.is_certain
     assert "beats cannot tell more" in world.one.reason
+
+
+def of_unmodified(collectives: dict[int, str]) -> Located:
+    """What is found of scripts that name no section, and whose steps are short."""
+    world = World()
+    world.run(3)
+    world.stop_all(at=world.now)
+    world.collectives = collectives
+    world.run(6)
+    world.stalled(4)
+    world.run(3)
+    return world.one
+
+
+ALL_WAIT = dict.fromkeys(range(8), "gloo:all_reduce of default_pg")
+
+
+def test_of_ranks_that_stop_together_the_one_in_no_collective_is_first() -> None:
+    found = of_unmodified(ALL_WAIT | {5: ""})
+    assert (found.first_ranks, found.nodes, found.waiting_ranks) == ((5,), ("n2",), 7)
+    assert not found.is_certain  # it may wait for what no recorder sees
+    assert "is in no collective, while all others wait in one; 7 others wait" in found.reason
+
+
+@pytest.mark.parametrize(
+    "collectives",
+    [
+        ALL_WAIT,
+        dict.fromkeys(range(8), ""),
+        {rank: name for rank, name in ALL_WAIT.items() if rank != 3} | {5: ""},
+        ALL_WAIT | dict.fromkeys(range(5), ""),
+    ],
+    ids=["all wait", "none waits", "of one nobody knows", "most do not"],
+)
+def test_collectives_that_name_nobody_tell_nothing(collectives: dict[int, str]) -> None:
+    assert of_unmodified(collectives).first_ranks == tuple(range(8))
 
 
 @pytest.mark.parametrize("silent", ["n0", "n2"])

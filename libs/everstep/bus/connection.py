@@ -30,7 +30,8 @@ from everstep.bus.diagnosis import (
     is_final,
 )
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
-from everstep.bus.library import Hear, MendedClient, dispose, settle
+from everstep.bus.frames import Hear
+from everstep.bus.library import MendedClient, dispose, settle
 from everstep.bus.login import login
 from everstep.bus.settings import BusSettings
 

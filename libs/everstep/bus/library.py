@@ -3,25 +3,23 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from math import ceil
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import Transport
 
+from everstep.bus.frames import FrameParser, Hear
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _CLOSE_WITHIN_S = 2.0
-
-Hear = Callable[[str, bytes], object]
-"""Takes in the subject and the body of a message, at once."""
 
 
 class MendedClient(Client):
@@ -36,26 +34,37 @@ class MendedClient(Client):
 
     def __init__(self) -> None:
         super().__init__()
-        self._hears: WeakKeyDictionary[Subscription, Hear] = WeakKeyDictionary()
+        self._ps = FrameParser(self)
+        self._hears: dict[int, tuple[Subscription, Hear]] = {}
 
     def hear_at_once(self, subscription: Subscription, hear: Hear) -> None:
         """Hear what comes without reply and headers, in its order among the others, as it comes."""
-        self._hears[subscription] = hear
+        self._hears[subscription._id] = subscription, hear  # noqa: SLF001
+
+    def hear_of(self, sid: int) -> Hear | None:
+        """Who hears a plain message at once; None while others wait that came before it."""
+        known = self._hears.get(sid)
+        return None if known is None or known[0].pending_msgs else known[1]
+
+    async def hear_failed(self, error: Exception) -> None:
+        """As nats-py does it: whoever cannot take a message in ends no connection."""
+        await self._error_cb(error)
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        subscription = self._subs.get(sid)
-        hear = None
-        if subscription is not None and not (reply or headers or subscription.pending_msgs):
-            hear = self._hears.get(subscription)
+        hear = None if reply or headers else self.hear_of(sid)
         if hear is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         try:
             hear(subject.decode(), data)
-        except Exception as error:  # noqa: BLE001 - as nats-py: it must not end the connection
-            await self._error_cb(error)
+        except Exception as error:  # noqa: BLE001
+            await self.hear_failed(error)
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._hears.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
 
     async def _flush_pending(self, force_flush: bool = False) -> object:
         return await _cancellable(super()._flush_pending(force_flush))

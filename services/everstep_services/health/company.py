@@ -12,8 +12,10 @@ from everstep_services.health.motion import Motion, progress_age_s
 
 _BEAT_S = 1.05
 """Between two beats of an agent, and what they may be late by."""
-_HAILS_LEAST = 3
-"""Who was asked so often, and has had time to answer, is not silent because beats were lost."""
+_HAILS_LEAST = 4
+"""Who was asked so often, and would have been heard, is not silent because beats were lost."""
+_ANSWERED_S = 0.1
+"""A node that is asked for a beat has sent it by then."""
 _HAILS_IN_VAIN = 24
 """Who was asked so often is not asked again before it is heard, or its training has moved."""
 
@@ -42,6 +44,20 @@ class Limits:
         return self.hailed_s - _BEAT_S
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When nodes are judged."""
+
+    seen_s: float
+    """By the sighted clock."""
+    now: float
+    """By the observer's own."""
+    read_at: float = inf
+    """All that was sent to the observer until then has been heard; by its own clock, too."""
+    back_s: float = -inf
+    """When it last ceased to be blind, by the sighted clock."""
+
+
 @dataclass(slots=True)
 class _Node:
     beat: NodeBeat
@@ -51,10 +67,8 @@ class _Node:
     """By the observer's own."""
     is_over: bool = False
     """Its job has ended: nobody waits for it."""
-    hails: int = 0
-    """How often it was asked for a beat since it was heard."""
-    asked_s: float = inf
-    """When it was asked first, by the sighted clock."""
+    hails: tuple[float, ...] = ()
+    """When it was asked for a beat since it was heard, by the observer's own clock."""
     door: Door | None = None
     """Whether anybody hears what is said to it; nobody has asked since it was heard."""
     loss: Lost | None = None
@@ -83,11 +97,11 @@ class Company:
         self._note_motion(beat, node.beat, seen_s)
         if node.is_over and beat.sequence <= node.beat.sequence:
             node.is_over = False  # another agent: the job begins again
-        node.beat, node.seen_s, node.heard_at, node.hails, node.door = beat, seen_s, now, 0, None
+        node.beat, node.seen_s, node.heard_at, node.hails, node.door = beat, seen_s, now, (), None
         self.nodes.move_to_end(beat.node)
         return None
 
-    def hails(self, seen_s: float) -> Iterator[NodeBeat]:
+    def hails(self, seen_s: float, now: float) -> Iterator[NodeBeat]:
         """Those to be asked for a beat now: nothing else will soon speak for them."""
         limits = self._limits
         for node in self.nodes.values():
@@ -96,11 +110,9 @@ class Company:
             if node.is_over or self._is_left_behind(node.beat):
                 continue
             if self._moves(node.beat, seen_s, limits.hail_after_s):
-                node.hails = 0
-            elif node.hails < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
-                if not node.hails:
-                    node.asked_s = seen_s
-                node.hails += 1
+                node.hails = ()
+            elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
+                node.hails += (now,)
                 yield node.beat
 
     def knocks(self, seen_s: float, back_s: float) -> Iterator[NodeBeat]:
@@ -137,22 +149,20 @@ class Company:
             node.is_over = True
         self.lost.clear()
 
-    def judge(
-        self, seen_s: float, back_s: float, now: float, shut: Sequence[float] = ()
-    ) -> list[Lost]:
-        """Each node whose loss is new. `back_s`: when the observer last ceased to be blind.
+    def judge(self, at: Moment, shut: Sequence[float] = ()) -> list[Lost]:
+        """Each node whose loss is new.
 
-        `shut`: when all nodes that nobody hears any more, of all jobs, fell silent.
+        `shut`: when all nodes that nobody hears any more, of all jobs, fell silent; in order.
         """
         found: list[Lost] = []
-        for node in self._silent(seen_s):
+        for node in self._silent(at.seen_s):
             name = node.beat.node
             if node.is_over or self._is_left_behind(node.beat):
                 del self.nodes[name]
                 continue
-            finding = self._judged(node, seen_s, back_s, now)
+            finding = self._judged(node, at)
             if finding is None and is_alone(node.seen_s, shut):
-                finding = self._shut_out(node, seen_s, back_s, now)
+                finding = self._shut_out(node, at)
             if finding is not None:
                 found.append(finding)
         for finding in found:
@@ -208,16 +218,17 @@ class Company:
         """A newer round has formed without it."""
         return beat.slot is not None and beat.round is not None and beat.round < self._motion.round
 
-    def _judged(self, node: _Node, seen_s: float, back_s: float, now: float) -> Lost | None:
-        limits, beat = self._limits, node.beat
+    def _judged(self, node: _Node, at: Moment) -> Lost | None:
+        limits, beat, seen_s = self._limits, node.beat, at.seen_s
         unheard_s = self._unheard_s(seen_s)
         is_witnessed = unheard_s < limits.witness_s
         has_moved = self._still_s(beat, seen_s) < inf
-        # For as long as its answers may wait to be read.
-        was_asked = node.hails >= _HAILS_LEAST and seen_s - node.asked_s >= limits.pause_s
+        # A question counts once its answer would have been heard: it may still wait to be read.
+        in_vain = sum(asked_at + _ANSWERED_S <= at.read_at for asked_at in node.hails)
+        was_asked = in_vain >= _HAILS_LEAST
         least_s = limits.hailed_s if has_moved and was_asked else limits.silence_s
         limit_s = least_s if is_witnessed else limits.all_silent_s
-        if node.seen_s < back_s:
+        if node.seen_s < at.back_s:
             limit_s += limits.reconnect_s
         if seen_s - node.seen_s < limit_s or self._moves(beat, seen_s, least_s):
             return None
@@ -225,14 +236,14 @@ class Company:
         if is_witnessed:
             others = self._witness(seen_s)
         if node.hails:
-            others = f"it was asked {node.hails} times for a beat; {others}"
+            others = f"it was asked {len(node.hails)} times for a beat; {others}"
         others += self._stillness(beat, seen_s)
-        return self._found(node, seen_s, now, limit_s, others)
+        return self._found(node, at, limit_s, others)
 
-    def _shut_out(self, node: _Node, seen_s: float, back_s: float, now: float) -> Lost | None:
+    def _shut_out(self, node: _Node, at: Moment) -> Lost | None:
         """Its agent is gone, as its connection is: others may train on, but not with it."""
-        limits, door = self._limits, node.door
-        if door is None or node.seen_s < back_s or self._unheard_s(seen_s) >= limits.witness_s:
+        limits, door, seen_s = self._limits, node.door, at.seen_s
+        if door is None or node.seen_s < at.back_s or self._unheard_s(seen_s) >= limits.witness_s:
             return None
         if not door.is_shut(limits.reconnect_s):
             return None
@@ -240,11 +251,11 @@ class Company:
             f"its connection to the bus closed with its last word, and for {door.shut_s:.1f} s "
             f"nobody has heard what it was asked ({door.refusals} times); {self._witness(seen_s)}"
         )
-        return self._found(node, seen_s, now, limits.hailed_s + limits.reconnect_s, others)
+        return self._found(node, at, limits.hailed_s + limits.reconnect_s, others)
 
-    def _found(self, node: _Node, seen_s: float, now: float, limit_s: float, others: str) -> Lost:
-        silence_s = seen_s - node.seen_s
-        blind_s = max(0.0, now - node.heard_at - silence_s)
+    def _found(self, node: _Node, at: Moment, limit_s: float, others: str) -> Lost:
+        silence_s = at.seen_s - node.seen_s
+        blind_s = max(0.0, at.now - node.heard_at - silence_s)
         return lost(node.beat, silence_s, limit_s, blind_s=blind_s, others=others)
 
     def _witness(self, seen_s: float) -> str:

@@ -7,7 +7,7 @@ import itertools
 from math import inf
 
 from everstep.messages import NodeBeat
-from everstep_services.health.company import Company, Limits
+from everstep_services.health.company import Company, Limits, Moment
 from everstep_services.health.findings import Lost, Returned
 from everstep_services.health.sight import SightedClock
 
@@ -15,12 +15,14 @@ _FORGET_EVERY_S = 60.0
 _HAILS_MOST = 256
 """At once: where more are silent, it is not they who are to blame."""
 _REMINDERS_MOST = 1024
+_HURRY = 4
+"""So many ticks in the time of one while we are late: so that we judge as soon as we have read."""
 
 
 class Fleet:
     """The nodes of all jobs. The same calls give the same findings, on any machine.
 
-    `hear` for each beat, `judge` every `tick_s`; both take the observer's monotonic clock.
+    `hear` for each beat, `judge` every `tick_s` of ours; both take the observer's monotonic clock.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -31,8 +33,16 @@ class Fleet:
         self._shut: set[tuple[str, str]] = set()
         """Job and node of those that nobody heard when they were asked for."""
         self._ticked_at = inf
+        self._woke_at = -inf
+        self.is_behind = False
+        """When all were judged last, what had been sent to us waited for too long to be read."""
         self._back_s = -inf
         self._forgot_s = -inf
+
+    @property
+    def tick_s(self) -> float:
+        """How long to wait before all are judged again."""
+        return self._limits.tick_s / (_HURRY if self._is_late else 1)
 
     @property
     def blind_s(self) -> float:
@@ -79,16 +89,23 @@ class Fleet:
         if company is not None:
             company.end()
 
-    def judge(self, now: float, *, is_blind: bool, is_late: bool = False) -> list[Lost]:
+    def judge(self, now: float, *, is_blind: bool, read_at: float = inf) -> list[Lost]:
         """Each node whose loss is new.
 
-        `is_blind`: since the last call, beats may have gone past us unheard. `is_late`: they still
-        wait to be heard.
+        `is_blind`: since the last call, beats may have gone past us unheard. `read_at`: all that
+        was sent to us until then has been heard; what came later may still wait.
         """
-        seen_s = self._sight.tick(now, is_blind=is_blind or is_late)
-        has_paused = now - self._ticked_at > 2 * self._limits.tick_s
+        limits = self._limits
+        # What is sent right after one tick is known to be read at the next, at the earliest.
+        self.is_behind = not is_blind and now - read_at > limits.pause_s + limits.tick_s
+        seen_s = self._sight.tick(now, is_blind=is_blind or self.is_behind)
+        has_paused = now - self._ticked_at > 2 * limits.tick_s
         self._ticked_at = now
-        self._is_late = is_late or has_paused  # then let us first hear what was said meanwhile
+        if has_paused:
+            self._woke_at = now
+        # After a pause, let us first hear what was said meanwhile.
+        is_unread = not is_blind and read_at < self._woke_at
+        self._is_late = self.is_behind or has_paused or is_unread
         if self._is_late:
             return []
         was_blind, self._was_blind = self._was_blind, is_blind
@@ -97,19 +114,18 @@ class Fleet:
         if was_blind:
             self._back_s = seen_s
         self._forget(seen_s)
+        at = Moment(seen_s, now, read_at, self._back_s)
         shut = self._last_words()
-        return [
-            finding
-            for company in self._companies.values()
-            for finding in company.judge(seen_s, self._back_s, now, shut)
-        ]
+        return [one for company in self._companies.values() for one in company.judge(at, shut)]
 
     def hails(self, now: float) -> list[NodeBeat]:
         """The last beats of nodes to be asked for another one, after they were judged."""
         seen_s = self._sight.read(now)
         if self._was_blind or self._is_late:
             return []
-        asked = (beat for company in self._companies.values() for beat in company.hails(seen_s))
+        asked = (
+            beat for company in self._companies.values() for beat in company.hails(seen_s, now)
+        )
         return list(itertools.islice(asked, _HAILS_MOST))
 
     def knocks(self, now: float) -> list[NodeBeat]:
@@ -143,7 +159,7 @@ class Fleet:
         return list(itertools.islice(known, _REMINDERS_MOST))
 
     def _last_words(self) -> list[float]:
-        """When each node fell silent that nobody hears any more."""
+        """When each node fell silent that nobody hears any more, in order."""
         found: list[float] = []
         for job, node in list(self._shut):
             company = self._companies.get(job)
@@ -152,7 +168,7 @@ class Fleet:
                 self._shut.discard((job, node))
             else:
                 found.append(word_s)
-        return found
+        return sorted(found)
 
     def _forget(self, seen_s: float) -> None:
         if seen_s - self._forgot_s < _FORGET_EVERY_S:

@@ -6,7 +6,8 @@ connection that is only cut stays open for the server, for minutes: then a quest
 nobody, and what the server says once it gives up tells nothing about the agent.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -52,6 +53,7 @@ class Door:
         return not self.outlived and self.refusals >= _REFUSALS_LEAST and self.shut_s >= for_s
 
 
-def is_alone(word_s: float, last_words_s: Iterable[float]) -> bool:
-    """Nobody else fell silent where nobody listens, at about the same time."""
-    return sum(abs(other_s - word_s) <= _TOGETHER_S for other_s in last_words_s) <= 1
+def is_alone(word_s: float, last_words_s: Sequence[float]) -> bool:
+    """Nobody else fell silent where nobody listens, at about the same time. They are in order."""
+    before = bisect_left(last_words_s, word_s - _TOGETHER_S)
+    return bisect_right(last_words_s, word_s + _TOGETHER_S) - before <= 1

@@ -1,51 +1,57 @@
-"""Whether we keep up: a word to ourselves comes back after all that was said before it."""
+"""How far we have read: a word to ourselves comes back after all that was said before it."""
 
 from everstep import subjects
 from everstep.bus.ports import Bus
 from everstep.ids import new_id
 from everstep.messages import BeatNow
 
-_AGAIN_AFTER_S = 1.0
-
 
 class Echo:
-    """The server keeps the order of what it sends us: while this is late, so are all beats."""
+    """The server keeps the order of what it sends us: when a word is back, so is all before it.
 
-    def __init__(self, bus: Bus, within_s: float) -> None:
+    A word at each tick, and not one after the other: that one which took long is back at last
+    tells nothing of what was said while it was on its way.
+    """
+
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._within_s = within_s
         self._name = new_id()[12:24]
         self._is_heard = False
-        self._since: float | None = None
-        """When the first word was sent that has not come back."""
-        self._sent_at = 0.0
+        self._read_at: float | None = None
+        self._words: dict[str, float] = {}
+        """When each was said that has not come back."""
 
     async def hear_for_ever(self) -> None:
         """Hear ourselves."""
         subject = subjects.hail(subjects.CLUSTER, self._name)
         async with self._bus.subscribe(subject, BeatNow) as words:
             self._is_heard = True
-            async for _ in words:
-                self._since = None
+            async for word in words:
+                if word.id in self._words:
+                    self._came_back(word.id)
 
-    def is_late(self, now: float) -> bool:
-        """What was sent to us longer ago than that has not been read yet."""
+    def read_at(self, now: float) -> float:
+        """All that was sent to us until then has been read. Ask at each tick: a word is said."""
         if not self._is_heard:
-            return False
-        if self._since is None:
-            self._since = now
-            self._say(now)
-        elif now - self._sent_at >= _AGAIN_AFTER_S:
-            self._say(now)  # it may be lost, as any other
-        return now - self._since > self._within_s
+            return now
+        if self._read_at is None:
+            self._read_at = now
+        self._say(now)
+        return self._read_at
 
     def forget(self) -> None:
         """The bus was away, and what was on its way is lost."""
-        self._since = None
+        self._words.clear()
 
     def _say(self, now: float) -> None:
-        self._sent_at = now
         word = BeatNow(
             id=new_id(), job=subjects.CLUSTER, round=0, node=self._name, reason="do we keep up?"
         )
+        self._words[word.id] = now
         self._bus.send(subjects.hail(subjects.CLUSTER, self._name), word)
+
+    def _came_back(self, name: str) -> None:
+        for one in list(self._words):  # those before it were lost, as any message may be
+            self._read_at = self._words.pop(one)
+            if one == name:
+                return

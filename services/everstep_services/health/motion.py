@@ -52,14 +52,13 @@ def progress_age_s(beat: NodeBeat, before: NodeBeat | None) -> float | None:
     An age of exactly 0 is what a beat says that knows of no progress. It counts only if a step
     or a collective was finished since the beat before.
     """
-    youngest_s, done = inf, 0
+    youngest_s = inf
     for rank in beat.ranks:
-        if rank.state == "running":
-            done += (rank.step or 0) + (rank.collectives or 0)
-            if 0.0 < rank.progress_age_s < youngest_s:
-                youngest_s = rank.progress_age_s
+        if 0.0 < rank.progress_age_s < youngest_s and rank.state == "running":
+            youngest_s = rank.progress_age_s
     if youngest_s < inf:
         return youngest_s
+    done = _done(beat)
     if before is None or before.round != beat.round or not done:
         return None
     return 0.0 if done != _done(before) else None

@@ -53,7 +53,7 @@ class Observer:
         self._teacher = teacher
         self._fleet = Fleet(_limits(settings))
         self._locator = Locator(settings.forget_after_s)
-        self.echo = Echo(bus, settings.pause_most_s)
+        self.echo = Echo(bus)
         self._beats: Inbox[NodeBeat] | None = None
         self._dropped = 0
         self._sighted_blind_s = 0.0
@@ -128,14 +128,16 @@ class Observer:
         """Judge every silence and every stall, once a tick."""
         async with asyncio.TaskGroup() as knocking:
             while True:
-                await self._clock.sleep(self._settings.tick_s)
+                await self._clock.sleep(self._fleet.tick_s)
                 self._judge(knocking)
 
     def _judge(self, knocking: asyncio.TaskGroup) -> None:
         now, is_blind = self._clock.now(), self._is_blind()
-        is_late = not is_blind and self._is_late(now)
-        for loss in self._fleet.judge(now, is_blind=is_blind, is_late=is_late):
+        read_at = now if is_blind else self.echo.read_at(now)
+        for loss in self._fleet.judge(now, is_blind=is_blind, read_at=read_at):
             self._announce_loss(loss)
+        if self._fleet.is_behind:
+            self._blinded_by = "beats came faster than they could be read"
         for beat in self._fleet.hails(now):
             self._counts["hails"] += 1
             self._bus.send(subjects.hail(beat.job, beat.node), _hail(beat))
@@ -172,12 +174,6 @@ class Observer:
         else:
             return False
         self.echo.forget()
-        return True
-
-    def _is_late(self, now: float) -> bool:
-        if not self.echo.is_late(now):
-            return False
-        self._blinded_by = "beats came faster than they could be read"
         return True
 
     def _announce_loss(self, finding: Lost) -> None:

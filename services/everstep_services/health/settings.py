@@ -112,8 +112,9 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     tick_s: float = 0.125
     """How often silence is judged."""
     pause_most_s: float = 0.4
-    """A pause of ours that was longer is time in which we were blind ourselves. After a shorter one
-    we only hear first what was said meanwhile."""
+    """A pause of ours that was longer is time in which we were blind ourselves, and so is the time
+    in which we read what was sent so long ago. After a shorter one we only hear first what was said
+    meanwhile."""
     forget_after_s: float = 6 * 3600.0
     """A node that has not been heard for so long is forgotten."""
     inbox_beats: int = 32_768

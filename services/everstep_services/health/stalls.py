@@ -46,9 +46,11 @@ class Halt:
     at_s: float
     step: int
     section: str | None
+    collective: str | None = None
+    """The collective that it is in; empty for none, None if nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Heard:
     """What a node said last while its ranks stood."""
 
@@ -65,6 +67,7 @@ class _Heard:
                     self.at_s - rank.progress_age_s,
                     rank.step or 0,
                     rank.section,
+                    rank.collective,
                 )
 
     @property
@@ -92,10 +95,10 @@ class _Round:
         if self.opened_s is None:
             self.opened_s = seen_s
 
-    def hear(self, heard: _Heard) -> None:
-        """What a node says of its ranks."""
+    def hear(self, heard: _Heard, *, is_calm: bool) -> None:
+        """What a node says of its ranks; `is_calm`: that none of them has stalled."""
         self.nodes[heard.beat.node] = heard
-        if not self.stalled and all(rank.state != "stalled" for rank in heard.beat.ranks):
+        if is_calm and not self.stalled:
             return
         states = {rank.rank: rank.state for rank in heard.beat.ranks}
         for halt in heard.halts():
@@ -130,9 +133,9 @@ class Locator:
         if beat.round is None or beat.slot is None or not beat.ranks:
             return
         known = self._round(beat.job, beat.round, seen_s)
-        if known is None or not any(rank.state in _STANDING for rank in beat.ranks):
-            return
-        known.hear(_Heard(seen_s, beat))
+        states = {rank.state for rank in beat.ranks}
+        if known is not None and not states.isdisjoint(_STANDING):
+            known.hear(_Heard(seen_s, beat), is_calm="stalled" not in states)
 
     def stalled(self, fact: RankStalled, seen_s: float) -> None:
         """An agent has found that a rank stalled."""
@@ -216,6 +219,10 @@ def _first(halts: list[Halt]) -> tuple[list[Halt], float | None, str]:
     lead_s = _lead_s(early, halts)
     if len(early) <= most and lead_s >= _TOGETHER_S:
         return early, lead_s, f"stopped {lead_s:.1f} s before all others"
+    absent = [halt for halt in halts if halt.collective == ""]
+    if absent and len(absent) <= most and all(halt.collective is not None for halt in halts):
+        are = "is" if len(absent) == 1 else "are"
+        return absent, None, f"{are} in no collective, while all others wait in one"
     sections = Counter(halt.section for halt in halts)
     usual, times = sections.most_common(1)[0]
     odd = [halt for halt in halts if halt.section != usual]
