@@ -26,7 +26,7 @@ SOCKET = "socket"
 LOG = "agent.log"
 PAGE = "page"
 SAY_AT = 3
-"""The descriptor by which an agent may say one line on the rank's stderr."""
+"""The descriptor by which an agent may speak on the rank's stderr, up to its first step."""
 LOCK_AT = 4
 """The one by which it holds its lock, from before it has begun."""
 _ASIDE = 5

@@ -86,9 +86,14 @@ class Book:
 
     def note_gap(self, lane: Lane, now: float) -> None:
         """Never before was the main thread outside all sections for so long."""
-        lane.longest_gap = now - lane.moved
-        at = layout.SECTIONS_AT + layout.SECTION_LONGEST_S
-        seconds_of(self.words)[at] = lane.longest_gap
+        gap = now - self.typical_since(lane.moved)
+        if gap > lane.longest_gap:
+            lane.longest_gap = gap
+            seconds_of(self.words)[layout.SECTIONS_AT + layout.SECTION_LONGEST_S] = gap
+
+    def typical_since(self, since: float) -> float:
+        """When the part began of which one learns: not with a pause, and not with a compilation."""
+        return max(since, self.fresh, self.words[layout.COMPILED_NS] / SECOND_NS)
 
     def lane(self) -> Lane:
         """Where the sections of this thread are."""

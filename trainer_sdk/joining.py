@@ -35,6 +35,10 @@ def own_link(environ: "Mapping[str, str]") -> Link:
         link.up()
     elif layout.PAGE_VARIABLE not in environ:
         _join_launched(link, environ)
+    if link.attached:
+        from trainer_sdk.bootstrap.coming import watch_compiling  # the bootstrap has done it
+
+        watch_compiling(link)
     return link
 
 

@@ -44,6 +44,8 @@ STOP_SEEN_NS = 20  # when the script first saw that it should stop
 GROUP_TIMEOUT_NS = 21  # of the default process group
 PROGRESS_S = 22  # CLOCK_MONOTONIC of the last step, heartbeat, or end of a pause or long phase
 LISTENS = 23  # 1 once the script has asked whether it should stop
+COMPILING_NS = 24  # CLOCK_MONOTONIC when torch began to compile; 0 when it does not
+COMPILED_NS = 25  # when it last ended; written before the other becomes 0
 
 STOP_AFTER = 32  # 1 + the step after which the script should stop; 0 for go on
 SAVE_AFTER = 33  # 1 + the step after which it should save and go on; 0 for none

@@ -76,6 +76,10 @@ class PageReading:
     """The script has asked whether it should stop."""
     group_timeout_s: float = 0.0
     """How long a collective of its default process group may take; 0 if not known."""
+    compiling_s: float = 0.0
+    """Since when torch compiles; 0 if it does not."""
+    compiled_s: float = 0.0
+    """When it last ceased to; 0 before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +264,11 @@ _KINDS = {
     layout.KIND_CHECKPOINT: Kind.CHECKPOINT,
     layout.KIND_EVALUATION: Kind.EVALUATION,
 }
-_NEVER_NEGATIVE = range(layout.PID, layout.GROUP_TIMEOUT_NS + 1)
+_NEVER_NEGATIVE = (
+    *range(layout.PID, layout.GROUP_TIMEOUT_NS + 1),
+    layout.COMPILING_NS,
+    layout.COMPILED_NS,
+)
 _LANES_END = layout.LANES_AT + layout.LANES * layout.LANE_WORDS
 _VALUE_NAME_WORDS = layout.VALUE_NAME_BYTES // 8
 _MOST_S = layout.SECTIONS_MOST * layout.FRAME_STEP
@@ -290,6 +298,8 @@ def _reading(words: "memoryview[int]") -> PageReading:
         stop_seen_s=words[layout.STOP_SEEN_NS] / 1e9,
         listens=words[layout.LISTENS] == 1,
         group_timeout_s=words[layout.GROUP_TIMEOUT_NS] / 1e9,
+        compiling_s=words[layout.COMPILING_NS] / 1e9,
+        compiled_s=words[layout.COMPILED_NS] / 1e9,  # the last: it is written first
     )
 
 

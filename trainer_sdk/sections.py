@@ -179,8 +179,8 @@ class Section:
         self._own[layout.SECTION_BEFORE] = self._ended
 
     def _note(self, since: float, now: float) -> None:
-        """Never before has it taken so long; unless it was paused, or began before it learned."""
-        took = now - max(since, self._book.fresh)
+        """Never before has it taken so long; unless there was more in it than itself."""
+        took = now - self._book.typical_since(since)
         if took > self._longest:
             self._longest = took
             seconds_of(self._own)[layout.SECTION_LONGEST_S] = took

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import not_
 from pathlib import Path
 
@@ -61,6 +62,10 @@ class Launched:
     def until_now(self, holds: Callable[[dict[int, Body]], bool], what: str) -> dict[int, Body]:
         return until(self.cluster.ranks, what, holds=holds, despite=CliError)
 
+    def may_speak(self, process: Process) -> bool:
+        """The agent still holds the stderr of a rank."""
+        return any(_has_open(pid, process.log) for pid in self.agents())
+
     def do(self, name: str) -> Path:
         path = self.folder / name
         path.touch()
@@ -81,6 +86,15 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    with suppress(OSError):  # a process that is gone
+        for one in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if one.samefile(path):
+                    return True
+    return False
 
 
 @pytest.fixture
@@ -107,14 +121,79 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     assert [rank.poll() for rank in ranks] == [None, None]
     hold.unlink()
     cluster.until_fact("rank_recovered", lambda body: body["stall"] == stall["id"])
+    cluster.until_fact("node_check_finished")  # ranks that end first end it, too
     launched.do("end")
     assert [rank.wait() for rank in ranks] == [0, 0]
     ended = cluster.until_fact("job_ended")
     assert (ended["state"], ended.get("exit_code"), ended["rounds"]) == ("done", 0, 1)
     assert {one["start"] for one in cluster.facts("rank_started")} == {"attached"}
     assert {one["how"] for one in cluster.facts("rank_exited")} == {"done"}
-    assert cluster.facts("node_check_finished")
     assert cluster.incidents() == []
+    launched.until_nothing_is_left()
+
+
+IMPATIENT = """
+import sys, time
+from datetime import timedelta
+from pathlib import Path
+import torch.distributed as dist
+import trainer_sdk
+
+run, folder = trainer_sdk.session(), Path(sys.argv[1])
+meet = f"file://{folder / 'meet'}"
+minute = timedelta(minutes=1)
+dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1, timeout=minute)
+while not (folder / "end").exists():
+    time.sleep(0.02)
+    run.step()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_limits_in_the_wrong_order_are_said_where_the_rank_speaks(launched: Launched) -> None:
+    script = launched.folder / "impatient.py"
+    script.write_text(IMPATIENT)
+    rank = launched.start(
+        *python(str(script), launched.where),
+        **place(0, 1),
+        EVERSTEP_AGENT__LIMITS="data=90",
+        TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="80",
+    )
+    said = until(
+        lambda: rank.said, "all is said", holds=lambda said: "gives up" in said, within_s=90
+    )
+    lines = said.splitlines()
+    assert all(line.startswith("everstep: ") for line in lines)
+    rows = [" ".join(line.split()[1:]) for line in lines]
+    for row in (
+        "data 90 s configured",
+        "process group 30 min torch's default with gloo",
+        "NCCL's monitor 80 s TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    ):
+        assert rows.count(row) == 1
+    monitor, group = (row for row in rows if row.startswith("warning: "))
+    assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=80 ends a rank before a stall in data" in monitor
+    assert "the process group gives up after 1 min, before a stall in data" in group
+    assert group.endswith("or set EVERSTEP_AGENT__LIMITS=data=30")
+    until(lambda: launched.may_speak(rank), "the agent lets go of its stderr", holds=not_)
+    launched.do("end")
+    assert rank.wait() == 0
+    launched.until_nothing_is_left()
+
+
+@pytest.mark.timeout(180)
+def test_an_agent_lets_go_of_a_ranks_stderr_when_a_rank_is_gone(launched: Launched) -> None:
+    for rank in (0, 1):
+        launched.do(f"hold-{rank}")  # before their first steps
+    first, other = launched.ranks()
+    launched.until_now(lambda found: len(found) == 2, "both ranks are watched")
+    assert launched.may_speak(first)
+    other.kill()
+    until(lambda: launched.may_speak(first), "the agent lets go of its stderr", holds=not_)
+    assert "how long a rank may go without progress" in first.said
+    launched.do("end")
+    launched.do("hold-0").unlink()
+    assert first.wait() == 0
     launched.until_nothing_is_left()
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 from everstep_services.agent.stalls.limits import LimitRules, Limits
 from everstep_services.agent.stalls.places import Signs, View
-from trainer_sdk import layout, pauses, rank_session, sections
+from trainer_sdk import compiling, layout, pauses, rank_session, sections
 from trainer_sdk.bootstrap import link as links
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.rank_session import Session
@@ -71,6 +71,7 @@ def clock_of_pages(clock: Clock) -> Iterator[None]:
         mock.patch.object(rank_session, "monotonic", clock.seconds),
         mock.patch.object(pauses, "monotonic", clock.seconds),
         mock.patch.object(links, "monotonic_ns", clock.ns),
+        mock.patch.object(compiling, "monotonic_ns", clock.ns),
     ):
         yield
 

@@ -272,6 +272,22 @@ def test_the_table_shows_every_limit_in_its_order() -> None:
     assert "--preempt-grace 600 is longer than the scheduler waits (30 s)" in warning
 
 
+def test_an_agent_that_gives_no_grace_compares_none() -> None:
+    others = Others(preempt_grace_s=None, scheduler_grace_s=30.0)
+    assert warnings(limits_of(data=90), others) == []
+    rows = table(limits_of(), others)
+    assert not any("when preempted" in row for row in rows)
+    assert rows[-1].split() == [
+        "the",
+        "scheduler's",
+        "grace",
+        "30",
+        "s",
+        "[agent]",
+        "scheduler_grace_s",
+    ]
+
+
 def warnings(limits: Limits, others: Others) -> list[str]:
     return [found.text for found in misorders(limits, others) if found.is_warning]
 
@@ -280,6 +296,9 @@ def test_a_process_group_that_gives_up_first_is_warned_of() -> None:
     (warning,) = warnings(limits_of(data=90), Others(60.0))
     assert "gives up after 1 min, before a stall in data is found (90 s, configured)" in warning
     assert warning.endswith("a longer timeout, or set --limit data=30")
+    attached = Others(60.0, preempt_grace_s=None, limited_by="EVERSTEP_AGENT__LIMITS=")
+    (warning,) = warnings(limits_of(data=90), attached)
+    assert warning.endswith("or set EVERSTEP_AGENT__LIMITS=data=30")
     (warning,) = warnings(limits_of(data=90), Others(heartbeat_s=60.0))
     assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=60" in warning
 

@@ -1,10 +1,12 @@
 """What a forge imports before it forks, and whether it may still fork afterwards."""
 
+import gc
 import importlib
 import os
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from trainer_sdk.bootstrap.reading import read_script
@@ -29,16 +31,32 @@ def preload(plan: ForgePlan) -> Preloaded:
     done = Preloaded()
     script = read_script(plan.command, plan.cwd)
     names = script.imports() if plan.preload == "auto" else plan.preload
-    # The first optimizer of a process imports it, which takes as long as torch itself.
-    ours = (_TORCH, _DYNAMO) if script.optimizes() else (_TORCH,)
+    # A process's first optimizer, or first DDP, imports it, which takes as long as torch itself.
+    ours = (_TORCH, _DYNAMO) if script.needs_dynamo() else (_TORCH,)
     sys.path.insert(0, script.folder)
     try:
         for name in dict.fromkeys((*ours, *names)):
-            if name not in plan.without and not _import(name, done, named=name in names):
+            if name in plan.without:
+                continue
+            with _uncollected() if name in ours else nullcontext():
+                fit = _import(name, done, named=name in names)
+            if not fit:
                 break
     finally:
         sys.path.remove(script.folder)
     return done
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Of what torch makes while it is imported nearly all stays: to look for garbage is a tenth."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _import(name: str, done: Preloaded, *, named: bool) -> bool:

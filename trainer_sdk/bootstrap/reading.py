@@ -16,7 +16,7 @@ from trainer_sdk.wire import Command
 _MOST_FILES = 20
 _MOST_BYTES = 2**20
 """Of a script, and of all the user's modules that it imports: nobody waits for more to be read."""
-_TORCH, _OPTIM = "torch", "optim"
+_TORCH, _OPTIM, _DDP = "torch", "optim", "DistributedDataParallel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,15 @@ class Script:
         found = (name for name in _top_level(self.tree.body) if self._is_installed(name))
         return tuple(dict.fromkeys(found))
 
-    def optimizes(self) -> bool:
-        """Whether its code, or that of a module of the user's that it imports, uses `torch.optim`.
+    def needs_dynamo(self) -> bool:
+        """Whether its ranks will import `torch._dynamo`, as far as the text tells.
 
-        What stands in texts and comments, or only for a type checker, does not count.
+        They do if its code, or that of a module of the user's that it imports, uses `torch.optim`
+        or DDP. What stands in texts and comments, or only for a type checker, does not count.
+        A class derived from torch's `Optimizer` counts: its base's `add_param_group`, `zero_grad`
+        and `state_dict` import it, and no text tells that none of them is ever called.
         """
-        return _uses_optim(self.tree) or any(_uses_optim(tree) for tree in self._beside())
+        return _needs_dynamo(self.tree) or any(_needs_dynamo(tree) for tree in self._beside())
 
     def _beside(self) -> Iterator[ast.Module]:
         names = (name for node in _running(self.tree) for name in _imported(node, self.package))
@@ -144,7 +147,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
         yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _uses_optim(tree: ast.Module) -> bool:
+def _needs_dynamo(tree: ast.Module) -> bool:
     code = list(_running(tree))
     torch = {
         alias.asname or _TORCH
@@ -153,7 +156,7 @@ def _uses_optim(tree: ast.Module) -> bool:
         for alias in node.names
         if alias.name == _TORCH or (alias.name.startswith(f"{_TORCH}.") and not alias.asname)
     }
-    return any(_is_optim(node, torch) for node in code)
+    return any(_is_optim(node, torch) or _is_ddp(node) for node in code)
 
 
 def _is_optim(node: ast.AST, torch: set[str]) -> bool:
@@ -161,6 +164,13 @@ def _is_optim(node: ast.AST, torch: set[str]) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == _OPTIM and isinstance(node.value, ast.Name) and node.value.id in torch
     return any(name.split(".")[:2] == [_TORCH, _OPTIM] for name in _imported(node, ""))
+
+
+def _is_ddp(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == _DDP
+    parts = [name.split(".") for name in _imported(node, "")]
+    return any((name[0], name[-1]) == (_TORCH, _DDP) for name in parts)
 
 
 def _origin(name: str, path: Sequence[str]) -> str:

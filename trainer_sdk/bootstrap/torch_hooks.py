@@ -5,15 +5,13 @@ import sys
 from time import monotonic_ns
 
 from trainer_sdk import layout
+from trainer_sdk.bootstrap.coming import watch_compiling, when_imported
 from trainer_sdk.bootstrap.link import Link, ShortPath
 from trainer_sdk.bootstrap.meeting import meet_promptly
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-    from typing import Any
+    from collections.abc import MutableMapping
 
 
 # A newer torch warns of the second name, an older one knows only that.
@@ -26,58 +24,14 @@ _RENAMED_IN = (2, 9)
 
 def arm_torch(link: Link, environ: "MutableMapping[str, str]") -> None:
     """Arm it now if it is loaded, else when it is; a script without torch pays nothing."""
-    if "torch" in sys.modules:
-        _arm(link, environ)
-    else:
-        sys.meta_path.insert(0, _WhenTorchComes(link, environ))
-
-
-class _WhenTorchComes:
-    """Finds nothing; it lets the others find torch, and acts when its body has run."""
-
-    def __init__(self, link: Link, environ: "MutableMapping[str, str]") -> None:
-        self._arm = lambda: _arm(link, environ)
-
-    def find_spec(
-        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
-    ) -> "ModuleSpec | None":
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = _found_by_others(name, path, target)
-        if spec is not None and spec.loader is not None:
-            _call_after(spec.loader, self._arm)
-        return spec
-
-
-def _found_by_others(
-    name: str, path: "Sequence[str] | None", target: "ModuleType | None"
-) -> "ModuleSpec | None":
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, path, target)
-        if spec is not None:
-            return spec
-    return None
-
-
-def _call_after(loader: "Any", then: "Callable[[], None]") -> None:
-    body = loader.exec_module
-
-    def exec_module(module: "ModuleType") -> None:
-        del loader.exec_module
-        body(module)
-        then()
-
-    try:
-        loader.exec_module = exec_module
-    except AttributeError:
-        return  # a loader that cannot be changed: no steps are counted, nothing else is lost
+    when_imported("torch", lambda: _arm(link, environ))
 
 
 def _arm(link: Link, environ: "MutableMapping[str, str]") -> None:
     try:
         _use_old_names(environ)
         _count_steps(link)
+        watch_compiling(link)
         meet_promptly()
         if link.folder:
             _serve(link.folder)
@@ -105,6 +59,7 @@ def _count_steps(link: Link) -> None:
 
     step, steps, by = layout.STEP, layout.STEPS, layout.COUNTED_BY
     progress, longest = layout.PROGRESS_NS, layout.LONGEST_STEP_NS
+    compiled = layout.COMPILED_NS
 
     def after_step(*_: object) -> None:
         words = link.words
@@ -118,7 +73,7 @@ def _count_steps(link: Link) -> None:
             words[layout.GROUP_TIMEOUT_NS] = group_timeout_ns() or 0
             link.first_step()
         elif now - words[progress] > words[longest]:
-            words[longest] = now - words[progress]
+            words[longest] = max(words[longest], now - max(words[progress], words[compiled]))
         words[progress] = now
 
     register_optimizer_step_post_hook(after_step)

@@ -26,6 +26,9 @@ class RankBeat(Part, frozen=True, kw_only=True):
     collectives: Int | None = None
     """Collectives that it had entered in this round when it was last asked, where that can be
     read. Only ranks whose pages say nothing are asked."""
+    collective: str | None = None
+    """The collective that it was in when it was asked after its last progress; empty for none, None
+    if nobody has asked."""
     resident_bytes: Int | None = None
     """Main memory of the process."""
     device_bytes: Int | None = None

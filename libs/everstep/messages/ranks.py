@@ -93,7 +93,7 @@ class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
     limit_source: str
     """Where the limit comes from: `learned`, `configured`, `default` or `floor`."""
     phase: str
-    """`start`, `first_step`, `step`, `section`, `checkpoint`, `evaluation` or `exit`."""
+    """`start`, `first_step`, `step`, `section`, `checkpoint`, `evaluation`, `compile` or `exit`."""
     signal: str = "page"
     """What shows progress: `page` (sections and steps) or `collectives`."""
     section: str | None = None

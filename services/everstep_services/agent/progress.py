@@ -166,4 +166,5 @@ def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now:
         limit_s=None if limit is None else round(limit.s, 3),
         limit_source="" if limit is None else limit.source,
         collectives=standing.collectives,
+        collective=standing.collective,
     )

@@ -7,6 +7,7 @@ from everstep.messages import JobSpec
 from everstep_services.agent.plan import Scheduler
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.stalls.limits import LimitRules
+from everstep_services.agent.stalls.table import Others
 from trainer_sdk.launchers import Place
 
 
@@ -29,6 +30,7 @@ class AttachedPlan:
     state_dir: Path
     checks: ChecksSettings = field(default_factory=ChecksSettings)
     limits: LimitRules = field(default_factory=LimitRules)
+    others: Others = field(default_factory=Others)
 
     @property
     def tells_of_job(self) -> bool:

@@ -13,6 +13,7 @@ from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep_services.agent.attached.plan import AttachedPlan
 from everstep_services.agent.attached.service import AttachedService
+from everstep_services.agent.attached.voice import Voice
 from everstep_services.agent.attached.watching import Watching
 from everstep_services.agent.ranks.ground import sweep
 from trainer_sdk.attaching import SOCKET
@@ -28,7 +29,7 @@ class AgentThereError(EverstepError):
         super().__init__(f"another agent of this node watches the ranks of job {job}")
 
 
-async def run_attached(plan: AttachedPlan, settings: BusSettings) -> None:
+async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: Voice) -> None:
     """Watch until the ranks have gone, or until a signal says to leave."""
     loop, clock = asyncio.get_running_loop(), SystemClock()
     name = f"agent-{plan.job}-{plan.node}"
@@ -38,7 +39,7 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings) -> None:
         try:
             # The bus may be away as long as it likes: facts wait in the spool.
             async with connect(settings, name, spool=spool, wait=False) as bus:
-                service = AttachedService(plan, bus, clock, Watching(plan, door, clock))
+                service = AttachedService(plan, bus, clock, Watching(plan, door, clock), voice)
                 for number in _ENDS:
                     text = f"the agent that watched it was ended by {number.name}"
                     loop.add_signal_handler(number, service.leave, text)

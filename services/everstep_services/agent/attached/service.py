@@ -18,6 +18,7 @@ from everstep_services.agent.attached.finding import Found
 from everstep_services.agent.attached.plan import AttachedPlan
 from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.attached.steps import Made, Steps
+from everstep_services.agent.attached.voice import Voice
 from everstep_services.agent.attached.watching import Watching
 from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.checks import Checks
@@ -44,9 +45,12 @@ _CUT_OFF_GOODBYE_WITHIN_S = 2.0
 class AttachedService:
     """One agent, until the ranks have been gone for a while. It never signals one of them."""
 
-    def __init__(self, plan: AttachedPlan, bus: Bus, clock: Clock, watching: Watching) -> None:
+    def __init__(
+        self, plan: AttachedPlan, bus: Bus, clock: Clock, watching: Watching, voice: Voice
+    ) -> None:
         place = plan.place
         self._plan = plan
+        self._voice = voice
         self._bus = bus
         self._clock = clock
         self._watching = watching
@@ -58,7 +62,7 @@ class AttachedService:
         self._steps = Steps(clock)
         self._stalls = AttachedStalls(
             plan, bus, clock, self._records, self._live, self._order, watching.ranks.rank,
-            self._recorder.keep,
+            self._recorder.keep, voice.say,
         )  # fmt: skip
         examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = Checks(examiner, self._records, clock, self._pids, self._recorder.keep)
@@ -101,6 +105,8 @@ class AttachedService:
     async def _follow_ranks_for_ever(self) -> None:
         while True:
             event = await self._watching.events.get()
+            if isinstance(event, RankGone):
+                self._voice.give_back()  # whoever reads what the ranks say waits for us no longer
             match event:
                 case Found():
                     self._came(event)
@@ -151,6 +157,8 @@ class AttachedService:
     def _stepped(self, event: RankStepped) -> None:
         self._say_progress(self._steps.first(event.step))
         self._do(self._here.stepped(self._clock.now()))
+        self._stalls.stepped(event.rank)
+        self._voice.give_back()
 
     async def _gone(self, event: RankGone) -> None:
         known = self._watching.ranks.rank(event.rank)

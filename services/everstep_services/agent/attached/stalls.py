@@ -10,6 +10,7 @@ from everstep_services.agent.attached.plan import AttachedPlan
 from everstep_services.agent.ranks.keeping import RankSaid
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.records import Records
+from everstep_services.agent.stalls.announcing import Announcer, Say
 from everstep_services.agent.stalls.desk import limits_in
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.kernel import ProcessState
@@ -32,17 +33,21 @@ class AttachedStalls:
         order: Callable[[int], StartRanks],
         rank: Callable[[int], WatchedRank | None],
         record: Callable[[Fact], None],
+        say: Say,
     ) -> None:
         self._plan = plan
         self._bus = bus
         self._records = records
         self._order = order
+        self._rank = rank
         self._record = record
         self._round = 0
         self._facts: dict[int, RankStalled] = {}
         self._state = ""
         watched = Watched(live, rank, self._stalled, self._moving, log.warning)
         self.watch = StallWatch(plan.limits, clock, watched)
+        self._announcer = Announcer(self.watch.limits, plan.others, say)
+        self._announcer.speaks = plan.tells_of_job
 
     async def follow_limits_for_ever(self) -> None:
         """Use what health learns about this job."""
@@ -50,6 +55,7 @@ class AttachedStalls:
         async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
             async for document in documents:
                 self.watch.learned(limits_in(document.data, fingerprint))
+                self._announcer.compare()
                 self.note_state("health has published limits")
 
     def begins(self, order: StartRanks) -> None:
@@ -57,7 +63,15 @@ class AttachedStalls:
         self._round = order.round
         self._facts.clear()
         self.watch.begins(order)
+        self._announcer.show()
         self.note_state(f"ranks were started by {self._plan.place.launcher}")
+
+    def stepped(self, rank: int) -> None:
+        """A rank has made its first step: what it shows of its process group may be compared."""
+        known = self._rank(rank)
+        page = None if known is None else known.reading()
+        if page is not None:
+            self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
         """A rank asks not to be judged, or to be judged again."""

@@ -59,6 +59,12 @@ class CloserLook:
         known = self._known.get(rank)
         return None if known is None else known.entered
 
+    def collective(self, rank: int, since_s: float) -> str | None:
+        """The collective that it is in; None if nobody has asked after this instant."""
+        known = self._known.get(rank)
+        is_lately = known is not None and known.looked_at_s > since_s
+        return known.signs.collective if known is not None and is_lately else None
+
     async def look(self, silent: Mapping[int, WatchedRank]) -> None:
         """See by other signs whether these ranks work."""
         round_ = self._known

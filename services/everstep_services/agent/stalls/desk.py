@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -21,16 +20,16 @@ from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.keeping import RankSaid
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.records import Records
+from everstep_services.agent.stalls.announcing import Announcer
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.kernel import ProcessState
-from everstep_services.agent.stalls.table import Others, misorders, table, time_text
+from everstep_services.agent.stalls.places import Place
+from everstep_services.agent.stalls.table import Others, time_text
 from everstep_services.agent.stalls.watch import StallWatch, Watched
 from everstep_services.agent.workplace import Workplace
 from trainer_sdk.wire import Paused, Resumed
 
 log = logging.getLogger(__name__)
-
-_SAID_ONCE = "how long a rank may go without progress; what is learned takes the place of defaults"
 
 
 def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | None:
@@ -68,36 +67,28 @@ class Stalls:
         self._records = records
         self._workplace = workplace
         self._clock = clock
-        self._others = others
         self._record = record
         self._do = do
         self._facts: dict[int, RankStalled] = {}
-        self._has_shown = False
-        self._speaks = False
-        self._said: set[str] = set()
         self._state = ""
         watched = Watched(self._live, rank, self._stalled, self._moving, self._warn)
         self.watch = StallWatch(plan.limits, clock, watched)
+        self._announcer = Announcer(self.watch.limits, others, workplace.say)
 
     async def follow_limits_for_ever(self) -> None:
         """Use what health learns about this job."""
         async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
             async for document in documents:
                 self.watch.learned(limits_in(document.data, self._plan.spec.config_fingerprint))
-                self._say_order()
+                self._announcer.compare()
                 self._note_state("health has published limits")
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started."""
         self._facts.clear()
         self.watch.begins(order)
-        self._speaks = order.slot == 0
-        if self._speaks and not self._has_shown:
-            self._has_shown = True
-            self._workplace.say(_SAID_ONCE)
-            for line in table(self.watch.limits, self._others):
-                self._workplace.say(line)
-        self._say_order()
+        self._announcer.speaks = order.slot == 0
+        self._announcer.show()
         self._note_state("ranks are being started")
 
     def ends(self) -> None:
@@ -109,9 +100,8 @@ class Stalls:
         """A rank has made its first step: what it shows of its process group may be compared."""
         known = self._rank(rank)
         page = None if known is None else known.reading()
-        if page is not None and page.group_timeout_s:
-            self._others = replace(self._others, group_timeout_s=page.group_timeout_s)
-            self._say_order()
+        if page is not None:
+            self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
         """A rank asks not to be judged, or to be judged again."""
@@ -150,9 +140,9 @@ class Stalls:
         fact = self._records.rank_stalled(order, stalled, process, is_fatal=is_fatal)
         self._facts[place.rank] = fact
         self._record(fact)
-        where = f"in {place.section}" if place.section else _OUTSIDE.get(place.phase, "")
         reason = (
-            f"rank {place.rank} has made no progress for {time_text(stalled.waited_s)} {where} "
+            f"rank {place.rank} has made no progress for {time_text(stalled.waited_s)} "
+            f"{_where(place)} "
             f"(limit {time_text(place.limit.s)}, {place.limit.source})"
         )
         if process.text:
@@ -176,15 +166,6 @@ class Stalls:
     def _warn(self, text: str) -> None:
         self._workplace.say(text, is_warning=True)
 
-    def _say_order(self) -> None:
-        """Where the wrong limit ends first: each such pair once, and by one node of the job."""
-        if not self._speaks:
-            return
-        for found in misorders(self.watch.limits, self._others):
-            if found.about not in self._said:
-                self._said.add(found.about)
-                self._workplace.say(found.text, is_warning=found.is_warning)
-
     def _note_state(self, why: str) -> None:
         """Whether stalls are looked for is itself on record."""
         state = self.watch.state
@@ -194,7 +175,15 @@ class Stalls:
             self._record(self._records.watch_changed(self._agent.round, state, why, sections=named))
 
 
+def _where(place: Place) -> str:
+    if not place.section:
+        return _OUTSIDE.get(place.phase, "")
+    while_ = f", {_OUTSIDE['compile']}" if place.phase == "compile" else ""
+    return f"in {place.section}{while_}"
+
+
 _OUTSIDE = {
+    "compile": "while torch compiles",
     "start": "since it was started",
     "first_step": "on the way to its first step",
     "step": "outside of all sections",

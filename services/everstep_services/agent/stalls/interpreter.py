@@ -11,7 +11,7 @@ from everstep_services.agent.stalls.kernel import ProcessState
 from everstep_services.agent.stalls.worker import ask, has_server
 
 WITHIN_S = 0.5
-"""What is not known by then is not said."""
+"""What is not known by then is not said, unless more patience is asked for."""
 AHEAD_S = 0.6
 """So long before a rank is late it is asked, so that its finding waits for nothing."""
 _FRESH_S = 5.0
@@ -30,19 +30,19 @@ class Interpreter:
     """Where the main thread is, if it is in Python."""
 
 
-async def look_into(folder: Path) -> Interpreter | None:
-    """Whether Python runs in a rank; None where nobody can tell within `WITHIN_S`.
+async def look_into(folder: Path, within_s: float = WITHIN_S) -> Interpreter | None:
+    """Whether Python runs in a rank; None where nobody can tell in time.
 
     For a traceback a thread of torch's server needs the interpreter's lock, for a ping it does
     not. Several pings in a row that are answered before a traceback that was asked for first show
     that the lock is held: a process that merely has no turn, or is stopped, answers neither.
     """
     try:
-        async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
-            trace = tasks.create_task(ask(folder, "dump_traceback", WITHIN_S))
+        async with asyncio.timeout(within_s), asyncio.TaskGroup() as tasks:
+            trace = tasks.create_task(ask(folder, "dump_traceback", within_s))
             answered = 0
             while not trace.done() and answered < _PINGS:
-                if await ask(folder, "ping", WITHIN_S) is None:
+                if await ask(folder, "ping", within_s) is None:
                     break
                 answered += 1
                 await asyncio.wait([trace], timeout=_PING_EVERY_S)
@@ -59,7 +59,8 @@ async def look_into(folder: Path) -> Interpreter | None:
 class Interpreters:
     """What was found out about ranks, each by its folder: the rank of another round has another."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, within_s: float = WITHIN_S) -> None:
+        self.within_s = within_s
         self._clock = clock
         self._asking: set[Path] = set()
         self._asked: dict[Path, float] = {}
@@ -72,7 +73,8 @@ class Interpreters:
 
     def of(self, folder: Path) -> Interpreter | None:
         """What was found out lately."""
-        is_fresh = self._clock.now() - self._asked.get(folder, -inf) <= _FRESH_S
+        fresh_s = _FRESH_S + self.within_s
+        is_fresh = self._clock.now() - self._asked.get(folder, -inf) <= fresh_s
         return self._found.get(folder) if is_fresh else None
 
     def is_open(self, folder: Path, since_s: float) -> bool:
@@ -91,7 +93,7 @@ class Interpreters:
         self._asked[folder] = self._clock.now()
         self._found.pop(folder, None)
         try:
-            found = await look_into(folder)
+            found = await look_into(folder, self.within_s)
         finally:
             self._asking.discard(folder)
         if found is not None:

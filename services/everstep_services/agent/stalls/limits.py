@@ -33,6 +33,8 @@ class LimitRules:
     """For a step in which sections come and go."""
     busy_factor: float = 4.0
     """A rank of which only its processor time is seen may take so many times as long."""
+    interpreter_within_s: float = 0.5
+    """How long a finding waits for what the rank's interpreter does."""
     configured: Mapping[str, float] = field(default_factory=dict)
     """By section; also `first-step`, `step` and `outside`."""
 

@@ -1,7 +1,7 @@
 """Where a rank is, for how long it has been there, and how long it may be."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep_services.agent.stalls.limits import Limit, Limits
 from trainer_sdk.page import CountedBy, Kind, LaneReading, PageReading, Phase, SectionReading
@@ -10,7 +10,8 @@ _PAUSE_S = 60.0
 """Somebody else may ask again after this, when a pause has no end."""
 _IDLE_S = 1.0
 """Who has done nothing for so long is idle."""
-_LONG = frozenset({"checkpoint", "evaluation"})
+_COMPILE = "compile"
+_LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,35 @@ def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
     step = page.step or None
     if page.pauses > 0 and not 0 < page.paused_until_s <= now:
         return Aside(view.rank, page.paused_until_s or None, step)
-    resumed_s = page.paused_until_s if page.pauses > 0 else 0.0
+    resumed_s = max(
+        page.paused_until_s if page.pauses > 0 else 0.0, page.compiling_s, page.compiled_s
+    )
+    places = _places(view, page, limits, resumed_s)
+    place = min(places, key=lambda place: place.since_s + place.limit.s)
+    return _compiling(place, view, limits) if page.compiling_s else place
+
+
+def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+    """Where each of its threads is."""
     if not page.steps:
-        return _before_first_step(view, page, limits, resumed_s)
+        return [_before_first_step(view, page, limits, resumed_s)]
     places = [_in_lane(view, page, lane, limits, resumed_s) for lane in _live(view)]
     if page.counted_by is CountedBy.SDK and not _is_in_long_phase(view):
         places.append(_between_steps(view, page, limits, resumed_s))
     elif not places:
         places.append(_unmodified(view, page, limits, resumed_s))
-    return min(places, key=lambda place: place.since_s + place.limit.s)
+    return places
+
+
+def _compiling(place: Place, view: View, limits: Limits) -> Place:
+    """It may take as long as a first step, in which torch compiles, too.
+
+    No limit that was learned where it does not compile says anything, also of other threads of
+    the rank: they may wait for the one that does.
+    """
+    longest = max(limits.first_step(), place.limit, key=lambda limit: limit.s)
+    section = _innermost(view)
+    return replace(place, phase=_COMPILE, limit=longest, section=section.name if section else None)
 
 
 def excuse_s(

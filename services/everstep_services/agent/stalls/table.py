@@ -22,13 +22,16 @@ class Others:
     """Of the default process group, once a rank has shown it."""
     heartbeat_s: float | None = None
     """Of NCCL's monitor, where the environment sets it."""
-    preempt_grace_s: float = 600.0
+    preempt_grace_s: float | None = 600.0
+    """None where the agent gives ranks no time: another launcher gets the signals."""
     scheduler_grace_s: float | None = None
     """How long the scheduler waits before it kills, where somebody has said so."""
     has_nccl: bool = False
     """The node has devices, so that ranks are likely to use NCCL."""
     is_monitored: bool = True
     """Torch's monitor of NCCL is not switched off."""
+    limited_by: str = "--limit "
+    """What people write before `NAME=SECONDS` to set a limit by hand."""
 
     @property
     def expected_group_s(self) -> float:
@@ -49,9 +52,10 @@ class Misorder:
 def others_of(
     environ: Mapping[str, str],
     *,
-    preempt_grace_s: float,
+    preempt_grace_s: float | None,
     scheduler_grace_s: float | None,
     has_nccl: bool = False,
+    limited_by: str = "--limit ",
 ) -> Others:
     """What is known before any rank runs."""
     try:
@@ -59,7 +63,15 @@ def others_of(
     except (KeyError, ValueError):
         heartbeat_s = None
     is_monitored = environ.get(_MONITORING, "1").lower() not in {"0", "n", "no", "f", "false"}
-    return Others(None, heartbeat_s, preempt_grace_s, scheduler_grace_s, has_nccl, is_monitored)
+    return Others(
+        None,
+        heartbeat_s,
+        preempt_grace_s,
+        scheduler_grace_s,
+        has_nccl,
+        is_monitored,
+        limited_by,
+    )
 
 
 def table(limits: Limits, others: Others) -> list[str]:
@@ -82,7 +94,7 @@ def misorders(limits: Limits, others: Others) -> list[Misorder]:
     ]
     for what, limit in late:
         if others.group_timeout_s and limit.s >= others.group_timeout_s:
-            said.append(_given_up(what, limit, others.group_timeout_s))
+            said.append(_given_up(what, limit, others.group_timeout_s, others.limited_by))
         if others.heartbeat_s and limit.s >= others.heartbeat_s:
             text = (
                 f"{_HEARTBEAT}={others.heartbeat_s:g} ends a rank before a stall in {what} "
@@ -91,10 +103,10 @@ def misorders(limits: Limits, others: Others) -> list[Misorder]:
             said.append(Misorder(f"monitor {what}", text))
     if unlearned := _given_up_unlearned(limits, others):
         said.append(unlearned)
-    grace_s = others.scheduler_grace_s
-    if grace_s and others.preempt_grace_s > grace_s:
+    grace_s, ours_s = others.scheduler_grace_s, others.preempt_grace_s
+    if grace_s and ours_s is not None and ours_s > grace_s:
         text = (
-            f"--preempt-grace {others.preempt_grace_s:g} is longer than the scheduler waits "
+            f"--preempt-grace {ours_s:g} is longer than the scheduler waits "
             f"({time_text(grace_s)}): ranks that save longer are killed; lower it, or ask the "
             "scheduler for more"
         )
@@ -102,9 +114,10 @@ def misorders(limits: Limits, others: Others) -> list[Misorder]:
     return said
 
 
-def _given_up(what: str, limit: Limit, timeout_s: float) -> Misorder:
+def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Misorder:
     """What was learned is a multiple of what was seen: a limit below it could be a wrong one."""
-    shorter = f", or set --limit {what}={timeout_s / 2:g}" if limit.source == "configured" else ""
+    is_ours = limit.source == "configured"
+    shorter = f", or set {limited_by}{what}={timeout_s / 2:g}" if is_ours else ""
     text = (
         f"the process group gives up after {time_text(timeout_s)}, before a stall in "
         f"{what} is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
@@ -122,7 +135,7 @@ def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
         f"until limits are learned, the process group gives up after {time_text(timeout_s)}"
         f"{'' if others.group_timeout_s else ', unless the script says otherwise'}, before a "
         f"stall is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
-        f"blame nobody; --limit {OUTSIDE}={timeout_s / 2:g} would find it first"
+        f"blame nobody; {others.limited_by}{OUTSIDE}={timeout_s / 2:g} would find it first"
     )
     return Misorder(f"group {timeout_s:g}", text, is_warning=False)
 
@@ -148,7 +161,8 @@ def _theirs(others: Others) -> Iterator[tuple[str, float, str]]:
         yield "NCCL's monitor", others.heartbeat_s, _HEARTBEAT
     elif others.has_nccl and others.is_monitored:
         yield "NCCL's monitor", _NCCL_MONITOR_S, "torch's default"
-    yield "grace when preempted", others.preempt_grace_s, "--preempt-grace"
+    if others.preempt_grace_s is not None:
+        yield "grace when preempted", others.preempt_grace_s, "--preempt-grace"
     if others.scheduler_grace_s:
         yield "the scheduler's grace", others.scheduler_grace_s, "[agent] scheduler_grace_s"
 

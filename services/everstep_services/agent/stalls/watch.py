@@ -10,7 +10,7 @@ from everstep.clock import Clock
 from everstep.messages import LimitsDocument, NameExcuse, SectionSeen, StartRanks
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
-from everstep_services.agent.stalls.interpreter import AHEAD_S, WITHIN_S, Interpreters, in_words
+from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
 from everstep_services.agent.stalls.kernel import PROC, ProcessState, state_of, threads_of
 from everstep_services.agent.stalls.limits import Limit, LimitRules, Limits
@@ -50,6 +50,8 @@ class Standing:
     for them."""
     collective_s: float = 0.0
     """When it was last seen to enter one; 0 if it was not."""
+    collective: str | None = None
+    """The one that it is in, asked after its last progress; empty for none, None if nobody has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class StallWatch:
     """One agent's. It reads pages and the kernel, and asks nothing of the training.
 
     Only torch's own threads in a rank are asked: about collectives where its page is silent, and
-    about its interpreter where it is nearly late. A finding waits for that `WITHIN_S` at most,
-    and mostly not at all.
+    about its interpreter where it is nearly late. A finding waits for that, but not for long
+    (`interpreter_within_s`), and mostly not at all.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class StallWatch:
         self._proc = proc
         self._judge: Judge | None = None
         self._closer = CloserLook(clock)
-        self._interpreters = Interpreters(clock)
+        self._interpreters = Interpreters(clock, rules.interpreter_within_s)
         self._unsaid: dict[int, _Unsaid] = {}
         self._troubled: set[int] = set()
         self._due = asyncio.Event()
@@ -167,7 +169,10 @@ class StallWatch:
         limit = place.limit if isinstance(place, Place) else None
         state = states(judge).get(rank, "running")
         entered, entered_s = self._closer.entered(rank), self._closer.signs(rank).collective_s
-        return Standing(state, section, age_s, limit, entered, entered_s or 0.0)
+        waits_in = (
+            self._closer.collective(rank, place.since_s) if isinstance(place, Place) else None
+        )
+        return Standing(state, section, age_s, limit, entered, entered_s or 0.0, waits_in)
 
     def sections_seen(self) -> tuple[SectionSeen, ...]:
         """How long sections took at most on this node, since the first step of the round."""
@@ -195,7 +200,9 @@ class StallWatch:
                     log.info("stall_excused rank=%d by=%d", news.place.rank, news.by)
         now = self._clock.now()
         for rank, unsaid in list(self._unsaid.items()):
-            if now - unsaid.found_s >= WITHIN_S or not self._is_worth_waiting(unsaid):
+            if now - unsaid.found_s >= self._interpreters.within_s or not self._is_worth_waiting(
+                unsaid
+            ):
                 self._say(rank)
 
     def _found(self, stalled: Stalled) -> None:
@@ -239,7 +246,9 @@ class StallWatch:
     def _wake_at(self, judge: Judge) -> float:
         """When there is something to do again."""
         found = [unsaid.found_s for unsaid in self._unsaid.values()]
-        return min(judge.wake_at, min(found) + WITHIN_S) if found else judge.wake_at
+        if not found:
+            return judge.wake_at
+        return min(judge.wake_at, min(found) + self._interpreters.within_s)
 
     def _view(self, rank: int, judge: Judge) -> Iterator[View]:
         known = self._watched.rank(rank)

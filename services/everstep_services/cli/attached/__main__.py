@@ -1,11 +1,13 @@
 """The agent that a rank of another launcher has started: finds the bus, and watches.
 
-Started by `trainer_sdk.attaching`. It may say one line on that rank's stderr, before it begins.
+Started by `trainer_sdk.attaching`. On that rank's stderr it says a line before it begins, and
+where it tells of the job, then its limits.
 """
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from everstep.errors import EverstepError
@@ -42,20 +44,21 @@ def _watch(
     import asyncio
 
     from everstep_services.agent.attached.process import run_attached
+    from everstep_services.agent.attached.voice import Voice
     from everstep_services.cli.attached.plan import plan_attached
 
     plan, settings = plan_attached(folder, job, place, command, environ)
     _say(f"job {job} is watched; what its agent has to say is in {folder / LOG}")
-    asyncio.run(run_attached(plan, settings))
+    voice = Voice(SAY_AT)
+    if not plan.tells_of_job:
+        voice.give_back()
+    asyncio.run(run_attached(plan, settings, voice))
 
 
 def _say(text: str) -> None:
-    """On the stderr of the rank, which must not wait for us to let go of it."""
-    try:
+    """On the stderr of the rank."""
+    with suppress(OSError):  # it has none
         os.write(SAY_AT, f"everstep: {text}\n".encode())
-        os.close(SAY_AT)
-    except OSError:
-        return  # it has none
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings
 from everstep.settings import DEFAULT, Loaded, Settings
 from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.devices import has_devices
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.settings import AgentSettings
+from everstep_services.agent.stalls.table import others_of
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running import safe_names, surroundings
 from everstep_services.cli.running.arguments import Given
@@ -64,6 +66,13 @@ def plan_attached(
         state_dir=state.path,
         checks=loaded.section(ChecksSettings),
         limits=limits_of(Given(), agent),
+        others=others_of(
+            environ,
+            preempt_grace_s=None,
+            scheduler_grace_s=agent.scheduler_grace_s,
+            has_nccl=has_devices(),
+            limited_by="EVERSTEP_AGENT__LIMITS=",
+        ),
     )
     return plan, bus
 

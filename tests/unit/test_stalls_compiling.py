@@ -1,0 +1,236 @@
+"""Torch compiles in the middle of a training: that takes as long as it takes, and is no stall."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from everstep.messages import LimitsDocument, SectionLimit
+from everstep_services.agent.stalls.limits import LimitRules
+from tests.unit.stall_ranks import Clock, clock_of_pages
+from tests.unit.stall_watch import WatchedNode
+from trainer_sdk import compiling, layout
+from trainer_sdk.bootstrap.coming import watch_compiling, when_imported
+from trainer_sdk.bootstrap.link import Link
+
+LEARNED = LimitsDocument(
+    job="j",
+    limits=(
+        SectionLimit(section="forward", limit_s=120, source="floor"),
+        SectionLimit(section="exchange", limit_s=120, source="floor"),
+        SectionLimit(section="", limit_s=120, source="floor"),
+    ),
+    first_step_limit_s=3600,
+    first_step_longest_s=60,
+    config_fingerprint="",
+    reason="",
+)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    with clock_of_pages(clock):
+        yield clock
+
+
+def learned(folder: Path, clock: Clock, ranks: int) -> WatchedNode:
+    """Ranks that have made their first steps; what is typical of them was learned."""
+    node = WatchedNode(folder, clock, LimitRules(), ranks)
+    node.watch.learned(LEARNED)
+    for rank in node.ranks:
+        rank.run.step()
+    return node
+
+
+@pytest.fixture
+def node(tmp_path: Path, clock: Clock) -> WatchedNode:
+    return learned(tmp_path, clock, 1)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, clock: Clock) -> WatchedNode:
+    return learned(tmp_path, clock, 2)
+
+
+def found(node: WatchedNode) -> list[tuple[int, str, str | None, float]]:
+    places = [one.place for one in node.stalled]
+    return [(one.rank, one.phase, one.section, one.limit.s) for one in places]
+
+
+def test_a_rank_that_compiles_has_the_time_of_a_first_step(node: WatchedNode) -> None:
+    (first,) = node.ranks
+    first.run.begin("forward")
+    node.wait(100)
+    compiling.begins(first.link)
+    node.wait(3599)
+    assert found(node) == []
+    compiling.ends(first.link)
+    node.wait(119)  # from then on the section has its own limit again, from its beginning
+    assert found(node) == []
+    node.wait(2)
+    assert found(node) == [(0, "section", "forward", 120)]
+
+
+def test_a_compilation_that_hangs_is_found(node: WatchedNode) -> None:
+    (first,) = node.ranks
+    first.run.begin("forward")
+    compiling.begins(first.link)
+    node.wait(3601)
+    assert found(node) == [(0, "compile", "forward", 3600)]
+
+
+def test_without_a_compilation_the_learned_limit_holds(node: WatchedNode) -> None:
+    node.ranks[0].run.begin("forward")
+    node.wait(121)
+    assert found(node) == [(0, "section", "forward", 120)]
+
+
+def test_who_waits_for_a_rank_that_compiles_has_not_stalled(pair: WatchedNode) -> None:
+    first, other = pair.ranks
+    other.run.begin("exchange")
+    pair.wait(60)
+    first.run.begin("forward")
+    compiling.begins(first.link)
+    pair.wait(3000)
+    assert found(pair) == []
+
+
+def test_another_thread_may_wait_for_the_one_that_compiles(node: WatchedNode) -> None:
+    (first,) = node.ranks
+    first.run.begin("exchange")  # as the thread that brings data would: any open section counts
+    first.run.begin("forward")
+    compiling.begins(first.link)
+    node.wait(3000)
+    assert found(node) == []
+
+
+def test_a_compilation_before_the_first_step_has_no_less_time(tmp_path: Path, clock: Clock) -> None:
+    node = WatchedNode(tmp_path, clock, LimitRules(first_step_s=600), 1)
+    (rank,) = node.ranks
+    assert rank.run.steps_made == 0
+    node.wait(500)
+    compiling.begins(rank.link)
+    node.wait(599)
+    assert found(node) == []
+    node.wait(2)
+    assert found(node) == [(0, "compile", None, 600)]
+
+
+def test_nothing_is_learned_from_a_compilation(node: WatchedNode, clock: Clock) -> None:
+    run = node.ranks[0].run
+    for compiles in (True, False):
+        with run.section("forward"):
+            clock.now += 1
+            if compiles:
+                compiling.begins(node.ranks[0].link)
+                clock.now += 600
+                compiling.ends(node.ranks[0].link)
+            clock.now += 2
+        if compiles:
+            compiling.begins(node.ranks[0].link)
+            clock.now += 300
+            compiling.ends(node.ranks[0].link)
+        clock.now += 4
+        run.step()
+    longest = {one.section: one.longest_s for one in node.watch.sections_seen()}
+    assert longest == {"forward": pytest.approx(3), "": pytest.approx(4)}
+
+
+# -- how torch says so ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Torch's own module, without the rest of torch."""
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.submodule_search_locations
+    path = Path(torch.submodule_search_locations[0]) / "_dynamo" / "callback.py"
+    spec = importlib.util.spec_from_file_location("torch._dynamo.callback", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def state(link: Link) -> tuple[bool, bool]:
+    """Whether it compiles, and whether it ever has."""
+    return link.words[layout.COMPILING_NS] > 0, link.words[layout.COMPILED_NS] > 0
+
+
+def fail() -> None:
+    raise RuntimeError("the graph cannot be compiled")
+
+
+@pytest.mark.parametrize("inside", [fail, lambda: None], ids=["fails", "ends"])
+def test_torch_says_when_it_compiles(callbacks: Any, inside: Callable[[], None]) -> None:
+    link, handler = Link({}), callbacks.callback_handler
+    watch_compiling(link)
+
+    def compiles() -> AbstractContextManager[None]:
+        made: AbstractContextManager[None] = handler.install_callbacks(
+            callbacks.CallbackTrigger.DYNAMO, "0"
+        )
+        return made
+
+    assert state(link) == (False, False)
+    with compiles():
+        assert state(link) == (True, False)
+        with pytest.raises(RuntimeError) if inside is fail else compiles(), compiles():
+            inside()
+        assert state(link) == (True, False), "one that is inside another is no end"
+    assert state(link) == (False, True)
+
+
+def test_torch_says_so_after_a_reset_too(callbacks: Any) -> None:
+    link, handler = Link({}), callbacks.callback_handler
+    watch_compiling(link)
+    handler.clear()
+    assert (len(handler.start_callbacks), len(handler.end_callbacks)) == (1, 1)
+    with handler.install_callbacks(callbacks.CallbackTrigger.LAZY_BACKWARD, "1"):
+        assert state(link) == (True, False)
+        with pytest.raises(AssertionError):
+            handler.clear()
+    assert state(link) == (False, True)
+
+
+def test_a_fork_of_a_rank_does_not_say_that_it_compiles(callbacks: Any) -> None:
+    link, handler = Link({}), callbacks.callback_handler
+    page = link.words
+    watch_compiling(link)
+    link.detach()  # as in the child
+    with handler.install_callbacks(callbacks.CallbackTrigger.DYNAMO, "2"):
+        assert state(link) == (True, False)
+        assert page[layout.COMPILING_NS] == 0
+
+
+def test_another_release_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", ModuleType("callback"))
+    watch_compiling(Link({}))
+
+
+def test_a_module_is_noticed_when_its_body_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "comes_later.py").write_text("there = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "comes_later", raising=False)
+    before, noticed = list(sys.meta_path), []
+    when_imported("comes_later", lambda: noticed.append(sys.modules["comes_later"].there))
+    try:
+        assert noticed == []
+        importlib.import_module("comes_later")
+        assert noticed == [True]
+        assert sys.meta_path == before
+        when_imported("comes_later", lambda: noticed.append("again"))
+        assert noticed == [True, "again"]
+    finally:
+        sys.modules.pop("comes_later", None)
