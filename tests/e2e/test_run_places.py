@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +19,8 @@ from tests.waiting import until
 NOWHERE = "203.0.113.7"
 """Of a network that is for documentation only: no host has it."""
 USERS = (61_001, 61_002)
-AS_USER = """
-import os, sys
-number = int(sys.argv[1])
-os.setgroups([])
-os.setgid(number)
-os.setuid(number)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+READ = tuple(dict.fromkeys(str(path) for path in (sys.base_prefix, sys.prefix, ROOT)))
+"""What a user has to read to run a job: the interpreter, what is installed, these sources."""
 
 
 def test_an_address_of_no_interface_is_refused_at_once(cluster: Cluster) -> None:
@@ -58,7 +53,8 @@ class User:
 
     def having(self, command: list[str]) -> list[str]:
         """The command, run by this user."""
-        return [*python("-c", AS_USER, str(self.number)), *command]
+        script = str(SCRIPTS / "as_user.py")
+        return [*python(script, str(self.number), *READ, "--"), *command]
 
     @property
     def folders(self) -> list[Path]:
@@ -79,14 +75,25 @@ def users() -> Iterator[list[User]]:
             user.home.mkdir(mode=0o700)
             os.chown(user.home, user.number, user.number)
         probe = users[0].having(python("-c", "import everstep_services"))
-        if subprocess.run(probe, cwd=ROOT, capture_output=True, check=False).returncode:
-            pytest.skip("other users may not run this interpreter, or read these sources")
+        tried = subprocess.run(probe, cwd=homes, capture_output=True, text=True, check=False)
+        if tried.returncode:
+            pytest.skip(f"other users cannot run this interpreter here: {tried.stderr[-500:]}")
         yield users
     finally:
         for user in users:
             for folder in user.folders:
                 shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(homes)
+
+
+def is_nobody_else(user: User, pid: int) -> None:
+    """It has the user's rights, and no more."""
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    assert set(status["Uid"].split()) == set(status["Gid"].split()) == {str(user.number)}
+    assert status["Groups"].split() == []
+    assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
 
 
 def test_jobs_of_the_same_name_of_two_users_do_not_touch_each_other(
@@ -96,7 +103,8 @@ def test_jobs_of_the_same_name_of_two_users_do_not_touch_each_other(
     try:
         for user in users:
             until((user.home / "step").exists, "it makes steps")
-        for user in users:
+        for user, process in zip(users, processes, strict=True):
+            is_nobody_else(user, process.pid)
             kept = [folder for folder in user.folders if folder.exists()]
             assert kept, "sockets and pages of agents that run"
             for folder in kept:

@@ -68,6 +68,15 @@ def test_files_for_tls_between_agents_that_are_not_there(cluster: Cluster) -> No
     assert f"agent.checkpoints.ca_file {missing}: No such file or directory" in one_line(agent)
 
 
+def test_an_interface_that_is_not_there(cluster: Cluster) -> None:
+    agent = cluster.steady(GLOO_SOCKET_IFNAME="lo,eth-none")
+    assert agent.wait() == 2
+    line = one_line(agent)
+    assert "GLOO_SOCKET_IFNAME=lo,eth-none: this host has no interface eth-none" in line
+    assert "lo (127.0.0.1" in line, "which ones there are"
+    assert cluster.left() == []
+
+
 @pytest.mark.parametrize("folder", ["another-host", "node-1"], ids=["another-host", "same-host"])
 def test_a_second_node_of_the_same_name(cluster: Cluster, folder: str) -> None:
     cluster.steady("--nnodes", "2")

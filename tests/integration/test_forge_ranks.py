@@ -137,6 +137,23 @@ async def test_a_forge_that_cannot_be_fit_is_given_up(tmp_path: Path) -> None:
         assert not node.keeper.warm
 
 
+async def test_torch_is_imported_without_looking_for_garbage(tmp_path: Path) -> None:
+    """Only torch: another module may rely on it, and a rank certainly does."""
+    note = "import gc; collects = gc.isenabled()\n"
+    (tmp_path / "named.py").write_text(note)
+    (tmp_path / "torch.py").write_text(
+        note + "class cuda: is_initialized = bool\nclass default_generator: seed = int\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        note + "import json, torch, named\n"
+        "print(json.dumps([torch.collects, named.collects, collects]))\n"
+    )
+    async with opened(tmp_path, "", target=str(script), warm=True, preload=("named",)) as node:
+        (said,) = await ran(node, warm=True)
+        assert said == [False, True, True]
+
+
 async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     async with opened(tmp_path, "echo.py", warm=True, preload=("no_such_module",)) as node:
         (ready,) = await node.next(ForgeReady)

@@ -182,11 +182,12 @@ class OwnRanks:
         if not event.code:
             self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
             return
-        was_at_work = self._is_at_work(event.round)
         error = await self.work.keeper.error(event.rank)
         if error is None or error.name == "SystemExit":
             return
-        if not (was_at_work and self._is_ours(event.round)):
+        # One that raised before it was told to end may be the cause, though others were heard
+        # first: its process may hang as it leaves, and then nothing else tells of it.
+        if event.was_told or not self._is_ours(event.round):
             return
         page = self.work.keeper.page(event.rank)
         lasted_s = self._clock.now() - page.script_s if page is not None else 0.0

@@ -110,6 +110,7 @@ class Keeper:
         self._check()
         if self._stopped is None or self._stopped.done():
             self._stopped = asyncio.get_running_loop().create_future()
+            self.watch.are_told = True
             await self._send(Stop(grace_s=grace_s, kill_within_s=kill_within_s))
         done = await asyncio.shield(self._stopped)
         return Stopped(done.ranks, done.killed, done.swept, done.left, done.stop_s)

@@ -93,6 +93,8 @@ class ScriptEnded:
     rank: int
     code: int
     has_error: bool
+    was_told: bool = False
+    """It may be over because its process was told to end."""
 
 
 @dataclass(frozen=True, slots=True)

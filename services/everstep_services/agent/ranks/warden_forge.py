@@ -25,7 +25,7 @@ from trainer_sdk.wire import (
 _MOST_STARTS = 4  # in a row that did not make it
 _BACKOFF_S = 0.5
 _SEND_WITHIN_S = 5.0
-_FORK_WITHIN_S = 5.0
+_FORK_WITHIN_S = 30.0
 
 
 class State(Enum):

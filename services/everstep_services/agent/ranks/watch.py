@@ -51,6 +51,8 @@ class RoundWatch:
 
     def __init__(self, events: "asyncio.Queue[KeeperEvent]", *, is_silent: bool = False) -> None:
         self.bad_datagrams = 0
+        self.are_told = False
+        """The ranks of this round were told to end."""
         self._is_silent = is_silent
         """The ranks are programs without a bootstrap: they run as soon as they exist."""
         self._events = events
@@ -63,6 +65,7 @@ class RoundWatch:
         for rank in self._ranks.values():
             rank.page.close()
         self._ranks.clear()
+        self.are_told = False
         self._round = number
         self._began = now
 
@@ -107,7 +110,8 @@ class RoundWatch:
             case Stepped():
                 self._steps(line.rank, known, line.step, now)
             case Ended():
-                self._events.put_nowait(ScriptEnded(self._round, line.rank, line.code, line.error))
+                ended = ScriptEnded(self._round, line.rank, line.code, line.error, self.are_told)
+                self._events.put_nowait(ended)
             case _:
                 self._events.put_nowait(RankSaid(self._round, line.rank, line))
 

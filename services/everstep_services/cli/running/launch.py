@@ -17,7 +17,7 @@ from everstep.runtime import one_line
 from everstep.settings import DEFAULT, Loaded, Settings
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.process import UNREACHABLE, NoControlPlaneError, run_agent
-from everstep_services.cli.errors import Exit
+from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.stack.phases import Phases
@@ -33,6 +33,8 @@ def launch(invocation: Invocation, plan: RunPlan) -> int:
         return _launch(invocation, plan)
     except NoControlPlaneError as error:
         return _say(error, UNREACHABLE)
+    except CliError as error:
+        return _say(error, UNREACHABLE if error.code is Exit.UNREACHABLE else Exit.USAGE)
     except EverstepError as error:
         return _say(error, Exit.USAGE)
     except ExceptionGroup as group:

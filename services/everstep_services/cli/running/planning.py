@@ -71,6 +71,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         preload=_preload(given.text("preload", agent.preload)),
         stop_grace_s=agent.stop_grace_s,
         preempt_grace_s=agent.preempt_grace_s,
+        agree_within_s=agent.agree_within_s,
         preempt_signals=agent.preempt_signals,
         checks=_checks(loaded.section(ChecksSettings), _log_dir(given, agent, state.path)),
         checkpoints=agent.checkpoints,

@@ -10,6 +10,7 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_record, say
 from everstep_services.cli.running.arguments import Given, UsageError, scan
 from everstep_services.cli.running.checking import objections, record
+from everstep_services.cli.running.interfaces import interfaces, judge, likely_devices
 from everstep_services.cli.running.planning import plan_run
 
 _LAUNCH = "everstep_services.cli.running.launch"
@@ -21,12 +22,14 @@ def start(invocation: Invocation, words: Sequence[str]) -> int:
     given = scan(words, invocation.environ)
     _apply_common(invocation, given)
     plan = plan_run(invocation, given)
-    wrong = list(objections(plan))
+    found = list(judge(invocation.environ, interfaces, likely_devices))
+    wrong = [*objections(plan), *(one.text for one in found if one.is_sure)]
+    notes = [*plan.notes, *(one.text for one in found if not one.is_sure)]
     if given.has("check"):
-        return _show(invocation, plan, wrong)
+        return _show(invocation, plan, notes, wrong)
     if wrong:
         raise UsageError(wrong[0])
-    for note in plan.notes:
+    for note in notes:
         say(f"everstep: {note}")
     launch: Launch = importlib.import_module(_LAUNCH).launch
     return launch(invocation, plan)
@@ -43,9 +46,9 @@ def _apply_common(invocation: Invocation, given: Given) -> None:
         invocation.color = False
 
 
-def _show(invocation: Invocation, plan: RunPlan, wrong: Sequence[str]) -> int:
+def _show(invocation: Invocation, plan: RunPlan, notes: Sequence[str], wrong: Sequence[str]) -> int:
     print_record(invocation, "run_plan", record(plan), name="job")
-    for note in plan.notes:
+    for note in notes:
         say(f"note: {note}")
     for line in wrong:
         say(f"refused: {line}")
