@@ -90,10 +90,8 @@ def test_an_image_has_also_what_others_write(folder: Path) -> None:
 
 
 def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
-    patience = Patience(write_within_s=30)
-
     def one(group: Group) -> list[str]:
-        with saving(folder, group, patience=patience) as rank:
+        with saving(folder, group) as rank:
             rank.save(1, state(group.rank))
             rank.finish()
             pid = until(lambda: rank.queue.delivery.writer_pid, "a writer")

@@ -14,10 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.messages import CopyReplica, DropReplica, Peer, ReleaseImages
+from everstep_services.agent.checkpoints import talk
 from everstep_services.agent.checkpoints.client import Call
 from everstep_services.agent.checkpoints.holding import Incoming
 from everstep_services.agent.checkpoints.images import OwnImages
-from everstep_services.agent.checkpoints.talk import ReplicaError
+from everstep_services.agent.checkpoints.server import ReplicaServer
+from everstep_services.agent.checkpoints.talk import Get, Link, ReplicaError
 from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
 from tests.integration.replica_nodes import JOB, PATIENT, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async
@@ -349,6 +351,43 @@ async def test_with_parts_any_as_many_as_are_needed_give_the_state_back(tmp_path
         async with running([new]):
             new.keep.begins(order(0, round=2, sources=peers[:1], parts_needed=needed))
             assert not (await new.has_offer(2)).complete
+
+
+@pytest.mark.parametrize("is_in_parts", [False, True])
+async def test_who_breaks_off_and_has_what_nobody_else_has_is_asked_again_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_parts: bool
+) -> None:
+    monkeypatch.setattr(talk, "_PIECE", 4096)
+    most, real = 10 * 4096, ReplicaServer._give
+    offsets: list[int] = []
+
+    def give(server: ReplicaServer, link: Link, asked: Get) -> None:
+        send, is_first = link.send, not offsets
+        offsets.append(asked.offset)
+
+        def break_off(octets: memoryview | bytes) -> None:
+            send(octets[:most])
+            if len(octets) > most:
+                raise EOFError
+
+        if is_first:
+            monkeypatch.setattr(link, "send", break_off)
+        real(server, link, asked)
+
+    monkeypatch.setattr(ReplicaServer, "_give", give)
+    holders = [made(f"h{number}", tmp_path / f"h{number}") for number in range(3)]
+    owner, new = made("owner", tmp_path / "owner"), made("new", tmp_path / "new")
+    async with running([owner, new, *holders]):
+        if is_in_parts:
+            sources = (await saved_in_parts(owner, holders, 2))[:2]
+        else:
+            owner.keep.begins(order(0))
+            owner.save(0, 10)
+            sources = [owner.peer(0)]
+        new.keep.begins(order(0, round=2, sources=sources, parts_needed=1 + is_in_parts))
+        assert (await new.has_offer(2)).complete
+    assert new.held(0, 0) == {10: state_of(0, 10)}
+    assert sorted(offsets) == [*[0] * len(sources), most]
 
 
 async def test_parts_are_fetched_at_the_same_time(

@@ -3,6 +3,7 @@
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,6 +102,52 @@ def test_another_process_with_the_same_images_is_refused(
         Arena(1, str(folder))
     os.close(held)
     Arena(1, str(folder)).close(keeps_images=False)
+
+
+def test_who_waits_for_images_that_are_just_removed_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process ends between any two looks: its folder goes, and its lock with it."""
+    folder = str(tmp_path / "images" / "own" / "rank-0")
+    before = [Arena(1, folder)]
+    real = fcntl.flock
+    looks: list[int] = []
+
+    def flock(held: int, how: int) -> None:
+        looks.append(held)
+        if len(looks) == 2:  # what it has opened is removed before it has it
+            before.pop().close(keeps_images=False)
+        real(held, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(arena, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(arena, "_WITHIN_S", 1e9)
+    after = Arena(1, folder)
+    assert len(looks) == 3
+    with pytest.raises(BlockingIOError), open(f"{folder}/lock") as held:
+        real(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    after.close(keeps_images=False)
+
+
+def test_a_folder_that_goes_while_its_lock_is_opened_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "images" / "own" / "rank-0"
+    folder.parent.mkdir(parents=True)
+    real = os.makedirs
+    made: list[str] = []
+
+    def makedirs(path: str, *how: Any, **named: Any) -> None:
+        real(path, *how, **named)
+        made.append(path)
+        if len(made) == 1:
+            folder.rmdir()
+
+    monkeypatch.setattr(os, "makedirs", makedirs)
+    monkeypatch.setattr(arena, "_WITHIN_S", 1e9)
+    Arena(1, str(folder)).close(keeps_images=False)
+    assert len(made) == 2
+    assert not folder.exists()
 
 
 def test_a_torn_index_is_no_image(tmp_path: Path) -> None:

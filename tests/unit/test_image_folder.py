@@ -3,11 +3,13 @@
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from everstep_services.agent.checkpoints import folder as image_folder
 from everstep_services.agent.checkpoints.folder import opened_images
 
 
@@ -78,7 +80,8 @@ def test_an_agent_that_is_killed_while_it_removes_its_images_leaves_the_lock(
     assert seen[2:] == [(own.name, True)]
 
 
-def test_two_agents_never_share_one(tmp_path: Path) -> None:
+def test_two_agents_never_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_folder, "_WITHIN_S", 0.0)
     with opened_images("j", "n1", tmp_path) as first:
         with opened_images("j", "n1", tmp_path) as second:
             assert second is None
@@ -86,7 +89,9 @@ def test_two_agents_never_share_one(tmp_path: Path) -> None:
         assert first.exists()
 
 
-def test_an_agent_that_is_killed_with_the_lock_keeps_nobody_out(tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_with_the_lock_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import sys, pathlib\n"
         "from everstep_services.agent.checkpoints.folder import opened_images\n"
@@ -101,12 +106,32 @@ def test_an_agent_that_is_killed_with_the_lock_keeps_nobody_out(tmp_path: Path) 
     with killed:
         assert killed.stdout is not None
         left = Path(killed.stdout.readline().decode().strip())
-        with opened_images("j", "n1", tmp_path) as busy:
-            assert busy is None
+        with monkeypatch.context() as patch:
+            patch.setattr(image_folder, "_WITHIN_S", 0.0)
+            with opened_images("j", "n1", tmp_path) as busy:
+                assert busy is None
         killed.kill()
     with opened_images("j", "n1", tmp_path) as folder:
         assert folder == left
         assert (left / "own").is_dir()
+
+
+def test_an_agent_that_is_on_its_way_out_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        before = stack.enter_context(opened_images("j", "n1", tmp_path))
+        looked = []
+
+        def sleep(_: float) -> None:
+            looked.append(before)
+            stack.close()
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        monkeypatch.setattr(image_folder, "_WITHIN_S", 1e9)
+        with opened_images("j", "n1", tmp_path) as folder:
+            assert folder == before
+    assert len(looked) == 1
 
 
 def test_without_memory_for_files_there_is_none(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What is damaged, of another kind, or would run code is refused before it reaches the model."""
 
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,27 @@ def test_what_could_not_be_read_for_once_is_not_quarantined(
         storm.setattr(Folder, "read", failing)
         check(place, 10, ["global", "global"])
     check(place, 20, ["global", "global"])
+
+
+@pytest.mark.parametrize("read", ["__0_0.distcp", METADATA])
+def test_what_retention_removes_meanwhile_is_not_called_corrupt(
+    place: Place, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    place.publish(10, state(10))
+    path = place.publish(20, state(20))
+    real = Folder.read
+
+    def goes(folder: Folder, name: str, *where: Any) -> bytes:
+        octets = real(folder, name, *where)
+        if name != f"{LATEST}/{read}":
+            return octets
+        shutil.rmtree(path, ignore_errors=True)  # each rank comes here
+        return octets[:-1]
+
+    monkeypatch.setattr(Folder, "read", goes)
+    found = check(place, 10, ["global", "global"])
+    assert not any(one.is_corrupt for one in found[0].passed)
+    assert not [event for event, _ in place.told.events if event == "quarantine"]
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())

@@ -1,6 +1,7 @@
 """A loss that is no number soon after a load: what was loaded is not loaded again."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from trainer_sdk.checkpoint.quarantine import (
     LossWatch,
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 
@@ -48,11 +51,17 @@ def resume(place: Place) -> tuple[int, str, LossWatch]:
     return found.step, found.tier, LossWatch(loaded, place.told, 0, WITHIN_STEPS)
 
 
-def fail_after(watch: LossWatch, steps: int, loss: float = math.nan) -> str:
+def no_saves() -> None:
+    """Is on its way."""
+
+
+def fail_after(
+    watch: LossWatch, steps: int, loss: float = math.nan, saves: Callable[[], object] = no_saves
+) -> str:
     for _ in range(steps - 1):
-        watch.see(1.0)
+        watch.see(1.0, no_saves)
     with pytest.raises(BadLossError) as failed:
-        watch.see(loss)
+        watch.see(loss, saves)
     return str(failed.value)
 
 
@@ -168,8 +177,8 @@ def test_later_failures_are_none_of_its_business(place: Place) -> None:
     place.publish(10, state(10))
     _, _, watch = resume(place)
     for _ in range(WITHIN_STEPS):
-        watch.see(torch.tensor(1.0))
-    watch.see(math.nan)
+        watch.see(torch.tensor(1.0), no_saves)
+    watch.see(math.nan, no_saves)
     assert quarantined(place) == []
 
 
@@ -177,5 +186,46 @@ def test_a_checkpoint_is_marked_once(place: Place) -> None:
     place.publish(10, state(10))
     _, _, watch = resume(place)
     fail_after(watch, 1)
-    watch.see(math.nan)
+    watch.see(math.nan, no_saves)
     assert quarantined(place) == [(10, "global")]
+
+
+def test_what_was_on_its_way_is_marked_as_soon_as_it_can_be_seen(place: Place) -> None:
+    place.publish(10, state(10))
+    place.publish(20, state(20))
+    _, _, watch = resume(place)
+
+    def settled() -> None:
+        assert quarantined(place) == [(20, "global")], "what can be seen is marked at once"
+        place.publish(23, state(23), round=place.round)
+
+    fail_after(watch, 5, saves=settled)
+    assert quarantined(place) == [(20, "global"), (23, "global")]
+    place.publish(24, state(24), round=place.round)  # it was later than any end may be
+    watch.mark()
+    assert quarantined(place)[2:] == [(24, "global")]
+    assert resume(place)[0] == 10
+
+
+def test_whoever_trains_on_nevertheless_is_let(place: Place) -> None:
+    place.publish(10, state(10))
+    _, _, watch = resume(place)
+    fail_after(watch, 1)
+    watch.see(1.0, no_saves)
+    place.publish(12, state(12), round=place.round)
+    watch.mark()
+    assert quarantined(place) == [(10, "global")]
+
+
+def test_a_storage_that_is_away_hides_no_loss(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.publish(10, state(10))
+    _, _, watch = resume(place)
+
+    def folders(_: Folder) -> list[str]:
+        raise StorageError("it is away")
+
+    monkeypatch.setattr(Folder, "folders", folders)
+    fail_after(watch, 1)
+    assert "it is away" in place.told.warned[0]

@@ -200,7 +200,9 @@ class Arena:
         if not keeps_images:
             _unlink(self._folder, RESTORED, _LOCK)
             _remove_empty(self._folder)
-        os.close(self._lock)
+        if self._lock in _locks:  # else we are a fork of whoever holds it
+            _locks.remove(self._lock)
+            os.close(self._lock)
         self._lock = -1
 
 
@@ -224,22 +226,47 @@ def _held_in(folder: str) -> Identity | None:
 
 def _locked(folder: str) -> int:
     """Hold the folder as long as this process lives; its last one may be on its way out."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
     deadline = time.monotonic() + _WITHIN_S
     while True:
-        held = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(held)
-        else:
-            return held
+        with suppress(FileNotFoundError):  # the last one has just removed all of it
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            held = _lock_in(folder)
+            if held is not None:
+                _locks.add(held)
+                return held
         if time.monotonic() > deadline:
             raise TakenError(
                 f"another process has the images in {folder}: give this training a job of its own "
                 "(job=… or EVERSTEP_JOB)"
             )
         time.sleep(_LOOK_EVERY_S)
+
+
+def _lock_in(folder: str) -> int | None:
+    """The lock that is there now; None if another process has it, or has just removed it."""
+    path = os.path.join(folder, _LOCK)
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), os.stat(path)):
+            return held
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(held)
+    return None
+
+
+_locks: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a fork, as a data loader has them: it may live on for seconds when its rank is dead."""
+    for one in _locks:
+        os.close(one)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _unlink(folder: str, *names: str) -> None:

@@ -118,7 +118,7 @@ class Checkpointer:
 
     def loss(self, value: SupportsFloat) -> None:
         """The loss of each step: no number soon after a restore quarantines that checkpoint."""
-        self._way_back.see_loss(value)
+        self._way_back.see_loss(value, self.await_all)
 
     def step(self, step: int, state: State) -> None:
         """Call it after each step: saves when it is due, and when the training is to stop."""
@@ -226,6 +226,7 @@ class Checkpointer:
         with self._last_save():
             self._saver.settle()
             failure = self._queue.close(abort)
+        self._way_back.saves_are_over()
         self._saver.close(keeps_images=is_failing or failure is not None)
         return failure
 

@@ -1,11 +1,13 @@
 """A loss that is no number, soon after a load: the checkpoint is not to be loaded again.
 
-What was saved since that load comes from it, and is marked, too. Nothing is deleted, and a
-checkpoint is marked at most once. If the loss fails again at the same step of the training, after
-another checkpoint, then the training is to blame, and nothing more is marked.
+What was saved since that load comes from it, and is marked, too; also what is still on its way,
+as soon as it can be seen. Nothing is deleted, and a checkpoint is marked at most once. If the loss
+fails again at the same step of the training, after another checkpoint, then the training is to
+blame, and nothing more is marked.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,9 +61,14 @@ class LossWatch:
         self._by = f"rank {rank}"
         self._left = within
         self._step = loaded.identity.step
+        self._mark: Mark | None = None
 
-    def see(self, loss: SupportsFloat) -> None:
-        """The loss of the next step; BadLossError if it is no number."""
+    def see(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
+        """The loss of the next step; BadLossError if it is no number.
+
+        Before, saves on their way are awaited: whoever hears of the error may end this process.
+        """
+        self._mark = None  # whoever comes here again has caught the error, and trains on
         if not self._left:
             return
         self._left -= 1
@@ -79,25 +86,38 @@ class LossWatch:
             )
         after = self._step - step
         reason = f"{said}, {after} step{'s' if after > 1 else ''} after loading step {step}"
-        self._quarantine(
-            Mark(by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step)
-        )
+        self._mark = Mark(by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step)
+        self.mark()
+        if self._loaded.round:
+            await_saves()
+            self.mark()
         raise BadLossError(
             f"{reason} from the {tier} tier: that checkpoint is quarantined, and the next restore "
             "takes another tier or an older step"
         )
 
-    def _quarantine(self, mark: Mark) -> None:
-        own = self._loaded
+    def mark(self) -> None:
+        """If the loss was no number, mark what comes from the load and can be seen by now."""
+        own, mark = self._loaded, self._mark
+        if mark is None:
+            return
         if own.tier == GLOBAL:
             self._mark_published(step_name(own.identity.step), mark)
         for _, folder in image_folders(own.images, self._rank):
             self._mark_image(folder, mark)
+        for name in self._saved_since():
+            self._mark_published(name, mark)
+
+    def _saved_since(self) -> list[str]:
+        own = self._loaded
         if own.storage is None or not own.round:
-            return
-        for name in own.storage.folders():
-            if (step_of(name) or 0) > own.identity.step:
-                self._mark_published(name, mark)
+            return []
+        try:
+            names = own.storage.folders()
+        except StorageError as error:
+            self._teller.warn(f"what was saved since the load cannot be quarantined: {error}")
+            return []
+        return [one for one in names if (step_of(one) or 0) > own.identity.step]
 
     def _mark_image(self, folder: Path, mark: Mark) -> None:
         try:
@@ -115,8 +135,7 @@ class LossWatch:
             there = look(storage, step_of(name) or 0)
             if there is None or there.manifest is None:
                 return  # there is nothing that anybody could load
-            if self._is_tainted(there.manifest.identity):
-                quarantine(storage, there, mark)
+            if self._is_tainted(there.manifest.identity) and quarantine(storage, there, mark):
                 self._tell(there.step, GLOBAL, there.path, mark)
         except StorageError as error:
             self._teller.warn(f"{name} cannot be quarantined: {error}")

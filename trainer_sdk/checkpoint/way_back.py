@@ -1,5 +1,6 @@
 """The way back of one training: where to look, what was loaded, and whether it was any good."""
 
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import SupportsFloat
@@ -64,10 +65,15 @@ class WayBack:
             self._watch = LossWatch(loaded, self._teller, self._group.rank, WITHIN_STEPS)
         return found
 
-    def see_loss(self, loss: SupportsFloat) -> None:
+    def see_loss(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
         """The loss of a step; no number soon after a load quarantines what was loaded."""
         if self._watch is not None:
-            self._watch.see(loss)
+            self._watch.see(loss, await_saves)
+
+    def saves_are_over(self) -> None:
+        """What has become visible since the loss was no number is quarantined, too."""
+        if self._watch is not None:
+            self._watch.mark()
 
     def pacing(self, every: Every) -> Pacing:
         """When to save, by what the job has seen of failures so far."""

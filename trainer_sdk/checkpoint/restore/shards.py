@@ -1,7 +1,8 @@
 """A checkpoint of the global tier: its files checked by all ranks together, then read by each."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from heapq import heapreplace
 
 import torch
@@ -38,6 +39,7 @@ class Shards:
         self._name = name
         self._identity = identity
         self._place = f"{storage.url}/{name}"
+        self._manifest = b""
         self._files: dict[str, ShardFile] = {}
         self._inside = ""
         self._planner = DefaultLoadPlanner(flatten_state_dict=False, allow_partial_load=True)
@@ -58,13 +60,16 @@ class Shards:
             raise UnfitError(str(error)) from error
         if manifest.identity != self._identity:
             raise UnfitError(f"{self._place} has become another checkpoint meanwhile")
+        self._manifest = octets
         self._files = {one.name: one for one in manifest.files}
-        for file in share(manifest.files, rank, world_size):
-            self._check(file)
+        with self._unless_gone():
+            for file in share(manifest.files, rank, world_size):
+                self._check(file)
 
     def fit(self, target: Target) -> None:
         """Compare it with the live state, and read what is no tensor."""
-        described = self._read_metadata()
+        with self._unless_gone():
+            described = self._read_metadata()
         kinds = described.state_dict_metadata
         saved = {
             key: (one.properties.dtype, tuple(one.size))
@@ -100,6 +105,22 @@ class Shards:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    @contextmanager
+    def _unless_gone(self) -> Generator[None]:
+        """What was removed while it was read, or has made room for another, is not corrupt."""
+        try:
+            yield
+        except CorruptError as error:
+            try:
+                there = self._storage.read(f"{self._name}/{MANIFEST}")
+            except StorageError as gone:
+                raise UnfitError(str(gone)) from error
+            if there != self._manifest:
+                raise UnfitError(
+                    f"{self._place} has become another checkpoint meanwhile"
+                ) from error
+            raise
 
     def _check(self, file: ShardFile) -> None:
         place = f"{self._place}/{file.name}"

@@ -36,6 +36,14 @@ class Folder:
             sync_folder(os.path.dirname(path))
             return size
 
+    def put_beside(self, name: str, data: bytes) -> None:
+        """Keep these bytes in a folder that is there."""
+        path = self._at(name)
+        with _told(path, "written"), _beside(path, makes_folder=False) as temporary:
+            _write(temporary, (data,))
+            os.replace(temporary, path)
+            sync_folder(os.path.dirname(path))
+
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Keep these bytes unless others are there: one of many who try wins."""
         path = self._at(name)
@@ -211,10 +219,11 @@ def _write(path: str, parts: Iterable[Octets]) -> int:
 
 
 @contextmanager
-def _beside(path: str) -> Generator[str]:
-    """A name in the same folder, which is made; nothing of that name is left."""
+def _beside(path: str, *, makes_folder: bool = True) -> Generator[str]:
+    """A name in the same folder; nothing of that name is left."""
     folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
+    if makes_folder:
+        os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}")
     try:
         yield temporary

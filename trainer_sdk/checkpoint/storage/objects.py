@@ -69,6 +69,10 @@ class Objects:
             )
         return counted.size
 
+    def put_beside(self, name: str, data: bytes) -> None:
+        """Keep these bytes, whatever is beside them."""
+        self.put(name, (data,))
+
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Keep these bytes unless others are there: the store itself decides who wins."""
         with self._told(name, "written"):

@@ -46,6 +46,13 @@ class Storage(Protocol):
         """
         ...
 
+    def put_beside(self, name: str, data: bytes) -> None:
+        """Keep these bytes in a folder that is there; `MissingError` when it has gone.
+
+        In an object store there are no folders, and so none comes of it.
+        """
+        ...
+
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Keep these bytes unless others are there: one of many who try wins.
 

@@ -82,6 +82,10 @@ class Shelved:
         return at if at.tzinfo is not None else None
 
 
+class GoneError(MissingError):
+    """It was removed while it was read, or has made room for another: nobody can say more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What comes of reading a checkpoint again."""
@@ -139,7 +143,7 @@ def look(storage: Storage, step: int) -> Shelved | None:
 
 
 def verify(storage: Storage, one: Shelved, pace: Pace = lambda _: None) -> Verdict:
-    """Read every byte again and compare."""
+    """Read every byte again and compare. `GoneError` if it goes meanwhile: that is no flaw."""
     if one.manifest is None or one.flaw:
         return Verdict(one.flaw, 0)
     read = 0
@@ -147,23 +151,30 @@ def verify(storage: Storage, one: Shelved, pace: Pace = lambda _: None) -> Verdi
         flaw, size = _verify_file(storage, one.step, file, pace)
         read += size
         if flaw:
+            _still_there(storage, one)
             return Verdict(flaw, read)
     return Verdict("", read)
 
 
 def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
-    """Say it beside the manifest; no bytes of the checkpoint are touched."""
-    storage.put(f"{step_name(step)}/{name}", (msgspec.json.encode(what),))
+    """Say it beside the manifest; no bytes of the checkpoint are touched.
+
+    `MissingError` where its folder has gone: a new one would keep the name from a later save.
+    """
+    storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(what))
 
 
 def quarantine(storage: Storage, one: Shelved, what: Mark) -> bool:
     """Say that this checkpoint is not to be restored; False when that was said before.
 
-    And when it is said of another manifest.
+    And when it is said of another manifest, or the checkpoint has gone.
     """
     if one.quarantined is not None or not what.is_about(one.manifest_hash):
         return False
-    mark(storage, one.step, QUARANTINED, replace(what, manifest_hash=one.manifest_hash))
+    try:
+        mark(storage, one.step, QUARANTINED, replace(what, manifest_hash=one.manifest_hash))
+    except MissingError:
+        return False
     return True
 
 
@@ -177,7 +188,7 @@ def pull(
 ) -> tuple[str, Verdict]:
     """Copy a checkpoint into a folder of this machine, comparing every byte; where it is now.
 
-    It is seen there only when it is whole and good.
+    It is seen there only when it is whole and good. `GoneError` if it goes meanwhile.
     """
     folder, name = Folder(to), step_name(one.step)
     if one.manifest is None or one.flaw:
@@ -193,6 +204,7 @@ def pull(
             source = _Hashed(storage, f"{name}/{file.name}", file, pace)
             read += folder.put(f"{hidden}/{_flat(file.name)}", source.parts())
             if source.flaw:
+                _still_there(storage, one)
                 return "", Verdict(source.flaw, read)
         folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, one.manifest, name),))
         if not folder.publish(hidden, name):
@@ -212,6 +224,14 @@ def _flat_manifest(storage: Storage, manifest: Manifest, folder: str) -> bytes:
         return storage.read(f"{folder}/{MANIFEST}")
     files = (msgspec.structs.replace(one, name=_flat(one.name)) for one in manifest.files)
     return encode(msgspec.structs.replace(manifest, files=tuple(files)))
+
+
+def _still_there(storage: Storage, one: Shelved) -> None:
+    """Whoever removes a checkpoint, or takes its place, begins with its manifest."""
+    there = look(storage, one.step)
+    if there is None or there.manifest_hash != one.manifest_hash:
+        what = "was removed" if there is None else "has made room for another"
+        raise GoneError(f"{one.path} {what} while it was read")
 
 
 class _Hashed:

@@ -7,21 +7,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
-from xxhash import xxh3_128
+from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
+    MANIFEST,
+    BadManifestError,
     Entry,
     ImageIndex,
+    Manifest,
     Part,
     ShardFile,
+    decode,
     encode,
     step_name,
 )
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING
-from trainer_sdk.checkpoint.storage.port import Storage
+from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, hash_in_parts, write_hashed
 from trainer_sdk.checkpoint.writer.orders import WriteState
 
@@ -61,17 +65,48 @@ def failure_name(rank: int) -> str:
     return f"failed-{rank:05d}.json"
 
 
+def part_of(place: Place, rank: int) -> Part | None:
+    """What a rank has made durable, until it can be seen."""
+    name = f"{place.before}/{part_name(rank)}"
+    try:
+        return decode(place.storage.read(name), Part, f"{place.storage.url}/{name}")
+    except MissingError:
+        return None
+
+
+def visible(place: Place) -> tuple[Manifest, str] | None:
+    """What has the name of the step, and the hash of its manifest."""
+    name = f"{place.step}/{MANIFEST}"
+    try:
+        octets = place.storage.read(name)
+        found = decode(octets, Manifest, f"{place.storage.url}/{name}")
+    except (MissingError, BadManifestError):
+        return None
+    return found, xxh3_128_hexdigest(octets)
+
+
+def is_ours(there: Manifest, order: WriteState) -> bool:
+    """It is what this very save has made visible."""
+    return there.saving == order.saving
+
+
 def write_shard(
     order: WriteState, windows: Iterable[memoryview], hasher: xxh3_128, going: Going
-) -> Part:
-    """Write a rank's shard and its part."""
-    place = place_of(order.root, order.saving, order.identity.step)
-    name, began = f"{place.before}/{order.shard}", time.monotonic()
+) -> float:
+    """Write a rank's shard and its part, and hash the one; how long that took.
+
+    What an attempt before has made durable is not touched: rank 0 may be publishing it.
+    """
+    place, began = place_of(order.root, order.saving, order.identity.step), time.monotonic()
+    if _is_durable(order, place):
+        for octets in windows:
+            hash_in_parts(octets, hasher, going)
+        return time.monotonic() - began
     if isinstance(place.storage, Folder):
-        with _nothing_half(os.path.join(place.storage.path, place.before), order.shard) as path:
+        with _whole(os.path.join(place.storage.path, place.before), order.shard) as path:
             write_hashed(path, order.file_bytes, windows, hasher, going)
     else:
-        place.storage.put(name, _hashed(windows, hasher, going))
+        place.storage.put(f"{place.before}/{order.shard}", _hashed(windows, hasher, going))
     file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hasher.hexdigest())
     part = Part(
         identity=order.identity,
@@ -81,16 +116,28 @@ def write_shard(
         write_s=time.monotonic() - began,
     )
     place.storage.put(f"{place.before}/{part_name(order.rank)}", (encode(part),))
-    return part
+    return part.write_s
+
+
+def _is_durable(order: WriteState, place: Place) -> bool:
+    """An attempt before has written this rank's part; it goes with the move to the step's name."""
+    if part_of(place, order.rank) is not None:
+        return True
+    found = visible(place)
+    return found is not None and is_ours(found[0], order)
 
 
 @contextmanager
-def _nothing_half(folder: str, name: str) -> Generator[str]:
-    """The path of a file that takes no room if it cannot be finished; its folder is made."""
+def _whole(folder: str, name: str) -> Generator[str]:
+    """The path of a file that gets its name when it is finished, and takes no room otherwise.
+
+    The part of an attempt before may come at any time: its writer may hang where even a kill waits.
+    """
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, name)
+    path = os.path.join(folder, f".{name}")
     try:
         yield path
+        os.replace(path, os.path.join(folder, name))
     except BaseException:
         with suppress(OSError):
             os.unlink(path)

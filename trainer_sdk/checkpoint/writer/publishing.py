@@ -24,7 +24,6 @@ from trainer_sdk.checkpoint.manifest import (
     Manifest,
     Part,
     ShardFile,
-    decode,
     encode,
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
@@ -35,14 +34,16 @@ from trainer_sdk.checkpoint.writer.orders import Done, WriteState
 from trainer_sdk.checkpoint.writer.parts import (
     Place,
     failure_name,
-    part_name,
+    is_ours,
+    part_of,
     place_of,
+    visible,
 )
-from trainer_sdk.checkpoint.writer.taken import is_ours, makes_room, taken, why_given_up
+from trainer_sdk.checkpoint.writer.taken import makes_room, taken, why_given_up
 
 _MOST_IN_FLIGHT = 8
 _OLD_S = 3600.0
-_LOOK_FIRST_S = 0.02
+_LOOK_FIRST_S = 0.005
 _LOOK_LAST_S = 2.0
 _MOST_LOOKS = 3
 _LOOK_SLOWER = 1.1
@@ -90,7 +91,9 @@ def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> Done:
     place = place_of(order.root, order.saving, order.identity.step)
     if order.rank:
         return _look_on(order, place, waiting)
-    parts = _all_parts(order, place, waiting)
+    parts, done = _all_parts(order, place, waiting)
+    if done is not None:
+        return _cleaned(order, place, done)
     place.storage.put(f"{place.before}/{METADATA}", (metadata,))
     about = ShardFile(name=METADATA, size_bytes=len(metadata), hash=xxh3_128_hexdigest(metadata))
     files = [*(one for part in parts for one in part.files), about]
@@ -112,28 +115,24 @@ def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
     place.storage.put(f"{place.before}/{failure_name(rank)}", (json.dumps(reason).encode(),))
 
 
-def _all_parts(order: WriteState, place: Place, waiting: Waiting) -> list[Part]:
+def _all_parts(order: WriteState, place: Place, waiting: Waiting) -> tuple[list[Part], Done | None]:
+    """Of all ranks; or what comes of an attempt before, which has taken them with it."""
     found: dict[int, Part] = {}
 
-    def parts() -> list[Part] | None:
+    def parts() -> tuple[list[Part], Done | None] | None:
         for rank in range(order.identity.world_size):
-            if rank not in found and (part := _part(place, rank)) is not None:
+            if rank not in found and (part := part_of(place, rank)) is not None:
                 _check(part, order.identity, place)
                 found[rank] = part
-        return list(found.values()) if len(found) == order.identity.world_size else None
+        if len(found) == order.identity.world_size:
+            return list(found.values()), None
+        there = visible(place)
+        return ([], _done(order, place, *there)) if there and is_ours(there[0], order) else None
 
     def missing() -> list[int]:
         return [rank for rank in range(order.identity.world_size) if rank not in found]
 
     return _until(parts, missing, order, place, waiting)
-
-
-def _part(place: Place, rank: int) -> Part | None:
-    name = f"{place.before}/{part_name(rank)}"
-    try:
-        return decode(place.storage.read(name), Part, f"{place.storage.url}/{name}")
-    except MissingError:
-        return None
 
 
 def _check(part: Part, identity: Identity, place: Place) -> None:
@@ -149,7 +148,10 @@ def _publish(order: WriteState, place: Place, manifest: Manifest) -> Done:
     octets = encode(manifest)
     if isinstance(place.storage, Folder):
         place.storage.put(f"{place.before}/{MANIFEST}", (octets,))
-    done = _made_visible(order, place, manifest, octets)
+    return _cleaned(order, place, _made_visible(order, place, manifest, octets))
+
+
+def _cleaned(order: WriteState, place: Place, done: Done) -> Done:
     if isinstance(place.storage, Folder):
         _clean(place.storage, order.saving)
     elif done.given_up:
@@ -201,29 +203,22 @@ def _done(
 
 def _look_on(order: WriteState, place: Place, waiting: Waiting) -> Done:
     """Rank 0 decides; the others see it by the files that it leaves, or removes."""
-    name = f"{place.step}/{MANIFEST}"
 
     def seen() -> Done | None:
-        if (found := visible()) is None:
+        if (found := visible(place)) is None:
             return None
         if not is_ours(found[0], order):
-            if _part(place, order.rank) is not None:
+            if part_of(place, order.rank) is not None:
                 return None  # rank 0 has not looked yet
-            found = visible() or found  # where ours makes room, its parts go with the same move
+            found = (
+                visible(place) or found
+            )  # where ours makes room, its parts go with the same move
         manifest, hash_ = found
         if is_ours(manifest, order):
             return _done(order, place, manifest, hash_)
         _raise_failure(place, [0])
         why = f"rank 0 has given it up: round {manifest.identity.round} has saved it"
         return _done(order, place, manifest, hash_, why)
-
-    def visible() -> tuple[Manifest, str] | None:
-        try:
-            octets = place.storage.read(name)
-            found = decode(octets, Manifest, f"{place.storage.url}/{name}")
-        except (MissingError, BadManifestError):
-            return None
-        return found, xxh3_128_hexdigest(octets)
 
     return _until(seen, lambda: [0], order, place, waiting)
 

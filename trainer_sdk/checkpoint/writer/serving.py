@@ -92,7 +92,7 @@ class Service:
             if order.root:
                 self._claim(order, stage)
                 stage.name = "write"
-                write_s = write_shard(order, self._windows(order, octets), hasher, going).write_s
+                write_s = write_shard(order, self._windows(order, octets), hasher, going)
             else:
                 stage.name = "hash"
                 hash_in_parts(octets[: order.file_bytes], hasher, going)

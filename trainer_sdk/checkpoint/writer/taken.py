@@ -27,11 +27,6 @@ class TakenError(Exception):
     """Another checkpoint has the name, and stays."""
 
 
-def is_ours(there: Manifest, order: WriteState) -> bool:
-    """It is what this very save has made visible."""
-    return there.saving == order.saving
-
-
 def why_given_up(there: Shelved, order: WriteState, ours: Manifest) -> str:
     """Why this save need not be there, too; empty if something would be lost with it."""
     found = there.manifest

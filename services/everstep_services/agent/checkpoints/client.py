@@ -22,9 +22,10 @@ from everstep_services.agent.checkpoints.talk import (
     Stored,
 )
 from everstep_services.agent.checkpoints.tls import refusal
+from trainer_sdk.checkpoint.marks import RestoredState
 
 _CONNECTS_WITHIN_S = 3.0
-_ANSWERS_WITHIN_S = 10.0
+_ANSWERS_WITHIN_S = 30.0
 
 
 class Call:
@@ -103,12 +104,12 @@ class Call:
     @property
     def _unheard(self) -> str:
         speaks = "" if self._standing.tls is not None else ", or speaks TLS, and we do not"
-        return f" before we were heard: it is of another job{speaks}"
+        return f" before we were heard: it is of another job{speaks}, or too slow"
 
-    def put(self, copy: Copy, octets: memoryview) -> None:
+    def put(self, copy: Copy, octets: memoryview, restored: RestoredState | None = None) -> None:
         """Send a state that is whole in memory; it is there, verified, when this returns."""
         link = self._ready()
-        link.say(Put(copy=copy))
+        link.say(Put(copy=copy, restored=restored))
         answer = link.hear_answer(Go)
         if answer.is_whole:
             return

@@ -117,7 +117,8 @@ async def opened_checkpoints(
     tls = await asyncio.to_thread(opened_tls, settings)
     checkpoints = Checkpoints(plan.job, plan.node, clock)
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(opened_images(plan.job, plan.node, settings.memory_dir))
+        opening = opened_images(plan.job, plan.node, settings.memory_dir)
+        folder = await asyncio.to_thread(stack.enter_context, opening)
         if folder is None:
             log.warning("no_memory_for_images place=%s", settings.memory_dir)
             yield checkpoints, None

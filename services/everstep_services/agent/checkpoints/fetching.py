@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 
@@ -24,6 +25,7 @@ from everstep_services.agent.checkpoints.coding import CodingError, give_back
 from everstep_services.agent.checkpoints.holding import Incoming, Store
 from everstep_services.agent.checkpoints.images import CopyFile, OwnImages, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
+from everstep_services.agent.checkpoints.repeating import Coming, take_from_one
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
 from everstep_services.agent.checkpoints.threads import in_thread, threads
@@ -45,11 +47,23 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """Everybody who may hold a state was asked, and has given it: there is no other one."""
 
 
-def write_offer(base: Path, offer: Offer) -> None:
-    """Let the ranks see it."""
-    written = base / f".{OFFER}"
-    written.write_bytes(msgspec.json.encode(offer))
-    written.rename(base / OFFER)
+class Offers:
+    """Where the ranks see them. Called in threads, which may outlive the round of their offer."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._lock = Lock()
+        self._round = 0
+
+    def write(self, offer: Offer) -> None:
+        """Let the ranks see it, unless they wait for that of a later round."""
+        written = self._base / f".{OFFER}"
+        with self._lock:
+            if offer.round < self._round:
+                return
+            self._round = offer.round
+            written.write_bytes(msgspec.json.encode(offer))
+            written.rename(self._base / OFFER)
 
 
 class Fetching:
@@ -178,27 +192,24 @@ class Fetching:
     ) -> None:
         """From whoever has it whole, each rank from another one first; else from parts."""
         whole = [offer for offer in offers if offer.parts_needed == 1]
-        first = number % max(len(whole), 1)
-        failures: list[str] = []
-        for offer in (*whole[first:], *whole[:first]):
-            source, copy = offer.what
-            try:
-                await self._take_whole(pool, source, copy)
-            except ReplicaError as error:
-                failures.append(str(error))
-                log.warning("image_not_fetched error=%s", error)
-            else:
-                return
         parts = [offer for offer in offers if offer.parts_needed > 1]
-        if not parts:
-            raise ReplicaError("; ".join(failures))
-        await self._take_parts(pool, parts)
+        first, coming = number % max(len(whole), 1), Coming()
+        attempts = [
+            partial(self._take_whole, pool, *offer.what, coming)
+            for offer in (*whole[first:], *whole[:first])
+        ]
+        try:
+            await take_from_one(attempts, coming)
+        except ReplicaError:
+            if not parts:
+                raise
+            await self._take_parts(pool, parts)
 
-    async def _take_whole(self, pool: Executor, source: Peer, copy: Copy) -> None:
+    async def _take_whole(self, pool: Executor, source: Peer, copy: Copy, coming: Coming) -> None:
         call = Call(source, self._standing)
 
         def take() -> None:
-            incoming = self._store.begin(copy, may_be_older=True)
+            incoming = self._store.begin(copy)
             if incoming is None:
                 return
             try:
@@ -206,6 +217,7 @@ class Fetching:
                     call.get(incoming)
                 self._store.finish(incoming)
             finally:
+                coming.reached(incoming.offset)
                 self._store.pause(incoming)
 
         await in_thread(pool, call, take)
@@ -222,7 +234,7 @@ class Fetching:
         async def take(source: Peer, copy: Copy) -> None:
             path = folder / f"part-{copy.part}"
             try:
-                await self._take_part(pool, source, copy, path)
+                await self._take_part(pool, source, copy, path, may_pause=not left)
             except (ReplicaError, OSError) as error:
                 failures.append(str(error))
             else:
@@ -246,19 +258,32 @@ class Fetching:
         finally:
             await asyncio.shield(asyncio.to_thread(_remove, folder))
 
-    async def _take_part(self, pool: Executor, source: Peer, copy: Copy, path: Path) -> None:
-        call = Call(source, self._standing)
+    async def _take_part(
+        self, pool: Executor, source: Peer, copy: Copy, path: Path, *, may_pause: bool
+    ) -> None:
+        """One of them; `may_pause`: there is no other part that would do as well."""
+        coming = Coming()
+        memory = await asyncio.to_thread(Memory, path, copy.size_bytes)
+        incoming = Incoming(copy, read_head(copy.index), path, memory)
 
-        def take() -> None:
-            incoming = Incoming(copy, read_head(copy.index), path, Memory(path, copy.size_bytes))
-            with call, closing(incoming.memory):
-                call.get(incoming)
-            if incoming.hash.hexdigest() != copy.hash:
-                raise ReplicaError(
-                    f"part {copy.part} from {source.node} is not what it said", "torn"
-                )
+        async def attempt() -> None:
+            call = Call(source, self._standing)
 
-        await in_thread(pool, call, take)
+            def take() -> None:
+                try:
+                    with call:
+                        call.get(incoming)
+                finally:
+                    coming.reached(incoming.offset)
+                if incoming.hash.hexdigest() != copy.hash:
+                    raise ReplicaError(
+                        f"part {copy.part} from {source.node} is not what it said", "torn"
+                    )
+
+            await in_thread(pool, call, take)
+
+        with closing(memory):
+            await (take_from_one([attempt], coming) if may_pause else attempt())
 
     async def _from_parts(self, parts: Sequence[CopyFile]) -> None:
         copy = parts[0].copy
@@ -266,8 +291,7 @@ class Fetching:
         whole = msgspec.structs.replace(
             copy, part=0, parts=1, parts_needed=1, size_bytes=head.size_bytes, hash=head.hash
         )
-        begin = partial(self._store.begin, whole, may_be_older=True)
-        incoming = await asyncio.to_thread(begin)
+        incoming = await asyncio.to_thread(self._store.begin, whole)
         if incoming is None:
             return
         incoming.memory.close()  # another process writes it

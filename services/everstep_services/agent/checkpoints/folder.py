@@ -6,6 +6,7 @@
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,14 @@ from everstep_services.agent.ranks import tree
 from everstep_services.agent.workplace import private_dir
 from trainer_sdk import layout
 
+_WITHIN_S = 2.0
+"""The lock of an agent that was killed is free when it has gone, with all of its memory."""
+_LOOK_EVERY_S = 0.02
+
 
 @contextmanager
 def opened_images(job: str, node: str, memory: Path) -> Iterator[Path | None]:
-    """The folder; None where there is no memory for files, or another agent has it.
+    """The folder; None where there is no memory for files, or another agent has it. Blocks.
 
     What an agent of the same job and node has left when it was killed is taken over; what other
     jobs' have left is removed. At the end nothing is left.
@@ -29,10 +34,13 @@ def opened_images(job: str, node: str, memory: Path) -> Iterator[Path | None]:
         return
     base = private_dir(private_dir(memory / f"everstep-{os.getuid()}") / "images")
     name = f"{job}@{node}"
-    with tree.alone_in(base):
-        _sweep(base, name)
-        folder = private_dir(base / name)
-        lock = _locked(folder / layout.LOCK_FILE)
+    folder, lock = base / name, None
+    for is_last in _looks():
+        with tree.alone_in(base):
+            _sweep(base, name)
+            lock = _locked(private_dir(folder) / layout.LOCK_FILE)
+        if lock is not None or is_last:
+            break
     if lock is None:
         yield None
         return
@@ -63,6 +71,15 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(one, ignore_errors=True)
         elif one.name != layout.LOCK_FILE:
             one.unlink(missing_ok=True)
+
+
+def _looks() -> Iterator[bool]:
+    """Whether it is the last time to look."""
+    until = time.monotonic() + _WITHIN_S
+    while time.monotonic() < until:
+        yield False
+        time.sleep(_LOOK_EVERY_S)
+    yield True
 
 
 def _locked(path: Path) -> int | None:

@@ -4,7 +4,7 @@
     held/slot-<S>/rank-<R>/incoming/       what is being received
 
 Of each rank the two newest copies are kept; the older one's memory takes the next. So an old step
-leaves only when a newer one is complete.
+leaves only when a newer one is complete. What the training has left counts as older than any other.
 """
 
 import os
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import xxhash
 
+from everstep_services.agent.checkpoints.displacing import Course, Sender
 from everstep_services.agent.checkpoints.held import (
     INCOMING,
     PART,
@@ -47,6 +48,7 @@ class Incoming:
     """So much memory it had from what was here before."""
     offset: int = 0
     is_busy: bool = True
+    sender: Sender | None = None
     hash: "xxhash.xxh3_128" = field(default_factory=xxhash.xxh3_128)
 
     def room(self, most: int) -> memoryview:
@@ -75,6 +77,7 @@ class Store:
         self._lock = threading.Lock()
         self._held: dict[Owner, list[Held]] = {}
         self._incoming: dict[Owner, Incoming] = {}
+        self._courses: dict[Owner, Course] = {}
         self._touched: set[int] = set()
         """Slots of which something came in this round."""
         for held in found(self._base, job):
@@ -91,9 +94,14 @@ class Store:
             return self._size()
 
     def of_rank(self, rank: int) -> list[Held]:
-        """All copies of a rank's state, the newest first."""
+        """Copies of a rank's state, the newest first; what its training has left, only alone."""
         with self._lock:
-            found = [held for (_, of), each in self._held.items() if of == rank for held in each]
+            found = [
+                held
+                for owner, each in self._held.items()
+                if owner[1] == rank
+                for held in self._going_on(owner, each)
+            ]
         return sorted(found, key=lambda held: held.head.age, reverse=True)
 
     def of_slot(self, slot: int, step: int) -> list[Held]:
@@ -112,24 +120,33 @@ class Store:
         same = [one for one in self.of_slot(copy.slot, copy.step) if one.head.age == age]
         return len(same) == copy.ranks
 
-    def begin(self, copy: Copy, *, may_be_older: bool = False) -> Incoming | None:
-        """Receive it, from its offset on; None if it is here. `ReplicaError` if it cannot be."""
+    def begin(self, copy: Copy, sender: Sender | None = None) -> Incoming | None:
+        """Receive it, from its offset on; None if it is here. `ReplicaError` if it cannot be.
+
+        Without a sender this node itself wants it, and knows why.
+        """
         head = self._checked(copy)
         owner = (copy.slot, copy.rank)
         with self._lock:
+            if sender is not None and not self._course(owner).hear(sender):
+                raise ReplicaError(f"round {sender.round} is over: a later one sends here", "round")
             self._touched.add(copy.slot)
             held = self._held.get(owner, [])
             if any(one.copy.hash == copy.hash and one.copy.step == copy.step for one in held):
                 return None
             going_on = self._incoming.get(owner)
             if going_on is not None and going_on.is_busy:
+                _overtake(going_on.sender, sender)
                 raise ReplicaError(f"rank {copy.rank} is being received already", "busy")
             if going_on is not None and going_on.copy == copy:
-                going_on.is_busy = True
+                going_on.is_busy, going_on.sender = True, sender
                 return going_on
-            if not may_be_older and any(one.head.age > head.age for one in held):
-                raise ReplicaError(f"a newer step than {copy.step} is here", "old")
-            return self._allocate(owner, copy, head)
+            others = [one.head.identity for one in held]
+            if sender is not None and (why := self._course(owner).refusal(head.identity, others)):
+                raise ReplicaError(f"step {copy.step} is not taken: {why}", "old")
+            incoming = self._allocate(owner, copy, head)
+            incoming.sender = sender
+            return incoming
 
     def finish(self, incoming: Incoming, hashed: str = "") -> Held:
         """Verify it, and let it be seen. `ReplicaError` if it is not what was announced.
@@ -202,11 +219,12 @@ class Store:
         return head
 
     def _allocate(self, owner: Owner, copy: Copy, head: Head) -> Incoming:
-        """Memory for it: that of the oldest copy, where there are enough, or new."""
+        """Memory for it: that of the copy worth least, where there are enough, or new."""
         folder = self._folder(owner)
         place, path = folder / INCOMING, folder / INCOMING / (IMAGE if copy.parts == 1 else PART)
         self._give_up(owner)
-        held = sorted(self._held.get(owner, ()), key=lambda one: one.head.age)
+        course = self._course(owner)
+        held = sorted(self._held.get(owner, ()), key=lambda one: course.worth(one.head.identity))
         oldest = held[0] if len(held) >= _KEPT else None
         present = 0 if oldest is None else oldest.copy.size_bytes
         self._need_room(copy, copy.size_bytes - present, owner, head)
@@ -225,6 +243,14 @@ class Store:
         incoming = Incoming(copy, head, path, memory, min(present, copy.size_bytes))
         self._incoming[owner] = incoming
         return incoming
+
+    def _course(self, owner: Owner) -> Course:
+        return self._courses.setdefault(owner, Course())
+
+    def _going_on(self, owner: Owner, held: list[Held]) -> list[Held]:
+        """What a training may come back to; anything, where that is nothing."""
+        course = self._course(owner)
+        return [one for one in held if not course.has_left(one.head.identity)] or held
 
     def _give_up(self, owner: Owner) -> None:
         """What was being received is overtaken."""
@@ -271,3 +297,9 @@ class Store:
             unindex(held.folder)
             shutil.rmtree(held.folder, ignore_errors=True)
             self._held[owner].remove(held)
+
+
+def _overtake(before: Sender | None, sender: Sender | None) -> None:
+    """End the connection of a round before, which may hang: there is room at the next attempt."""
+    if before is not None and sender is not None and before.round < sender.round:
+        before.abort()

@@ -10,7 +10,7 @@ import msgspec
 
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, VERSION, Identity
-from trainer_sdk.checkpoint.marks import restored_state
+from trainer_sdk.checkpoint.marks import RestoredState, restored_state
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +93,14 @@ class OwnImages:
 
     def going_on(self, rank: int) -> list[Image]:
         """The same without those that the training has left, when it went back to an older one."""
-        found, restored = self.of(rank), restored_state(self.base / f"rank-{rank}")
+        found, restored = self.of(rank), self.restored(rank)
         if restored is None:
             return found
         return [image for image in found if not restored.has_left(image.head.identity)]
+
+    def restored(self, rank: int) -> RestoredState | None:
+        """From which state it has gone on."""
+        return restored_state(self.base / f"rank-{rank}")
 
     def drop_others(self, ranks: Collection[int]) -> None:
         """Remove what ranks have left that this node had before."""

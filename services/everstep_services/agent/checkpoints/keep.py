@@ -11,7 +11,7 @@ from everstep.clock import Clock
 from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
 from everstep_services.agent.acts import AboutStates
 from everstep_services.agent.checkpoints.coding import Coder
-from everstep_services.agent.checkpoints.fetching import Fetching, write_offer
+from everstep_services.agent.checkpoints.fetching import Fetching, Offers
 from everstep_services.agent.checkpoints.held import Held
 from everstep_services.agent.checkpoints.holding import Store
 from everstep_services.agent.checkpoints.images import CopyFile, OwnImages
@@ -42,6 +42,7 @@ class Keep:
         self._images = OwnImages(folder, standing.job)
         self._sending = Sending(standing, self._images, Coder(folder / CODED), clock, failed)
         self._fetching = Fetching(standing, store, self._images, folder / CODED)
+        self._offers = Offers(folder)
         self._stored = stored
         self.released: Released = lambda *_: None
         """Who puts it on record."""
@@ -107,7 +108,7 @@ class Keep:
 
     async def _fetch(self, order: StartRanks) -> None:
         offer = await self._fetching.fetch(order, frozenset(self._suspect))
-        await asyncio.to_thread(write_offer, self._folder, offer)
+        await asyncio.to_thread(self._offers.write, offer)
 
     async def _tidy_for_ever(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from everstep_services.agent.checkpoints.mapping import Readings
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.talk import ReplicaError
 from everstep_services.agent.checkpoints.threads import in_thread, threads
+from trainer_sdk.checkpoint.marks import RestoredState
 
 log = logging.getLogger(__name__)
 
@@ -143,21 +144,24 @@ class Sending:
         self, pool: Executor, order: StartRanks, number: int, keeper: Peer, image: Image
     ) -> None:
         copy = image.copy(order.slot, order.ranks)
+        restored = await asyncio.to_thread(self._images.restored, copy.rank)
         if order.replica_parts_needed == 1:
-            await self._put(pool, CopyFile(copy, image.path), keeper)
+            await self._put(pool, CopyFile(copy, image.path), keeper, restored)
             return
         code = (order.replica_parts_needed, len(order.replica_peers))
         async with self._coder.parts(image, copy, *code) as parts:
-            await self._put(pool, parts[number], keeper)
+            await self._put(pool, parts[number], keeper, restored)
 
-    async def _put(self, pool: Executor, wanted: CopyFile, keeper: Peer) -> None:
+    async def _put(
+        self, pool: Executor, wanted: CopyFile, keeper: Peer, restored: RestoredState | None = None
+    ) -> None:
         call, is_own = Call(keeper, self._standing), wanted.path.is_relative_to(self._images.base)
         readings = self._readings if is_own else Readings()
 
         def put() -> None:
             octets = readings.of(wanted.path, wanted.copy.size_bytes)
             with call:
-                call.put(wanted.copy, octets)
+                call.put(wanted.copy, octets, restored)
 
         began = self._clock.now()
         await in_thread(pool, call, put)

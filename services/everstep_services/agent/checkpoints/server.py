@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep.errors import EverstepError
+from everstep_services.agent.checkpoints.displacing import Sender
 from everstep_services.agent.checkpoints.held import Held
 from everstep_services.agent.checkpoints.holding import Store
 from everstep_services.agent.checkpoints.images import OwnImages
@@ -34,7 +35,7 @@ from everstep_services.agent.checkpoints.tls import refusal
 
 log = logging.getLogger(__name__)
 
-_PROVES_WITHIN_S = 2.0
+_PROVES_WITHIN_S = 20.0
 _PATIENCE_S = 60.0
 _WAITING = 64
 _CALLERS_MOST = 32
@@ -130,7 +131,7 @@ class ReplicaServer:
         try:
             match asked:
                 case Put():
-                    self._take(link, hello, asked.copy)
+                    self._take(link, hello, asked)
                 case Ask():
                     link.say(Holding(copies=tuple(self._copies(asked.ranks))))
                 case Get():
@@ -140,13 +141,14 @@ class ReplicaServer:
         except ReplicaError as error:
             link.say(No(reason=str(error), cause=error.cause))
 
-    def _take(self, link: Link, hello: Hello, copy: Copy) -> None:
+    def _take(self, link: Link, hello: Hello, asked: Put) -> None:
+        copy = asked.copy
         if hello.round < self._standing.round:
             now = self._standing.round
             raise ReplicaError(f"round {hello.round} is over, the job is at round {now}", "round")
         began = time.monotonic()
         try:
-            incoming = self._store.begin(copy)
+            incoming = self._store.begin(copy, Sender(hello.round, asked.restored, link.abort))
         except OSError as error:
             raise ReplicaError(f"there is no room for it: {error}", "room") from error
         if incoming is None:

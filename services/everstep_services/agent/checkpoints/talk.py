@@ -18,6 +18,7 @@ import msgspec
 
 from everstep.errors import EverstepError
 from everstep_services.agent.checkpoints.tls import Tls, fingerprint
+from trainer_sdk.checkpoint.marks import RestoredState
 
 _NONCE = 32
 _LENGTH = struct.Struct("!I")
@@ -70,6 +71,8 @@ class Put(Spoken, frozen=True, kw_only=True):
     """Keep this; the bytes follow the answer."""
 
     copy: Copy
+    restored: RestoredState | None = None
+    """From which state the training has gone on."""
 
 
 class Ask(Spoken, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from trainer_sdk.checkpoint.storage.port import MissingError
 from trainer_sdk.checkpoint.storage.shelf import (
     PINNED,
     QUARANTINED,
+    GoneError,
     Mark,
     Shelved,
     Verdict,
@@ -80,8 +81,10 @@ def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
         place, step = _of_folder(place)
     with _told():
         storage = storage_for(place)
-        chosen = _all(place) if step is None else [_one(storage, step)]
-        rows = [_verified(storage, one) for one in chosen]
+        if step is None:
+            rows = list(_all_verified(storage, _all(place)))
+        else:
+            rows = [_verified(storage, _one(storage, step))]
     is_for_people = invocation.output in {None, "table"}
     people = [
         {**row, "size": size(row["size_bytes"]), "took": span(row["took_s"]), "place": place}
@@ -181,6 +184,15 @@ def _of_folder(place: str) -> tuple[str, int | None]:
     return (place, None) if step is None else (root or ".", step)
 
 
+def _all_verified(storage: Storage, found: Sequence[Shelved]) -> Generator[dict[str, Any]]:
+    """But for those that retention has removed meanwhile."""
+    for one in found:
+        try:
+            yield _verified(storage, one)
+        except GoneError as error:
+            say(str(error))
+
+
 def _verified(storage: Storage, one: Shelved) -> dict[str, Any]:
     began = time.monotonic()
     verdict: Verdict = verify(storage, one)
@@ -197,14 +209,19 @@ def _verified(storage: Storage, one: Shelved) -> dict[str, Any]:
 
 def _with_a_good_one(storage: Storage, found: Sequence[Shelved]) -> list[KnownCheckpoint]:
     """All of them as the catalog knows them, the newest that is good read back."""
-    known = [_known(one) for one in found]
-    for number, one in enumerate(found):
+    known = {one.step: _known(one) for one in found}
+    for one in found:
         if one.quarantined or one.manifest is None:
             continue
         say(f"reading back {one.path}")
-        flaw = verify(storage, one).flaw
-        known[number] = msgspec.structs.replace(
-            known[number],
+        try:
+            flaw = verify(storage, one).flaw
+        except GoneError as error:
+            say(str(error))
+            del known[one.step]
+            continue
+        known[one.step] = msgspec.structs.replace(
+            known[one.step],
             verified_at=datetime.now(UTC),
             flaw=flaw,
             quarantined_for="corrupt" if flaw else "",
@@ -213,7 +230,7 @@ def _with_a_good_one(storage: Storage, found: Sequence[Shelved]) -> list[KnownCh
         if not flaw:
             break
         say(flaw)
-    return known
+    return list(known.values())
 
 
 def _known(one: Shelved) -> KnownCheckpoint:
