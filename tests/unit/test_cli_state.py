@@ -1,5 +1,6 @@
 """The state directory: one holder at a time, and only that one is ever stopped."""
 
+import fcntl
 import os
 import signal
 import stat
@@ -145,6 +146,40 @@ def test_who_dies_while_it_starts_is_waited_for_no_longer(
 
         monkeypatch.setattr(time, "sleep", die)
         assert state.running_at_last(600.0) is None
+
+
+@contextmanager
+def taken(state: StateDir, text: str) -> Generator[int, None, None]:
+    """The lock, whose holder has not written its name yet; `text` is still there."""
+    path = state.path / "up.lock"
+    path.write_text(text)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("before", ["", '{"pid":1,"started":"another boot/1"}'])
+def test_who_has_only_just_taken_it_is_asked_for_its_name(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    with state.held():
+        me = state.holder()
+    assert me is not None
+    with taken(state, before) as descriptor:
+        raw = msgspec.json.encode(me)
+        monkeypatch.setattr(time, "sleep", lambda _: os.pwrite(descriptor, raw, 0))
+        assert state.holder() == me
+
+
+def test_who_dies_before_it_has_written_its_name_held_nothing(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with taken(state, "") as descriptor:
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
+        assert state.holder() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "\x00"])

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sysconfig
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,23 +20,25 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.bus.admitting import Admission
 from everstep.bus.beside import beside
 from everstep.bus.diagnosis import OLDEST_SERVER, version_of
 from everstep.bus.errors import BusConfigError, BusUnreachableError
 from everstep.bus.roles import ADMIN, SERVICE, user_for
 from everstep.bus.serverconfig import (
     ServerPlan,
-    admit,
     ensure_users,
     password_file,
     write_config,
     write_private,
+    writing_alone,
 )
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)
 
-_READY_WITHIN_S = 10.0
+_READY_WITHIN_S = 60.0
+_LOOK_EVERY_S = 0.005
 _STOP_WITHIN_S = 5.0
 _RESTART_MAX_S = 5.0
 _SOFT_MEMORY = "384MiB"
@@ -63,18 +66,34 @@ class DevServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_stopped(self) -> bool:
+        """By us, and for good: one that has died comes back."""
+        return self._stopped.is_set()
+
     def settings(self, role: str, job: str | None = None) -> BusSettings:
         """How to log in as a role. An agent's job must have been granted before."""
         name = user_for(role, job).name
         return BusSettings(url=self.url, user=name, password_file=password_file(self._folder, name))
 
     async def grant(self, job: str) -> BusSettings:
-        """Let the agents of a job in; everybody else stays connected."""
-        name = user_for("agent", job).name
-        await asyncio.to_thread(admit, self._folder / "nats.json", self._folder, name)
-        assert self._process is not None
-        self._process.send_signal(signal.SIGHUP)  # read the configuration again
-        return self.settings("agent", job)
+        """Let the agents of a job in; everybody else stays connected.
+
+        The server lets them in when this returns. `BusUnreachableError` when it does not, and
+        when it is stopped meanwhile.
+        """
+        settings = self.settings("agent", job)
+        admission = Admission(self._folder, self.url, user_for("agent", job).name)
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while not await asyncio.to_thread(admission.is_let_in):
+            if self.is_stopped or time.monotonic() > deadline:
+                why = "was stopped" if self.is_stopped else f"had {_READY_WITHIN_S:g} s"
+                raise BusUnreachableError(
+                    f"nats-server did not let the agents of job {job} in: it {why}; look into "
+                    f"{self._folder / 'nats.log'}"
+                )
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return settings
 
     async def start(self) -> None:
         """Start it, on the port of last time if that is free."""
@@ -121,7 +140,7 @@ class DevServer:
                     port = await asyncio.to_thread(_port_in, path)
                     if port is not None:
                         return port
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(_LOOK_EVERY_S)
         except TimeoutError:
             pass
         complaint = await asyncio.to_thread(self._last_complaint)
@@ -176,7 +195,8 @@ class DevServer:
     def _prepare(self) -> None:
         for path in self._folder.glob("*.ports"):
             path.unlink(missing_ok=True)
-        write_config(self._folder / "nats.json", self._plan, self._folder)
+        with writing_alone(self._folder):
+            write_config(self._folder / "nats.json", self._plan, self._folder)
 
     def _last_complaint(self) -> str:
         with contextlib.suppress(OSError):

@@ -6,7 +6,8 @@ The files: `nats.json` for the server, and a password file a user for the client
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,17 @@ def admit(path: Path, passwords: Path, name: str) -> None:
     Several processes may do so at once.
     """
     ensure_users(passwords, [name])
-    with (passwords / ".admitting").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with writing_alone(passwords):
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         _write(path, config | {"authorization": _authorization(passwords)})
+
+
+@contextmanager
+def writing_alone(passwords: Path) -> Iterator[None]:
+    """Nobody else writes the configuration with these users meanwhile."""
+    with (passwords / ".admitting").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _write(path: Path, config: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ class Api:
         url: str,
         token: str | None,
         *,
-        timeout_s: float = 10.0,
+        timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")

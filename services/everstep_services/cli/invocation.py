@@ -63,7 +63,7 @@ _API = (
     _option("--token-file", to="token_file", type=click.Path(path_type=Path), metavar="FILE",
             help="The file that holds the API token."),
     _option("--timeout", to="timeout_s", type=click.FloatRange(min=0, min_open=True),
-            metavar="SECONDS", help="How long one answer may take (10)."),
+            metavar="SECONDS", help="How long one answer may take (30)."),
 )  # fmt: skip
 
 

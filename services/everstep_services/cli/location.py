@@ -17,7 +17,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     """Where the API is, for instance http://127.0.0.1:7070; by default that of `everstep up`."""
     token_file: Path | None = None
     """The file that holds the API token; by default that of `everstep up`."""
-    timeout_s: float = 10.0
+    timeout_s: float = 30.0
     """How long one answer may take."""
 
     def __post_init__(self) -> None:

@@ -16,8 +16,9 @@ from everstep_services.cli.errors import CliError, Exit
 _LOCK = "up.lock"
 _RUNNING = "up.json"
 _LOOKS_WITHIN_S = 2.0
-_READY_WITHIN_S = 20.0
+_READY_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.05
+_LOOK_AGAIN_S = 0.01
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -81,8 +82,8 @@ class StateDir:
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._lock(descriptor)
+            os.ftruncate(descriptor, 0)  # first: who held it before is not who holds it now
             holder = Holder(os.getpid(), _started(os.getpid()) or "")
-            os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, msgspec.json.encode(holder), 0)
             (self.path / _RUNNING).unlink(missing_ok=True)
             yield
@@ -104,7 +105,7 @@ class StateDir:
                             f"that is seen here: is it on a file system that another host or "
                             f"container uses, too? Use another --state-dir"
                         ) from error
-                    time.sleep(0.01)  # a command that only looks has it for a moment
+                    time.sleep(_LOOK_AGAIN_S)  # a command that only looks has it for a moment
                     continue
                 raise CliError(
                     f"everstep up already runs on {self.path} (pid {holder.pid}): stop it "
@@ -117,19 +118,39 @@ class StateDir:
         _write(self.path / _RUNNING, msgspec.json.encode(running))
 
     def holder(self) -> Holder | None:
-        """The process that holds the directory now, if any does."""
+        """The process that holds the directory now, if any does.
+
+        One that has only just taken it is waited for, until it has written who it is.
+        """
+        began = time.monotonic()
+        while self._is_held():
+            holder = self._holder()
+            waited_s = time.monotonic() - began
+            if holder is not None and _started(holder.pid) == holder.started:
+                return holder
+            if holder is not None and waited_s > _LOOKS_WITHIN_S:
+                return holder  # in another container: not seen here, and no less there
+            if waited_s > _READY_WITHIN_S:
+                raise CliError(
+                    f"{self.path / _LOCK} is held, and does not say by whom: end that process, or "
+                    f"use another --state-dir"
+                )
+            time.sleep(_LOOK_AGAIN_S)
+        return None
+
+    def _is_held(self) -> bool:
         try:
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return False
         except OSError as error:
             raise CliError(f"{self.path / _LOCK} cannot be read: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._holder()
+            return True
         else:
-            return None
+            return False
         finally:
             os.close(descriptor)
 

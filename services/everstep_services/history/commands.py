@@ -1,6 +1,7 @@
 """What an operator asks for once: a rebuild, or a token."""
 
 import asyncio
+import errno
 import logging
 import os
 from pathlib import Path
@@ -55,21 +56,26 @@ async def make_first_token(database: Database, path: Path, clock: Clock) -> bool
     """When there is no token yet, make one for an administrator, for this user's eyes only."""
     if await Tokens(database).any():
         return False
-    # The file before the token: one that nobody could read would be the only one for ever.
-    descriptor = await asyncio.to_thread(_make_file, path)
+    # A file before the token: one that nobody could read would be the only one for ever. It gets
+    # its name when it is whole: somebody may wait for it.
+    fresh = await asyncio.to_thread(_make_file, path)
     text = await make_token(database, "first", "admin", clock)
-    await asyncio.to_thread(_write, descriptor, text)
+    await asyncio.to_thread(_write, fresh, path, text)
     log.info("first_token_written path=%s", path)
     return True
 
 
-def _make_file(path: Path) -> int:
+def _make_file(path: Path) -> Path:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
     except OSError as error:
         raise TokenFileError(path, error) from error
+    return fresh
 
 
-def _write(descriptor: int, text: str) -> None:
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{text}\n")
+def _write(fresh: Path, path: Path, text: str) -> None:
+    fresh.write_text(f"{text}\n")
+    fresh.replace(path)

@@ -1,6 +1,7 @@
 """The history service, opened: its database, its place on the bus, and what is to be run."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -25,6 +26,8 @@ from everstep_services.history.domain import fold
 from everstep_services.history.news import News
 from everstep_services.history.service import Projector
 from everstep_services.history.settings import ApiSettings, HistorySettings
+
+_LAST_NOTE_WITHIN_S = 5.0
 
 
 @asynccontextmanager
@@ -71,7 +74,9 @@ async def opened(
                 "bus": bus.statistics,
             },
         )
-        await context.gate.write_used()
+        with contextlib.suppress(TimeoutError):  # a database that hangs does not keep us
+            async with asyncio.timeout(_LAST_NOTE_WITHIN_S):
+                await context.gate.write_used()
 
 
 @asynccontextmanager

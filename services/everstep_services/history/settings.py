@@ -87,7 +87,7 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     """About how large a page may get; it then ends early, with a cursor for the rest."""
     max_concurrent: int = 64
     """Requests in progress; more are refused with 503."""
-    answer_within_s: float = 15.0
+    answer_within_s: float = 28.0
     """How long a request may take, the wait for a database connection included."""
     max_listeners: int = 500
     """Open live streams."""

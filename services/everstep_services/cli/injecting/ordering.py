@@ -12,7 +12,7 @@ from everstep.bus.errors import BusError, BusTimeoutError, BusUnreachableError
 from everstep.bus.ports import Bus, Inbox
 from everstep.bus.topology import ROUNDS
 from everstep.ids import new_id
-from everstep.messages import FaultInjected, InjectFault, OperatorActed, RoundDocument
+from everstep.messages import FaultInjected, InjectFault, OperatorActed, RoundDocument, Seat
 from everstep.messages.codec import decode_as
 from everstep_services.cli.buses import named_bus
 from everstep_services.cli.errors import CliError, Exit
@@ -132,7 +132,7 @@ class Ordering:
 
         `CliError` when the agent never heard us, and nobody listens there.
         """
-        instance = next(seat.instance for seat in document.seats if seat.node == place.node)
+        instance = _instance_on(place.node, document)
         self._answers[order.id] = asyncio.get_running_loop().create_future()
         subject = subjects.injection(self._job, instance)
         while (await self._running(bus)).round == order.round:
@@ -181,10 +181,26 @@ class Ordering:
         return decode_as(found.data, RoundDocument)
 
 
-def _map_of(document: RoundDocument) -> Map:
+def _members(document: RoundDocument) -> list[Seat]:
     members = [seat for seat in document.seats if seat.slot is not None and seat.stage != "gone"]
+    return sorted(members, key=lambda seat: seat.slot or 0)
+
+
+def _instance_on(node: str, document: RoundDocument) -> str:
+    for seat in _members(document):
+        if seat.node == node:
+            return seat.instance
+    known = ", ".join(seat.node for seat in _members(document))
+    raise CliError(
+        f"{document.job} no longer runs on {node}: round {document.round} runs on {known}. Has an "
+        f"earlier fault taken it? Then name another node, or give it time to come back",
+        Exit.NOT_FOUND,
+    )
+
+
+def _map_of(document: RoundDocument) -> Map:
     nodes, first = {}, 0
-    for seat in sorted(members, key=lambda seat: seat.slot or 0):
+    for seat in _members(document):
         nodes[seat.node] = range(first, first + seat.ranks)
         first += seat.ranks
     return Map(document.job, nodes)

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
 from everstep.bus import BusSettings
 from everstep.bus.devserver import DevServer
+from everstep.bus.errors import BusUnreachableError
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.process import run_agent
 from everstep_services.cli.errors import CliError
@@ -60,7 +62,9 @@ async def _keep(
     while not stop.is_set():
         began = asyncio.get_running_loop().time()
         try:
-            await run_stack(ground, stop, started, admit)
+            # Who serves a socket closes it: each time gets its own, of the same two ports.
+            with ground.api.dup() as api, ground.observe.dup() as observe:
+                await run_stack(replace(ground, api=api, observe=observe), stop, started, admit)
         except Exception:  # a service's bug must not end the training
             if asyncio.get_running_loop().time() - began < _LIFE_S and not have_started:
                 raise
@@ -71,7 +75,12 @@ async def _keep(
 
 
 async def _admit(server: DevServer, job: str, login: "asyncio.Future[BusSettings]") -> None:
-    settings = await server.grant(job)
+    try:
+        settings = await server.grant(job)
+    except BusUnreachableError:
+        if server.is_stopped:  # its services have failed: who comes back admits again
+            return
+        raise
     if not login.done():
         login.set_result(settings)
 

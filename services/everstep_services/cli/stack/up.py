@@ -25,7 +25,7 @@ from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
 from everstep_services.cli.state import Running, StateDir
 
-_READY_WITHIN_S = 30.0
+_READY_WITHIN_S = 60.0
 _DRAIN_WITHIN_S = 10.0
 
 

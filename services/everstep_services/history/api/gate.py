@@ -5,6 +5,7 @@ from collections import OrderedDict
 from hashlib import sha256
 
 from everstep.clock import Clock
+from everstep.store.errors import StoreError
 from everstep.store.instants import to_us
 from everstep.store.tokens import Token, Tokens
 from everstep_services.history.api.problems import ProblemError
@@ -27,6 +28,8 @@ class Gate:
         self._good: OrderedDict[bytes, tuple[Token, float]] = OrderedDict()
         self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._used: dict[str, int] = {}
+        self._changes = 0
+        self._is_behind = False
         self.refused = 0
 
     async def admit(self, authorization: str | None, address: str) -> Token:
@@ -39,13 +42,13 @@ class Gate:
         if token is None:
             # A known token passes even from an address that others guess from.
             self._refuse_guessers(address)
+            changes = self._changes
             token = await self._tokens.find(text.strip())
             if token is None:
                 self._count_failure(address)
                 raise _unauthorized("this token is not known", "invalid_token")
-            self._good[fingerprint] = (token, self._clock.now())
-            while len(self._good) > _REMEMBERED:
-                self._good.popitem(last=False)
+            if changes == self._changes:  # else it may have been revoked since it was read
+                self._remember(fingerprint, token)
         self._check(token)
         return token
 
@@ -56,6 +59,7 @@ class Gate:
 
     def forget(self, token_id: str) -> None:
         """Look this token up again: it was changed here."""
+        self._changes += 1
         kept = [(k, v) for k, v in self._good.items() if v[0].id != token_id]
         self._good = OrderedDict(kept)
 
@@ -66,9 +70,24 @@ class Gate:
             await self.write_used()
 
     async def write_used(self) -> None:
-        """Note which tokens were used since the last time."""
-        used, self._used = self._used, {}
-        await self._tokens.note_used(used)
+        """Note which tokens were used since the last time; what cannot be written now waits."""
+        used = dict(self._used)
+        try:
+            await self._tokens.note_used(used)
+        except StoreError as error:  # when a token was used is not worth an outage
+            if not self._is_behind:
+                log.warning("token_uses_not_written tokens=%d error=%s", len(used), error)
+            self._is_behind = True
+            return
+        self._is_behind = False
+        for id_, used_us in used.items():
+            if self._used.get(id_) == used_us:  # else it was used again meanwhile
+                del self._used[id_]
+
+    def _remember(self, fingerprint: bytes, token: Token) -> None:
+        self._good[fingerprint] = (token, self._clock.now())
+        while len(self._good) > _REMEMBERED:
+            self._good.popitem(last=False)
 
     def _remembered(self, fingerprint: bytes) -> Token | None:
         known = self._good.get(fingerprint)

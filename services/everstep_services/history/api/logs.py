@@ -1,6 +1,8 @@
 """`/log`: the end of what a rank had said when it failed, whether or not its node is left."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,7 +13,8 @@ from sqlalchemy import select
 from everstep.bus.errors import BlobMissingError, BusError
 from everstep.messages import BlobRef
 from everstep.store import tables
-from everstep.store.reads import Record, first, round_state
+from everstep.store.database import Database
+from everstep.store.reads import Record, round_state
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.parameters import LARGEST, JobName, RoundNumber
 from everstep_services.history.api.problems import ProblemError, not_found, responses
@@ -59,34 +62,68 @@ async def get_log(
 
     404 says why there is none, 410 why it is there no longer.
     """
-    ref = await _kept_where(context, job, number, rank, asked.stream)
-    data = await _content(context, ref)
+    told = await _told(context.database, job, number, rank)
+    data = await _content(context, _kept_where(told, asked.stream))
     return Response(data.decode(errors="replace"), media_type="text/plain")
 
 
-async def _kept_where(
-    context: Context, job: str, number: int, rank: int, stream: str | None
-) -> BlobRef:
-    exits, evidence = tables.rank_exits, tables.evidence
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the record says of a rank in a round, all of it at one moment."""
+
+    job: str
+    number: int
+    rank: int
+    round: Record | None
+    exit: Record | None
+    evidence: Sequence[Record]
+    node: str | None
+
+
+async def _told(database: Database, job: str, number: int, rank: int) -> _Told:
+    rounds, exits, evidence = tables.rounds.c, tables.rank_exits, tables.evidence
+    members = tables.round_members.c
+    here = (evidence.c.job == job, evidence.c.round == number, evidence.c.rank == rank)
     mine = (exits.c.job == job, exits.c.round == number, exits.c.rank == rank)
-    exit_ = await first(context.database, select(exits).where(*mine).order_by(exits.c.n))
+    the_round = select(rounds.world_size, round_state().label("state"))
+    the_node = select(members.node).where(
+        members.job == job,
+        members.round == number,
+        members.first_rank <= rank,
+        members.first_rank + members.ranks > rank,
+    )
+    # In one transaction: else a rank that fails meanwhile is in a round that has ended, and has
+    # not failed.
+    async with database.read() as connection:
+        found = await connection.execute(
+            the_round.where(rounds.job == job, rounds.round == number).limit(1)
+        )
+        round_ = found.mappings().one_or_none()
+        found = await connection.execute(select(exits).where(*mine).order_by(exits.c.n).limit(1))
+        exit_ = found.mappings().one_or_none()
+        found = await connection.execute(
+            select(evidence).where(*here, evidence.c.kind.in_(_LOGS)).order_by(evidence.c.n)
+        )
+        kept = found.mappings().all()
+        node = await connection.scalar(the_node.limit(1))
+    return _Told(job, number, rank, round_, exit_, kept, node)
+
+
+def _kept_where(told: _Told, stream: str | None) -> BlobRef:
     found: dict[str, str] = {}
     absent: str | None = None
-    if exit_ is not None and exit_["log"] is not None:
-        found["stderr"] = exit_["log"]
-    async with context.database.read() as connection:
-        here = (evidence.c.job == job, evidence.c.round == number, evidence.c.rank == rank)
-        query = select(evidence).where(*here, evidence.c.kind.in_(_LOGS)).order_by(evidence.c.n)
-        for row in (await connection.execute(query)).mappings():
-            absent = row["missing_reason"] or absent
-            if row["blob"] is not None:
-                found.setdefault(row["stream"] or "stderr", row["blob"])
+    if told.exit is not None and told.exit["log"] is not None:
+        found["stderr"] = told.exit["log"]
+    for row in told.evidence:
+        absent = row["missing_reason"] or absent
+        if row["blob"] is not None:
+            found.setdefault(row["stream"] or "stderr", row["blob"])
     for wanted in ("stderr", "stdout") if stream is None else (stream,):
         if wanted in found:
             return msgspec.json.decode(found[wanted], type=BlobRef)
     if found:
         absent = f"only its {', '.join(found)} was"
-    raise await _why_none(context, job, number, rank, exit_, absent)
+    raise _why_none(told, absent)
 
 
 async def _content(context: Context, ref: BlobRef) -> bytes:
@@ -109,39 +146,24 @@ async def _content(context: Context, ref: BlobRef) -> bytes:
         ) from None
 
 
-async def _why_none(
-    context: Context, job: str, number: int, rank: int, exit_: Record | None, absent: str | None
-) -> ProblemError:
-    rounds = tables.rounds.c
-    query = select(rounds.world_size, round_state().label("state"))
-    row = await first(context.database, query.where(rounds.job == job, rounds.round == number))
-    if row is None:
-        return not_found(f"round {number} of job {job}")
-    who = f"rank {rank} of round {number}"
-    if row["world_size"] is not None and rank >= row["world_size"]:
-        last = row["world_size"] - 1
-        return not_found(f"rank {rank} in round {number}: its ranks are 0 to {last}")
+def _why_none(told: _Told, absent: str | None) -> ProblemError:
+    if told.round is None:
+        return not_found(f"round {told.number} of job {told.job}")
+    who = f"rank {told.rank} of round {told.number}"
+    world_size = told.round["world_size"]
+    if world_size is not None and told.rank >= world_size:
+        return not_found(
+            f"rank {told.rank} in round {told.number}: its ranks are 0 to {world_size - 1}"
+        )
     if absent is not None:
         why = f"this end of the log of {who} was not kept: {absent}"
-    elif exit_ is not None and not exit_["is_failure"]:
+    elif told.exit is not None and not told.exit["is_failure"]:
         why = f"{who} ended well: only the ends of failed ranks' logs are kept"
-    elif exit_ is not None:
+    elif told.exit is not None:
         why = f"{who} failed, and had written nothing that could be kept"
-    elif row["state"] == "ended":
+    elif told.round["state"] == "ended":
         why = f"{who} did not fail by itself: only the ends of failed ranks' logs are kept"
     else:
         why = f"{who} has not ended: the end of its log is kept if it fails"
-    where = await _node(context, job, number, rank)
+    where = told.node or "its node: run `everstep logs` there"
     return ProblemError(404, "log_not_kept", f"{why}; the whole of it is on {where}")
-
-
-async def _node(context: Context, job: str, number: int, rank: int) -> str:
-    members = tables.round_members.c
-    query = select(members.node).where(
-        members.job == job,
-        members.round == number,
-        members.first_rank <= rank,
-        members.first_rank + members.ranks > rank,
-    )
-    row = await first(context.database, query)
-    return "its node: run `everstep logs` there" if row is None else f"{row['node']}"

@@ -1,0 +1,69 @@
+"""The services of `everstep run` without a bus of its own fail, and come back where they were."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from everstep.clock import SystemClock
+from everstep.observe.http import listen
+from everstep.settings import load
+from everstep_services.cli.stack.phases import Phases
+from everstep_services.cli.stack.process import stack_sections
+from everstep_services.cli.stack.standalone import _keep
+from everstep_services.cli.stack.up import Ground, Ready
+from everstep_services.cli.state import StateDir
+from everstep_services.history.api.gate import Gate
+
+WITHIN_S = 120
+pytestmark = pytest.mark.timeout(300)  # all services are started twice
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    state = StateDir(tmp_path / "state")
+    state.create()
+    with listen("127.0.0.1", 0, remedy="") as api, listen("127.0.0.1", 0, remedy="") as observe:
+        settings = load(stack_sections(), files=[], environ={})
+        yield Ground(state, settings, api, observe, Phases(SystemClock()), command="run")
+
+
+def test_services_that_fail_come_back_on_the_same_port(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Gate.write_used_for_ever
+
+    async def follow() -> None:
+        stop, fail = asyncio.Event(), asyncio.Event()
+        told: asyncio.Queue[Ready] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        async def fails_once(gate: Gate, every_s: float = 30.0) -> None:
+            if not fail.is_set():
+                await fail.wait()
+                raise RuntimeError("a bug")
+            await plain(gate, every_s)
+
+        def tell(ready: Ready) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, ready)
+
+        monkeypatch.setattr(Gate, "write_used_for_ever", fails_once)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_keep(ground, stop, tell, lambda _: None))
+            addresses = []
+            try:
+                for _ in range(2):
+                    async with asyncio.timeout(WITHIN_S):
+                        running = (await told.get()).running
+                    addresses.append((running.api, running.observe))
+                    for url in (f"{running.api}/api/v1/status", f"{running.observe}/livez"):
+                        async with httpx2.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
+                            assert (await client.get(url)).status_code in {200, 401}
+                    fail.set()
+            finally:
+                stop.set()
+        assert addresses[0] == addresses[1]
+
+    asyncio.run(follow())
