@@ -8,7 +8,7 @@ first step, as the ranks themselves write it down. Everstep runs with its bus an
 inside; each round takes the contenders in another order.
 
 The training's optimizer is its `own`, derived from torch's base, one of `torch`, or `none`. The
-first one of torch's in a process imports torch._dynamo, which takes as long as torch.
+first one of a process imports torch._dynamo, which takes as long as torch; `own` avoids it.
 """
 
 from benchmarks.restarts.cases import RANK, play

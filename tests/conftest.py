@@ -5,16 +5,19 @@ import inspect
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
+import msgspec
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-from everstep.bus import connect, topology
+from everstep.bus import BusSettings, connect, topology
 from everstep.bus.devserver import DevServer, dev_server, find_program
 from everstep.bus.roles import ADMIN, SERVICE
 from everstep.bus.serverconfig import ServerPlan, ensure_users
 from tests.fakes.clock import FakeClock
+from tests.waiting import WITHIN_S
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("chaos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,8 +42,21 @@ async def no_task_outlives_its_test() -> AsyncIterator[None]:
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     if left:  # a server's own tasks end a little after it was closed
-        _, left = await asyncio.wait(left, timeout=5)
+        _, left = await asyncio.wait(left, timeout=WITHIN_S)
     assert not left, f"still running: {sorted(str(task) for task in left)}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_buses() -> Iterator[None]:
+    """Whoever uses a server of ours waits for it as long as a test does for anything."""
+    plain = DevServer.settings
+
+    def settings(server: DevServer, role: str, job: str | None = None) -> BusSettings:
+        found = plain(server, role, job)
+        return msgspec.structs.replace(found, connect_within_s=WITHIN_S, request_within_s=WITHIN_S)
+
+    with patch.object(DevServer, "settings", settings):
+        yield
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from trainer_sdk.checkpoint.whose import Whose
 
 JOB = "vit-l"
 WITHIN_S = 40.0
+UNHURRIED = Patience(delayed_after_s=600.0, exit_within_s=WITHIN_S)
+"""For a writer whose machine gives it no turn for many seconds: nobody is told that it is late."""
 
 
 @dataclass
@@ -55,7 +57,7 @@ def saving(
     **changes: Any,
 ) -> Iterator[Saving]:
     """A rank that saves into `folder / "root"`, and keeps images in `folder / "images"`."""
-    group = group or Group(None)
+    group, patience = group or Group(None), patience or UNHURRIED
     known: dict[str, Any] = {
         "whose": Whose(JOB, 1, str(folder / "images"), has_keeper=True),
         "group": group,
@@ -64,7 +66,7 @@ def saving(
         "is_lazy": True,
         "buffers": 1,
         "memory_limit": 0,
-        "patience": patience or Patience(exit_within_s=WITHIN_S),
+        "patience": patience,
     }
     told = Told()
     queue = SaveQueue(group.rank, told, on_error, patience)

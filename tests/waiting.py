@@ -8,7 +8,7 @@ from typing import TypeVar, overload
 
 T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
-WITHIN_S = 40.0
+WITHIN_S = 60.0
 LOOK_EVERY_S = 0.02
 
 

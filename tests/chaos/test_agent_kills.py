@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Agent, Cluster
-from tests.e2e.control_planes import Pieces, Up
+from tests.e2e.control_planes import PATIENT, Pieces, Up
 from tests.waiting import until
 
 NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
@@ -27,7 +27,8 @@ def dice() -> random.Random:
 def own_up(tmp_path: Path) -> Iterator[Up]:
     folder = tmp_path / "up"
     folder.mkdir()
-    up = Up(folder)
+    # A slot waits for whoever had it, however long that takes.
+    up = Up(folder, **PATIENT, EVERSTEP_RENDEZVOUS__LAST_CALL_S="30")
     try:
         up.start()
         yield up
@@ -139,7 +140,7 @@ def test_services_killed_at_random_while_a_training_runs(
 ) -> None:
     (tmp_path / "pieces").mkdir()
     (tmp_path / job).mkdir()
-    pieces = Pieces(tmp_path / "pieces")
+    pieces = Pieces(tmp_path / "pieces", **PATIENT)
     cluster = Cluster(tmp_path / job, job, pieces)
     try:
         pieces.start()

@@ -1,5 +1,6 @@
 """Checkpoints in a storage: what is there, whether it is what was saved, how they are pulled."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -8,14 +9,18 @@ import pytest
 from tests.checkpoint_shelves import flip, save
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, encode, step_name
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.port import MissingError
 from trainer_sdk.checkpoint.storage.shelf import (
     PINNED,
     QUARANTINED,
+    GoneError,
     Mark,
     look,
     mark,
     owner_of,
     pull,
+    quarantine,
     shelved,
     unmark,
     verify,
@@ -107,6 +112,54 @@ def test_marks_stand_beside_the_manifest_until_they_are_taken_back(
     assert one.pinned is None
     assert one.quarantined is not None  # whatever it says, it stands there
     assert verify(storage, one).is_good
+
+
+def test_a_mark_of_what_has_just_been_removed_is_in_nobodys_way(
+    storage: Storage, place: str
+) -> None:
+    save(place, JOB, 100)
+    one = look(storage, 100)
+    assert one is not None
+    storage.remove(step_name(100))
+    quarantine(storage, one, Mark(cause="operator"))
+    with suppress(MissingError):
+        mark(storage, 100, QUARANTINED, Mark(cause="operator", manifest_hash=one.manifest_hash))
+    assert shelved(storage) == []
+    if isinstance(storage, Folder):
+        assert storage.folders() == []
+        assert not quarantine(storage, one, Mark(cause="operator"))
+        with pytest.raises(MissingError):
+            mark(storage, 100, PINNED, Mark(by="ann"))
+        storage.put("hidden/manifest.json", [b"{}"])
+        assert storage.publish("hidden", step_name(100))
+    save(place, JOB, 100, size=5)
+    there = look(storage, 100)
+    assert there is not None
+    assert there.quarantined is None
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced"])
+def test_what_goes_while_it_is_read_is_not_called_corrupt(
+    storage: Storage, place: str, tmp_path: Path, what: str
+) -> None:
+    """Retention has it, or another save of its step has its place."""
+    save(place, JOB, 100)
+    one = look(storage, 100)
+    assert one is not None
+
+    def goes(_: int) -> None:
+        if what == "removed":
+            storage.remove(step_name(100))
+        else:
+            save(place, JOB, 100, size=5)
+
+    said = "was removed" if what == "removed" else "has made room"
+    with pytest.raises(GoneError, match=said):
+        verify(storage, one, goes)
+    save(place, JOB, 100)
+    with pytest.raises(GoneError, match=said):
+        pull(storage, one, str(tmp_path / "pulled"), goes)
+    assert shelved(storage_for(str(tmp_path / "pulled"))) == []
 
 
 def test_a_checkpoint_is_pulled_whole_and_good(

@@ -124,7 +124,7 @@ class Cluster:
     @property
     def api(self) -> Api:
         if self._api is None:
-            self._api = Api(self.plane.api, self.plane.token)
+            self._api = Api(self.plane.api, self.plane.token, timeout_s=WITHIN_S)
         return self._api
 
     def facts(self, kind: str) -> list[Body]:

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_planes import ControlPlane, Pieces, Up
+from tests.e2e.control_planes import PATIENT, ControlPlane, Pieces, Up
 
 NewCluster = Callable[[ControlPlane, str], Cluster]
-ENDS_WITHIN_S = 180
+ENDS_WITHIN_S = 300
 """Whatever waits for something gives up before, and says for what."""
+START_WITHIN_S = 120.0
+"""Five processes, each of which imports much."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One `everstep up` for all tests that leave it as it is."""
-    up = Up(tmp_path_factory.mktemp("up"))
+    up = Up(tmp_path_factory.mktemp("up"), **PATIENT)
     try:
         up.start()
         yield up
@@ -34,9 +36,9 @@ def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 @pytest.fixture
 def pieces(tmp_path: Path) -> Iterator[Pieces]:
     """Server and services as processes of their own, to kill."""
-    pieces = Pieces(tmp_path)
+    pieces = Pieces(tmp_path, **PATIENT)
     try:
-        pieces.start()
+        pieces.start(START_WITHIN_S)
         yield pieces
     finally:
         pieces.stop()
@@ -44,14 +46,10 @@ def pieces(tmp_path: Path) -> Iterator[Pieces]:
 
 @pytest.fixture(scope="module")
 def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
-    """The same for tests that leave all of it running, and pause agents that are not to be lost."""
-    patient = {
-        "EVERSTEP_HEALTH__SILENCE_LIMIT_S": "60",
-        "EVERSTEP_HEALTH__ALL_SILENT_LIMIT_S": "60",
-    }
-    pieces = Pieces(tmp_path_factory.mktemp("pieces"), **patient)
+    """The same for tests that leave all of it running."""
+    pieces = Pieces(tmp_path_factory.mktemp("pieces"), **PATIENT)
     try:
-        pieces.start()
+        pieces.start(START_WITHIN_S)
         yield pieces
     finally:
         pieces.stop()

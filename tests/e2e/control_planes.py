@@ -19,7 +19,18 @@ from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import Running, StateDir
 from tests.e2e.ports import free_port
 from tests.e2e.processes import Process, environment, kill_all, python
-from tests.waiting import until
+from tests.waiting import WITHIN_S, until
+
+PATIENT = {
+    "EVERSTEP_HEALTH__SILENCE_LIMIT_S": "60",
+    "EVERSTEP_HEALTH__HAILED_LIMIT_S": "60",
+    "EVERSTEP_HEALTH__ALL_SILENT_LIMIT_S": "60",
+    "EVERSTEP_API__ANSWER_WITHIN_S": "60",
+}
+"""For tests in which no node is to be lost because its machine gave it no turn for a while.
+
+That a node was killed is found all the same: by those who wait for it, and by a closed connection.
+"""
 
 
 class ControlPlane(Protocol):
@@ -111,14 +122,14 @@ class Pieces:
             until(self._reloads, "the server has read who may log in", holds=before.__lt__)
         return self._as(name)
 
-    def start(self) -> None:
+    def start(self, within_s: float = WITHIN_S) -> None:
         """Start all of it, and wait until it is ready."""
         ensure_users(self._bus, [ADMIN, SERVICE])
         plan = ServerPlan(store=self.store, host=self._host, port=self._port, beside=self._bus)
         write_config(self._bus / "nats.json", plan, self._bus)
         for name in ALL:
             self.revive(name)
-        until((self.folder / "token").exists, "history has made its token")
+        until((self.folder / "token").exists, "history has made its token", within_s=within_s)
 
     def revive(self, name: str) -> None:
         """Start one that is not running."""

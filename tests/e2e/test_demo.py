@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep_services.cli.client import Api
+from tests.e2e.control_planes import PATIENT
 from tests.e2e.processes import Process, environment, kill_all, python, tagged
 from tests.waiting import until
 
@@ -29,12 +30,14 @@ def test_whoever_ends_it_finds_nothing_left(tmp_path: Path, job: str, number: in
 
 
 ENDS_WITHIN_S = 240.0
+IN_ORDER = {**PATIENT, "EVERSTEP_RENDEZVOUS__LAST_CALL_S": "60"}
+"""However long a node takes to come, or to come back, its slot waits for it."""
 _COMMAND = re.compile(r"^  (\S+ --state-dir (\S+) .*)$", re.M)
 
 
 @pytest.mark.timeout(400)
 def test_it_recovers_twice_and_what_it_says_at_the_end_is_so(tmp_path: Path, job: str) -> None:
-    environ = environment(tmp_path, job, TMPDIR=str(tmp_path))
+    environ = environment(tmp_path, job, TMPDIR=str(tmp_path), **IN_ORDER)
     log = tmp_path / "log"
     demo = Process(python("-m", "everstep_services.cli", "demo", "--steps", "300"), environ, log)
     try:

@@ -39,7 +39,7 @@ def test_a_training_runs_on_whatever_is_away(
             pieces.revive(name)
         further(cluster, 25)
     pieces.kill("nats")
-    further(cluster, 250)  # longer than health lets a node be silent
+    further(cluster, 250)
     pieces.revive("nats")
     further(cluster, 50)
     cluster.kill_rank(0, 1)

@@ -17,7 +17,7 @@ from everstep.bus.roles import SERVICE
 from everstep.messages import Fact
 from everstep.messages.codec import decode
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_planes import Pieces
+from tests.e2e.control_planes import PATIENT, Pieces
 from tests.e2e.test_run_control_plane import further
 from tests.waiting import until
 
@@ -69,7 +69,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture
 def pieces(tmp_path: Path, postgres: Postgres) -> Iterator[Pieces]:
     """A control plane whose history is in PostgreSQL."""
-    pieces = Pieces(tmp_path, EVERSTEP_HISTORY__DATABASE_URL=postgres.url)
+    pieces = Pieces(tmp_path, **PATIENT, EVERSTEP_HISTORY__DATABASE_URL=postgres.url)
     try:
         pieces.start()
         yield pieces

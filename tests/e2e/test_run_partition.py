@@ -15,6 +15,13 @@ from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
 NODES = ("node-1", "node-2", "node-3")
+LOST_AFTER = {
+    "EVERSTEP_HEALTH__SILENCE_LIMIT_S": "15",
+    "EVERSTEP_HEALTH__HAILED_LIMIT_S": "15",
+    "EVERSTEP_HEALTH__ALL_SILENT_LIMIT_S": "60",
+}
+"""Only silence tells that a node is cut off; but others may be silent for a while, too."""
+WITHIN_S = 90.0
 
 
 @pytest.fixture
@@ -34,7 +41,7 @@ def cluster(
     network: Network, tmp_path: Path, new_cluster: NewCluster, job: str
 ) -> Iterator[Cluster]:
     """Its control plane is on the hub."""
-    pieces = Pieces(tmp_path, host=network.address)
+    pieces = Pieces(tmp_path, host=network.address, **LOST_AFTER)
     try:
         pieces.start()
         yield new_cluster(pieces, job)
@@ -67,6 +74,7 @@ def ranks_of(agent: Agent) -> list[int]:
     return agent.children(str(SCRIPTS / "steady.py"))[1:]  # the agent's own command names it, too
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("slot", [0, 1])
 def test_a_spare_takes_the_slot_of_a_node_whose_network_is_cut(
     cluster: Cluster, network: Network, slot: int
@@ -76,14 +84,18 @@ def test_a_spare_takes_the_slot_of_a_node_whose_network_is_cut(
     (spare,) = set(NODES) - set(before.values())
     lost, other = before[slot], before[1 - slot]
     network.cut(lost)
-    cluster.until_stepping(2)
+    cluster.until_stepping(2, WITHIN_S)
     assert cluster.members(2) == {slot: spare, 1 - slot: other}
     (incident,) = cluster.closed(1)
     assert incident["outcome"] == "recovered"
     assert ranks_of(agents[lost]), "it cannot know that the round has ended"
 
     network.mend(lost)
-    until(lambda: "round 1 is over" in agents[lost].said, "it knows that its round is over")
+    until(
+        lambda: "round 1 is over" in agents[lost].said,
+        "it knows that its round is over",
+        within_s=WITHIN_S,
+    )
     until(lambda: ranks_of(agents[lost]), "its ranks of round 1 are gone", holds=not_)
     agents[spare].kill_node()
     cluster.until_stepping(3)

@@ -2,22 +2,47 @@
 
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import Pieces
+from tests.e2e.control_planes import PATIENT, Pieces, Up
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
 START_WITHIN_S = 90.0
+AGREE_WITHIN_S = 20.0
 
 
-def asking(cluster: Cluster, *options: str, node: str, how: str = "ask") -> Agent:
+@pytest.fixture(scope="module")
+def unhurried_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A control plane that names a step early enough for agents that get no turn for a while."""
+    up = Up(tmp_path_factory.mktemp("up"), **PATIENT, EVERSTEP_RENDEZVOUS__SAVE_LEAD_S="12")
+    try:
+        up.start()
+        yield up
+    finally:
+        up.stop()
+
+
+@pytest.fixture
+def cluster(new_cluster: NewCluster, unhurried_up: Up, job: str) -> Cluster:
+    return new_cluster(unhurried_up, job)
+
+
+def asking(
+    cluster: Cluster,
+    *options: str,
+    node: str,
+    how: str = "ask",
+    agree_within_s: float = AGREE_WITHIN_S,
+) -> Agent:
     """An agent with two ranks, of a training that asks whether it should stop."""
     script = (str(SCRIPTS / "asking.py"), str(cluster.folder), how)
-    return cluster.run("--nproc-per-node", "2", *options, *script, node=node)
+    environ = {"EVERSTEP_AGENT__AGREE_WITHIN_S": f"{agree_within_s:g}"}
+    return cluster.run("--nproc-per-node", "2", *options, *script, node=node, **environ)
 
 
 def steps(cluster: Cluster, ranks: int = 4) -> list[int]:
@@ -122,7 +147,7 @@ def test_without_a_control_plane_a_node_saves_all_the_same(
     pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
     cluster = new_cluster(pieces, job)
-    agent = asking(cluster, node="node-1")
+    agent = asking(cluster, node="node-1", agree_within_s=1)
     cluster.until_stepping(1, START_WITHIN_S)
     pieces.kill("rendezvous")
     agent.send(signal.SIGTERM)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import Up
+from tests.e2e.control_planes import PATIENT, Up
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
@@ -15,7 +15,7 @@ from tests.waiting import until
 @pytest.fixture
 def patient_up(tmp_path: Path) -> Iterator[Up]:
     """A control plane that lets agents look for evidence, however long this machine takes."""
-    up = Up(tmp_path, EVERSTEP_RENDEZVOUS__CRASH_EVIDENCE_S="30")
+    up = Up(tmp_path, **PATIENT, EVERSTEP_RENDEZVOUS__CRASH_EVIDENCE_S="30")
     try:
         up.start()
         yield up

@@ -13,7 +13,7 @@ from tests.waiting import until
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
 def test_ranks_save_at_a_step_and_the_node_leaves_with_91(cluster: Cluster, name: str) -> None:
     script = (str(SCRIPTS / "saving.py"), str(cluster.folder))
-    agent = cluster.run("--cold", "--nproc-per-node", "2", "--preempt-grace", "20", *script)
+    agent = cluster.run("--cold", "--nproc-per-node", "2", "--preempt-grace", "120", *script)
     cluster.until_stepping(1)
     agent.send(signal.Signals[name])
     assert agent.wait() == 91

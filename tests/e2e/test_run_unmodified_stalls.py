@@ -9,7 +9,8 @@ from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
 START_WITHIN_S = 60.0
-LIMIT_S = 8.0
+LIMIT_S = 25.0
+SEEN_WITHIN_S = 150.0
 
 
 def ranks(cluster: Cluster) -> dict[int, Any]:
@@ -18,7 +19,7 @@ def ranks(cluster: Cluster) -> dict[int, Any]:
     return {one["rank"]: one for one in items}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_collectives_are_progress_and_who_is_missing_in_one_is_named(cluster: Cluster) -> None:
     script = (str(SCRIPTS / "unmodified.py"), str(cluster.folder), f"{2 * LIMIT_S:g}")
     limits = ("--limit", f"outside={LIMIT_S:g}", "--limit", "first-step=120")
@@ -26,7 +27,11 @@ def test_collectives_are_progress_and_who_is_missing_in_one_is_named(cluster: Cl
     cluster.until_stepping(1, START_WITHIN_S)
 
     # For longer than the limit nothing but collectives: by their pages both would have stalled.
-    until((cluster.folder / "evaluating").exists, "they do that for twice their limit")
+    until(
+        (cluster.folder / "evaluating").exists,
+        "they do that for twice their limit",
+        within_s=SEEN_WITHIN_S,
+    )
     evaluating = ranks(cluster)
     assert [evaluating[rank]["state"] for rank in (0, 1)] == ["running", "running"]
     assert [evaluating[rank]["step"] for rank in (0, 1)] == [1, 1]
@@ -41,7 +46,7 @@ def test_collectives_are_progress_and_who_is_missing_in_one_is_named(cluster: Cl
     )
 
     (cluster.folder / "hang").touch()
-    stall = cluster.until_fact("rank_stalled")
+    stall = cluster.until_fact("rank_stalled", within_s=SEEN_WITHIN_S)
     assert (stall["rank"], stall["phase"], stall["signal"]) == (1, "step", "collectives")
     assert (stall["limit_s"], stall["limit_source"]) == (LIMIT_S, "configured")
     assert stall["waited_s"] >= LIMIT_S

@@ -24,7 +24,7 @@ from everstep.messages import (
 from tests.waiting import until_async
 
 Heard = TypeVar("Heard", bound=Order)
-WITHIN_S = 10.0
+WITHIN_S = 40.0
 
 
 class Agent:

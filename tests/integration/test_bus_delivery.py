@@ -75,7 +75,6 @@ async def test_a_killed_listener_is_known_to_be_gone_at_once(
             "it is known to be gone",
             holds=not_,
             despite=BusTimeoutError,  # the server has not read the end of the connection yet
-            within_s=5,  # some milliseconds on a machine with nothing to do
         )
 
 
@@ -117,13 +116,13 @@ async def test_while_we_are_away_nobody_is_gone(nats: DevServer, job: str) -> No
         os.kill(nats.pid, signal.SIGKILL)
         await until_async(lambda: not bus.connected, "the connection is gone")
         with pytest.raises(BusUnreachableError, match="no connection"):
-            await bus.deliver(subject, order(job), within_s=5)
+            await bus.deliver(subject, order(job), within_s=40)
         await bus.wait_connected()
         # as everybody else, an agent needs its time to come back: that is no evidence
         with pytest.raises(BusUnreachableError, match="on their way back"):
-            await bus.deliver(subject, order(job), within_s=5)
+            await bus.deliver(subject, order(job), within_s=40)
         await until_async(
-            lambda: bus.deliver(subject, order(job), within_s=5),
+            lambda: bus.deliver(subject, order(job), within_s=40),
             "soon enough it is, though",
             holds=not_,
             despite=BusUnreachableError,
@@ -167,19 +166,21 @@ async def test_an_agent_answers_its_orders_and_may_write_into_no_other_inbox(
             agent.subscribe(subjects.order("job-a", "n1"), StandBy) as to_one,
         ):
             for _ in range(20):  # the leave to answer is given anew with each
-                assert await rendezvous.deliver(subjects.order("job-a"), order("job-a"), within_s=5)
                 assert await rendezvous.deliver(
-                    subjects.order("job-a", "n1"), order("job-a"), within_s=5
+                    subjects.order("job-a"), order("job-a"), within_s=40
+                )
+                assert await rendezvous.deliver(
+                    subjects.order("job-a", "n1"), order("job-a"), within_s=40
                 )
                 assert (await to_all.get()).job == (await to_one.get()).job == "job-a"
         inbox = rendezvous.jetstream.inbox
         for subject in (f"{inbox}.1", f"{inbox}.41", "_INBOX.service.x", "_INBOX.x"):
             with pytest.raises(BusDeniedError):
-                await agent.jetstream.request(subject, b"forged", within_s=5)
+                await agent.jetstream.request(subject, b"forged", within_s=40)
 
 
 async def test_an_agent_cannot_ask_who_listens_to_another_job(
     agent: NatsBus,
 ) -> None:
     with pytest.raises(BusDeniedError):
-        await agent.deliver(subjects.order("job-b", "n1"), order("job-b"), within_s=5)
+        await agent.deliver(subjects.order("job-b", "n1"), order("job-b"), within_s=40)

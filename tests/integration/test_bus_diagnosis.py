@@ -14,7 +14,7 @@ import xxhash
 import zstandard
 
 from everstep import subjects
-from everstep.bus import BusSettings, connect, connection, topology
+from everstep.bus import BusSettings, connect, connection, diagnosis, topology
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import (
     BlobMissingError,
@@ -136,7 +136,7 @@ async def test_an_account_that_may_not_ask_jetstream_is_told_so_at_once(tmp_path
 async def test_a_server_that_says_nothing_more_has_not_denied_anything(
     nats: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = connection.check_account
+    real = diagnosis.check_account
 
     async def check(*arguments: Any) -> None:
         os.kill(nats.pid, signal.SIGSTOP)

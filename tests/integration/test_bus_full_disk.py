@@ -93,7 +93,7 @@ async def test_on_a_full_disk_of_our_own_facts_are_refused_and_beats_go_on(
         assert (await heard.get()).sequence == 7
         await asyncio.to_thread(ballast.unlink)
         await full.record(ended(2))
-        await full.flush(10)
+        await full.flush(40)
         kept = int(full.statistics()["facts_recorded_total"])
     found = [number for number in await numbers(bus, kept) if number > 0]
     assert found == [1, 2]
@@ -105,7 +105,7 @@ async def test_a_spool_that_cannot_note_what_was_sent_goes_on(
     noted = tmp_path / "own" / "acked"
     async with connect(settings_of(nats), "own", spool=noted.parent) as own:
         await own.record(ended(1))
-        await own.flush(10)
+        await own.flush(40)
         noted.rename(noted.with_name("aside"))
         noted.mkdir()  # nobody can write that, root neither
         await own.record(ended(2))

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import trustme
 
 from everstep.bus import BusSettings, connect, topology
+from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import (
     BusDeniedError,
@@ -140,8 +142,15 @@ async def test_credentials_that_expire_are_read_anew_without_a_restart(tmp_path:
         operator.write_user(creds, int(time.time()) + 600)
         async with connect(settings, "setup") as bus:
             await topology.init(bus.jetstream)
-        operator.write_user(creds, int(time.time()) + 6)
-        async with connect(settings, "rotating") as bus:
+        async with AsyncExitStack() as stack:
+
+            async def connected() -> NatsBus:
+                operator.write_user(creds, int(time.time()) + 6)
+                return await stack.enter_async_context(connect(settings, "rotating"))
+
+            bus = await until_async(
+                connected, "it is in before they expire", despite=CredentialsExpiredError
+            )
             operator.write_user(creds, int(time.time()) + 600)
             await until_async(
                 lambda: bus.statistics()["rebuilds_total"] and bus.connected, "it is rebuilt"

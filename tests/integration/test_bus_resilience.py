@@ -124,7 +124,7 @@ async def test_after_the_data_were_wiped_the_streams_come_back_and_facts_go_on(
     nats: DevServer, bus: NatsBus, tmp_path: Path
 ) -> None:
     await bus.record(ended(1))
-    await bus.flush(5)
+    await bus.flush(40)
     async with bus.facts(None) as reader, asyncio.TaskGroup() as tasks:
         first = await reader.fetch(10, 2)
         keeping = tasks.create_task(topology.keep_for_ever(bus.jetstream))
@@ -325,7 +325,7 @@ async def test_no_reader_is_left_on_the_server(bus: NatsBus) -> None:
 async def test_after_a_flush_the_stream_has_every_recorded_fact(bus: NatsBus) -> None:
     for count in range(1, 200):
         await bus.record(ended(count))
-        await bus.flush(5)
+        await bus.flush(40)
         info = await bus.jetstream.api("STREAM.INFO.FACTS")
         assert info["state"]["messages"] == count
 
@@ -333,7 +333,7 @@ async def test_after_a_flush_the_stream_has_every_recorded_fact(bus: NatsBus) ->
 async def test_facts_that_the_stream_dropped_unread_are_counted(bus: NatsBus) -> None:
     for number in range(10):
         await bus.record(ended(number))
-    await bus.flush(5)
+    await bus.flush(40)
     async with bus.facts(None) as reader:
         first = await until_async(lambda: reader.fetch(3, 2), "some", holds=lambda it: it.facts)
     assert first.missed == 0

@@ -69,12 +69,12 @@ async def test_it_examines_this_node_and_leaves_nothing(tmp_path: Path) -> None:
 async def test_a_check_that_hangs_is_unknown_and_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     os.mkfifo(tmp_path / "proc" / "loadavg")  # nobody ever writes to it
-    settings = ChecksSettings(within_s=8, site={"ok": "/bin/echo fine"})
+    settings = ChecksSettings(within_s=20, site={"ok": "/bin/echo fine"})
     before = own_children()
     found = await Examiner(settings, root=tmp_path).examine(["host", "site:ok"], "periodic")
     assert of(found)["site:ok"].reason == "fine"
     hung = [one for one in found.results if one.state == "unknown" and one.check == "host"]
-    assert [one.reason for one in hung] == ["it did not answer within 8 s"]
+    assert [one.reason for one in hung] == ["it did not answer within 20 s"]
     assert "limits" in {one.subject for one in found.results}  # what it had found before
     assert found.is_healthy
     assert own_children() == before
@@ -135,7 +135,7 @@ async def test_site_checks_run_side_by_side_and_those_that_hang_are_killed(
     script(folder, "hung-1", f"sleep 600 & echo $! >> {folder / 'pids'}; wait")
     script(folder, "hung-2", "exec sleep 600")
     (folder / "pids").write_text("")
-    settings = ChecksSettings(within_s=8, site_dir=folder)
+    settings = ChecksSettings(within_s=20, site_dir=folder)
     found = await Examiner(settings).examine(["site"], "operator")
     assert {name: one.state for name, one in of(found).items()} == {
         "site:bad": "failed",

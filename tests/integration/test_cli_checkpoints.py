@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.integration.served_story import ServedStory
 from tests.unit.history_facts import make
 from tests.waiting import until
 from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.shelf import shelved
 
 Run = Callable[..., tuple[int, str, str]]
@@ -81,6 +83,28 @@ def test_every_byte_is_read_back_and_one_bit_found(run: Run, root: str) -> None:
     assert run("verify", f"{root}/step-000000200")[0] == Exit.ERROR
     record = json.loads(run("verify", root, "200", "-o", "json")[1])["items"][0]
     assert (record["is_good"], record["step"]) == (False, 200)
+
+
+def test_what_retention_removes_meanwhile_is_not_called_bad(
+    run: Run, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Folder.read
+
+    def read(folder: Folder, name: str, *where: Any) -> bytes:
+        if name == "step-000000200/__0_0.distcp":
+            folder.remove("step-000000200")
+        return real(folder, name, *where)
+
+    monkeypatch.setattr(Folder, "read", read)
+    code, out, err = run("verify", root)
+    assert (code, [row[:2] for row in lines(out)]) == (0, [["300", "good"], ["100", "good"]])
+    assert "step-000000200 was removed while it was read" in err
+    save(root, JOB, 200)
+    assert run("verify", root, "200")[0] == Exit.NOT_FOUND
+    save(root, JOB, 200)
+    storage_for(root).remove("step-000000300")
+    code, out, err = run("gc", root, "--keep-last", "1")
+    assert (code, [row[:2] for row in lines(out)]) == (0, [["100", "stays"]])
 
 
 @pytest.mark.parametrize(

@@ -95,17 +95,17 @@ async def fail_for_long(bus: NatsBus, *nodes: str) -> None:
             for well in (f"{node}-well-1", f"{node}-well-2"):
                 await bus.record(checked(well, at))
             await bus.record(failing(node, at))
-    await bus.flush(5)
+    await bus.flush(40)
 
 
 async def ask(bus: Bus, verb: str, of: type[Question], **fields: Any) -> Done:
     question = of(**{"job": CLUSTER, "by": "ann", "reason": "because", **fields})
-    return await bus.ask("health", verb, question, Done, job=CLUSTER, within_s=5)
+    return await bus.ask("health", verb, question, Done, job=CLUSTER, within_s=40)
 
 
 async def nodes(bus: Bus, *names: str) -> dict[str, NodeStanding]:
     question = ShowNodes(job=CLUSTER, nodes=names)
-    found = await bus.ask("health", "nodes", question, NodeStandings, job=CLUSTER, within_s=5)
+    found = await bus.ask("health", "nodes", question, NodeStandings, job=CLUSTER, within_s=40)
     return {one.node: one for one in found.nodes}
 
 
@@ -282,7 +282,7 @@ async def test_an_agent_cannot_exclude_nodes_of_others(
     ):
         question = ExcludeNode(job="j", node="n1", by="agent", reason="mine")
         with pytest.raises(AskRefusedError, match="an exclusion holds for all jobs"):
-            await agent_bus.ask("health", "exclude", question, Done, job="j", within_s=5)
+            await agent_bus.ask("health", "exclude", question, Done, job="j", within_s=40)
         assert await control(own) is None
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import ForgeReady, RankGone, RankRuns, ScriptEnded
+from everstep_services.agent.ranks.keeping import (
+    ForgeReady,
+    RankGone,
+    RankRuns,
+    RankStepped,
+    ScriptEnded,
+)
 from tests.integration.scripts.rig import SCRIPTS, Node, opened
 
 ENDS = [
@@ -87,7 +93,24 @@ async def check_record(node: Node, name: str, file: str, text: str, function: st
     assert elastic["message"]["message"].startswith(f"{name}: ")
     assert "Traceback" in elastic["message"]["extraInfo"]["py_callstack"]
     (ended,) = await node.next(ScriptEnded)
-    assert (ended.code, ended.has_error) == (1, True)
+    assert (ended.code, ended.has_error, ended.was_told) == (1, True, False)
+
+
+async def test_what_a_rank_raises_because_it_is_stopped_is_known_as_that(tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(
+        "import signal, trainer_sdk\n"
+        "def leave(number, frame): raise RuntimeError('stopped in the middle')\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "trainer_sdk.session().step()\n"
+        "while True: signal.pause()\n"
+    )
+    async with opened(tmp_path, "", target=str(script)) as node:
+        await node.start(1)
+        await node.next(RankStepped)
+        await node.keeper.stop(grace_s=60)
+        (ended,) = await node.next(ScriptEnded)
+        assert (ended.code, ended.has_error, ended.was_told) == (1, True, True)
 
 
 async def test_a_script_that_cannot_be_compiled_says_where(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from everstep import subjects
@@ -28,7 +29,7 @@ from everstep.messages import (
 )
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
-from tests.integration.rendezvous_agents import Agent
+from tests.integration.rendezvous_agents import WITHIN_S, Agent
 from tests.unit.rendezvous_world import spec
 from tests.waiting import until_async
 
@@ -83,24 +84,22 @@ async def test_an_agent_whose_connection_is_closed_is_replaced_at_once(
     shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
 ) -> None:
     async with replica(shared_nats.settings(SERVICE), tmp_path), AsyncExitStack() as stack:
-        agents = [Agent(agents_bus, job, f"n{n}", spec(2)) for n in range(3)]
+        patient = msgspec.structs.replace(spec(2), stop_grace_s=10 * WITHIN_S)
+        agents = [Agent(agents_bus, job, f"n{n}", patient) for n in range(3)]
         await stack.enter_async_context(agents[0].listening())
         await stack.enter_async_context(agents[2].listening())
         async with (
             connect(shared_nats.settings(ADMIN), "doomed") as own,
-            Agent(own, job, "n1", spec(2)).listening() as doomed,
+            Agent(own, job, "n1", patient).listening() as doomed,
         ):
             await asyncio.gather(agents[0].join(), doomed.join())
             await asyncio.gather(agents[0].started(), doomed.started())
             assert (await agents[2].join()).standing == "spare"
-        began = asyncio.get_running_loop().time()
         await agents[0].report("rank_exited", fingerprint="secondary:x", exit_code=1)
         await agents[0].stopped()
         await agents[0].join()
         orders = await asyncio.gather(agents[0].started(1), agents[2].started(1))
-        took_s = asyncio.get_running_loop().time() - began
         assert [(order.round, order.slot) for order in orders] == [(2, 0), (2, 1)]
-        assert took_s < SETTINGS.last_call_s + agents[0].spec.stop_grace_s  # nobody waited for it
         incident = (await agents[0].show()).incident
         assert incident is not None
         assert (incident.trigger, incident.node) == ("node_lost", "n1")
@@ -183,11 +182,11 @@ async def test_every_fact_is_recorded_once_and_taken_out_of_the_document(
     ):
         await agent.join()
         await agent.started()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             assert (await jobs.get()).spec == agent.spec
             assert (await formed.get()).round == 1
         documents = agents_bus.documents("ROUNDS")
-        async with asyncio.timeout(5), documents.follow(job) as revisions:
+        async with asyncio.timeout(WITHIN_S), documents.follow(job) as revisions:
             async for revision in revisions:
                 if revision.data is not None and b'"outbox"' not in revision.data:
                     break

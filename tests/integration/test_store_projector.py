@@ -121,7 +121,7 @@ async def test_it_waits_out_the_bus(replica: Replica, bus: MemoryBus, server: Me
         await server.set_up(False)
         second = await record(bus, *some(2))
         await server.set_up(True)
-        await bus.flush(1)
+        await bus.flush(40)
         await replica.reached(4)
     assert await replica.ids() == [*first, *second]
 

@@ -55,6 +55,10 @@ class World:
         theirs, as the server knows."""
         self.hails = self.knocks = 0
         self.is_blind = False
+        self.reads = True
+        """What is sent to the observer is read at once, or else waits."""
+        self._read_at = self.now
+        self._unread: list[NodeBeat] = []
         self.found: list[tuple[float, Lost | Returned]] = []
         self._sequence = dict.fromkeys(self.names, 0)
         self._phase = {name: number / max(nodes, 1) for number, name in enumerate(self.names)}
@@ -86,13 +90,13 @@ class World:
                     self._next[name] += 1.0
                     self._sequence[name] += 1
                     if name not in self.silent | self.killed | self.mute and not self.is_blind:
-                        found = self.fleet.hear(self.beat_of(name), self.now)
-                        if found is not None:
-                            self.found.append((self.now, found))
+                        self._send(self.beat_of(name))
             self._judge()
 
     def _judge(self) -> None:
-        for lost in self.fleet.judge(self.now, is_blind=self.is_blind):
+        if self.reads:
+            self._read_at = self.now
+        for lost in self.fleet.judge(self.now, is_blind=self.is_blind, read_at=self._read_at):
             self.found.append((self.now, lost))
         for asked in self.fleet.hails(self.now):
             self.hails += 1
@@ -110,7 +114,14 @@ class World:
     def _answer(self, asked: NodeBeat) -> None:
         if asked.node in self.names and self._hears(asked.node):
             self._sequence[asked.node] += 1
-            assert self.fleet.hear(self.beat_of(asked.node), self.now) is None
+            self._send(self.beat_of(asked.node))
+
+    def _send(self, said: NodeBeat) -> None:
+        self._unread.append(said)
+        while self.reads and self._unread:
+            found = self.fleet.hear(self._unread.pop(0), self.now)
+            if found is not None:
+                self.found.append((self.now, found))
 
     def sleep(self, seconds: float) -> None:
         """The observer gets no turn; the world goes on."""

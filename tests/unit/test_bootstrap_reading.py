@@ -1,4 +1,4 @@
-"""What a forge knows of a script from its text: what it imports, and whether it optimizes."""
+"""What a forge knows of a script from its text: what it imports, and whether it needs dynamo."""
 
 import warnings
 from pathlib import Path
@@ -20,8 +20,8 @@ def imports(folder: Path, command: Command = SCRIPT) -> tuple[str, ...]:
     return read_script(command, str(folder)).imports()
 
 
-def optimizes(folder: Path, command: Command = SCRIPT) -> bool:
-    return read_script(command, str(folder)).optimizes()
+def needs_dynamo(folder: Path, command: Command = SCRIPT) -> bool:
+    return read_script(command, str(folder)).needs_dynamo()
 
 
 def test_only_installed_modules_of_the_top_level_are_imported(tmp_path: Path) -> None:
@@ -48,14 +48,14 @@ def test_only_installed_modules_of_the_top_level_are_imported(tmp_path: Path) ->
 def test_a_script_that_cannot_be_read_names_nothing(tmp_path: Path, text: str) -> None:
     write(tmp_path, train=text)
     assert imports(tmp_path) == ()
-    assert not optimizes(tmp_path)
+    assert not needs_dynamo(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["script", "module"])
 def test_a_script_that_is_not_there_names_nothing(tmp_path: Path, kind: str) -> None:
     command = Command(kind="script" if kind == "script" else "module", target="nowhere")
     assert imports(tmp_path, command) == ()
-    assert not optimizes(tmp_path, command)
+    assert not needs_dynamo(tmp_path, command)
 
 
 def test_a_text_that_python_warns_about_is_read_in_silence(tmp_path: Path) -> None:
@@ -88,11 +88,13 @@ def test_the_imports_of_a_module_are_found_without_running_its_package(tmp_path:
         "from torch.optim.adam import Adam",
         "if fast:\n    try:\n        from torch.optim import SGD\n    finally:\n        pass",
         "import torch\nclass Own(torch.optim.Optimizer): ...",
+        "from torch import nn\nnn.parallel.DistributedDataParallel(nn.Linear(1, 1))",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
     ],
 )
-def test_a_script_that_uses_torch_optim_optimizes(tmp_path: Path, text: str) -> None:
+def test_a_script_that_uses_torch_optim_needs_dynamo(tmp_path: Path, text: str) -> None:
     write(tmp_path, train=text)
-    assert optimizes(tmp_path)
+    assert needs_dynamo(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,8 @@ def test_a_script_that_uses_torch_optim_optimizes(tmp_path: Path, text: str) -> 
         "import torch\nimport mine\nmine.optim.SGD()",
         "import torch.nn as nn\nnn.optim",
         "from mine import optim",
+        "from mine import DistributedDataParallel",
+        "from torch.nn.parallel import DataParallel",
         "from mine.torch.optim import SGD",
         "from .torch.optim import SGD",
         "import torch\ndef save(one: torch.optim.Optimizer) -> torch.optim.SGD: ...",
@@ -113,9 +117,9 @@ def test_a_script_that_uses_torch_optim_optimizes(tmp_path: Path, text: str) -> 
         "optim = torch = 1",
     ],
 )
-def test_a_script_that_only_has_the_word_does_not_optimize(tmp_path: Path, text: str) -> None:
+def test_a_script_that_only_has_the_word_does_not_need_it(tmp_path: Path, text: str) -> None:
     write(tmp_path, train=text)
-    assert not optimizes(tmp_path)
+    assert not needs_dynamo(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +137,7 @@ def test_modules_beside_the_script_are_read(tmp_path: Path, text: str) -> None:
     for folder in (tmp_path, tmp_path / "tools"):
         write(folder, making="import torch\ndef make(of): return torch.optim.SGD(of)")
     write(tmp_path, train=text)
-    assert optimizes(tmp_path)
+    assert needs_dynamo(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -143,29 +147,29 @@ def test_modules_beside_a_module_are_read(tmp_path: Path, text: str) -> None:
     package = tmp_path / "mine"
     package.mkdir()
     write(package, __init__="", making="from torch import optim", train=text)
-    assert optimizes(tmp_path, Command(kind="module", target="mine.train"))
+    assert needs_dynamo(tmp_path, Command(kind="module", target="mine.train"))
     script = Command(kind="script", target="mine/train.py")
-    assert not optimizes(tmp_path, script), "it has no package, and another folder"
+    assert not needs_dynamo(tmp_path, script), "it has no package, and another folder"
 
 
 def test_what_those_modules_import_is_not_followed(tmp_path: Path) -> None:
     write(tmp_path, train="import middle", middle="import making", making="import torch.optim")
-    assert not optimizes(tmp_path)
+    assert not needs_dynamo(tmp_path)
 
 
 def test_installed_modules_are_not_read(tmp_path: Path) -> None:
     write(tmp_path, train="import torch\nimport torch.nn")  # torch's own code names torch.optim
-    assert not optimizes(tmp_path)
+    assert not needs_dynamo(tmp_path)
 
 
 def test_reading_has_an_end(tmp_path: Path) -> None:
     write(tmp_path, making="import torch.optim", big="#" * 2**20)
     many = [f"m{number}" for number in range(20)]
     write(tmp_path, train=f"import {','.join(many)}, making", **dict.fromkeys(many, ""))
-    assert not optimizes(tmp_path), "the twenty-first file was read"
+    assert not needs_dynamo(tmp_path), "the twenty-first file was read"
     write(tmp_path, train="import big, making")
-    assert not optimizes(tmp_path), "more than a MiB was read"
+    assert not needs_dynamo(tmp_path), "more than a MiB was read"
     write(tmp_path, train="import making" + " " * 2**20)
-    assert not optimizes(tmp_path), "a script of more than a MiB was read"
+    assert not needs_dynamo(tmp_path), "a script of more than a MiB was read"
     write(tmp_path, train="import making, big")
-    assert optimizes(tmp_path)
+    assert needs_dynamo(tmp_path)

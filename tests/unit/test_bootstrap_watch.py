@@ -51,6 +51,20 @@ def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: Roun
     ]
 
 
+def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
+    watch: RoundWatch,
+) -> None:
+    watch.spawned(SPAWNED, now=100.5)
+    failed = Ended(round=4, rank=0, code=1, error=True)
+    say(watch, failed, now=101.0)
+    watch.are_told = True
+    say(watch, failed, now=102.0)
+    ends = [event for event in events(watch) if isinstance(event, ScriptEnded)]
+    assert [event.was_told for event in ends] == [False, True]
+    watch.begin(5, now=103.0)
+    assert not watch.are_told
+
+
 def test_nothing_is_told_twice(watch: RoundWatch) -> None:
     watch.spawned(SPAWNED, now=100.5)
     for now in (101.0, 102.0):

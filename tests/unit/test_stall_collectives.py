@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from everstep_services.agent.stalls.places import Signs
 from everstep_services.agent.stalls.watch import Standing
 from tests.fakes.clock import FakeClock
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
+from tests.unit.stall_watch import WatchedNode
 from tests.unit.worker_server import worker_server
 from trainer_sdk import layout
 from trainer_sdk.page import make_page
@@ -111,6 +113,8 @@ async def test_gloo_says_when_the_last_collective_was_entered(
         second = await recorder.look()
         assert second.collective_s == pytest.approx(clock.now() - 3, abs=0.001)
         assert second.collective == "gloo:all_reduce of default_pg"
+        assert recorder.closer.collective(0, clock.now() - 3) == second.collective
+        assert recorder.closer.collective(0, clock.now()) is None, "not since it moved"
         await clock.advance(5)
         assert await recorder.look() == second  # it stands
     assert {one.partition("?")[2].partition("&")[0] for one in asked} == {"onlyactive=true"}
@@ -247,9 +251,37 @@ def test_a_beat_says_how_many_collectives_a_rank_has_entered_and_when(
     rank.link.words[layout.STEPS] = rank.link.words[layout.STEP] = 1
     page, began_s = rank.view_of_page.read(), pages.now
     pages.now += 100
-    standing = Standing("running", None, 0.0, limit, collectives=17, collective_s=began_s + 98)
+    standing = Standing(
+        "running", None, 0.0, limit, collectives=17, collective_s=began_s + 98, collective="gloo"
+    )
     beat = beat_of(0, page, standing, pages.now)
-    assert (beat.collectives, beat.progress_age_s) == (17, 2.0)
+    assert (beat.collectives, beat.progress_age_s, beat.collective) == (17, 2.0, "gloo")
     unseen = beat_of(0, page, Standing("running", None, 0.0, limit), pages.now)
     assert (unseen.collectives, unseen.progress_age_s) == (None, 100.0)
     assert beat_of(0, page, None, pages.now).collectives is None
+
+
+async def test_where_a_rank_stands_names_its_collective_until_it_moves(
+    tmp_path: Path, pages: Clock
+) -> None:
+    node = WatchedNode(tmp_path, pages, LimitRules(), 1)
+    (rank,) = node.ranks
+    rank.link.up()
+    rank.link.words[layout.COUNTED_BY] = layout.BY_OPTIMIZER
+    TestWhoIsMissing.step(rank, pages)
+    node.wait(60)
+    entered_s = datetime(2026, 1, 1, tzinfo=UTC).timestamp() - 10  # by the node's wall clock
+    recorded = trace(entry(0, entered_s, retired=False), g0=1)
+    async with worker_server(tmp_path, {"fr_trace_json": lambda: recorded}):
+        await node.watch._closer.look(node.watch._silent())
+    node.wait(10)
+    assert known(node) == "gloo:all_reduce of default_pg"
+    TestWhoIsMissing.step(rank, pages)
+    node.wait(10)
+    assert known(node) is None
+
+
+def known(node: WatchedNode) -> str | None:
+    standing = node.watch.standing(0)
+    assert standing is not None
+    return standing.collective

@@ -156,6 +156,7 @@ def test_two_stalls_of_one_rank_are_two_findings(tmp_path: Path, clock: Clock, s
 def damage(page: "memoryview[int]", rng: random.Random) -> None:
     """Write what no rank writes, somewhere among what is read."""
     places = [*range(layout.MAGIC_AT, layout.GROUP_TIMEOUT_NS + 1)]
+    places += [layout.COMPILING_NS, layout.COMPILED_NS]
     lanes_end = layout.LANES_AT + layout.LANES * layout.LANE_WORDS
     places += [*range(layout.LANES_AT, lanes_end), *range(layout.SECTIONS_AT, layout.VALUES_AT)]
     for place in rng.sample(places, rng.choice([1, 3, 100, 600])):

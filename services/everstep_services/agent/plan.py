@@ -121,6 +121,8 @@ class RunPlan:
     """From SIGTERM to SIGKILL in a round that is broken."""
     preempt_grace_s: float = 600.0
     """From a preemption signal to this process to SIGKILL: time to save."""
+    agree_within_s: float = 2.0
+    """How long ranks wait then for a rendezvous that does not answer."""
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
     """Those that say that this node is about to be taken away."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")

@@ -51,7 +51,7 @@ _LOOK_AT_BUS_EVERY_S = 0.25
 _GOODBYE_WITHIN_S = 10.0
 _CUT_OFF_GOODBYE_WITHIN_S = 2.0
 """Where the bus is away: what is said then waits on the disk."""
-_NOBODY_WITHIN_S = 20.0
+_NOBODY_WITHIN_S = 60.0
 """A new agent gives up when nobody has answered it for so long; one that was answered never."""
 _UNREACHABLE = 94
 

@@ -44,6 +44,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """From SIGTERM to SIGKILL in a round that is broken: there is nothing left to save."""
     preempt_grace_s: float = 600.0
     """From a notice that this node is about to be taken away to SIGKILL: time to save."""
+    agree_within_s: float = 2.0
+    """How long, after that notice, ranks wait for a rendezvous that does not answer; at most half
+    of the grace. Then they stop after a step of their own."""
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
     """The signals to `everstep run` that are such a notice; of these three any."""
     restart_on_stall: bool = True
@@ -61,6 +64,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """In a section for evaluation, until it is learned."""
     step_limit_s: float = 7200.0
     """From one step to the next, whatever sections come and go between."""
+    interpreter_within_s: float = 0.5
+    """How long word of a stall waits for what the rank's interpreter does; without, the kernel's
+    words stand alone."""
     scheduler_grace_s: float | None = None
     """How long the scheduler waits from its signal to its kill; only compared with others."""
     join_within_s: float | None = None
@@ -93,12 +99,14 @@ _ABOVE_ZERO = (
     "checkpoint_limit_s",
     "evaluation_limit_s",
     "step_limit_s",
+    "interpreter_within_s",
     "join_within_s",
     "scheduler_grace_s",
 )
 _ZERO_OR_MORE = (
     "stop_grace_s",
     "preempt_grace_s",
+    "agree_within_s",
     "max_restarts",
     "max_restarts_per_hour",
     "infra_rank",

@@ -30,6 +30,11 @@ class Meeting:
             peer.sendall(b"!" if go_on else b".")
         return go_on
 
+    def close(self) -> None:
+        """Leave: the others lose this rank."""
+        for peer in self._peers:
+            peer.close()
+
 
 def _byte(peer: socket.socket) -> bytes:
     found = peer.recv(1)

@@ -1,7 +1,7 @@
 """A small real training under DDP that saves, and goes on from what it finds.
 
 Each loss is appended to `losses-RANK`, with its step. It ends when the file `end` is there; in the
-second round, and if `wrong` is there, its loss is no number.
+second round, and if `wrong` is there, its loss is no number. `PACE_S` is its wait in each step.
 """
 
 import math
@@ -50,7 +50,7 @@ def main(folder: Path, every: int, memory_every: int) -> None:
         saves.step(step, state)
         if run.should_stop:
             break
-        time.sleep(0.01)
+        time.sleep(float(os.environ.get("PACE_S", "0.01")))
         go_on.fill_(0.0 if (folder / "end").exists() else 1.0)
         dist.broadcast(go_on, 0)
     saves.close()

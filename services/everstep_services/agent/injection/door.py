@@ -10,7 +10,7 @@ from trainer_sdk import layout
 from trainer_sdk.bootstrap.link import ShortPath
 from trainer_sdk.inject.catalogue import BadFaultError, Wish
 
-_WITHIN_S = 5.0
+_WITHIN_S = 20.0
 
 
 class Door:
