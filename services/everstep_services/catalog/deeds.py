@@ -1,6 +1,8 @@
 """What is done about one checkpoint: pinned, verified, quarantined, deleted."""
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from everstep.bus.asking import RefusalError
@@ -20,6 +22,7 @@ from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.domain.taking import say
 from everstep_services.catalog.indexing import Indexer
+from everstep_services.catalog.scanning import Scanner
 from everstep_services.catalog.shelves import OutOfReachError, Shelves
 from trainer_sdk.checkpoint.storage.shelf import Mark
 
@@ -27,11 +30,21 @@ log = logging.getLogger(__name__)
 
 
 class Deeds:
-    """Each changes the index by compare-and-set, and the files where they can be reached."""
+    """Each changes the index by compare-and-set, and the files where they can be reached.
 
-    def __init__(self, indexer: Indexer, shelves: Shelves) -> None:
+    What is deleted leaves the index before its files go, so whoever marks one makes sure, in the
+    very write, that it is still known.
+    """
+
+    def __init__(self, indexer: Indexer, shelves: Shelves, scanner: Scanner) -> None:
         self._indexer = indexer
         self._shelves = shelves
+        self._scanner = scanner
+        self._read: list[tuple[str, str]] = []
+
+    def is_read(self, job: str, one: KnownCheckpoint) -> bool:
+        """It is being read back by this replica."""
+        return (job, one.path) in self._read
 
     async def pin(self, ask: ChangeCheckpoint) -> Done:
         """Keep it, whatever retention says."""
@@ -40,6 +53,7 @@ class Deeds:
         beside = await self._beside(ask.job, one, mark, is_pin=True)
 
         def deed(index: Index, now: Moment) -> None:
+            known_in(index, ask)
             about = now.about(ask.job)
             say(index, CheckpointPinned(**about, step=one.step, by=ask.by, reason=ask.reason), now)
 
@@ -52,6 +66,7 @@ class Deeds:
         beside = await self._beside(ask.job, one, None, is_pin=True)
 
         def deed(index: Index, now: Moment) -> None:
+            known_in(index, ask)
             about = now.about(ask.job)
             say(
                 index, CheckpointUnpinned(**about, step=one.step, by=ask.by, reason=ask.reason), now
@@ -67,6 +82,7 @@ class Deeds:
         beside = await self._beside(ask.job, one, mark, is_pin=False)
 
         def deed(index: Index, now: Moment) -> None:
+            known_in(index, ask)
             say(index, quarantined(index.job, one, "operator", ask.reason, ask.by, now), now)
 
         await self._indexer.change(ask.job, deed)
@@ -81,6 +97,7 @@ class Deeds:
         beside = await self._beside(ask.job, one, None, is_pin=False)
 
         def deed(index: Index, now: Moment) -> None:
+            known_in(index, ask)
             about = now.about(ask.job)
             say(
                 index,
@@ -93,12 +110,26 @@ class Deeds:
         await self._indexer.change(ask.job, deed)
         return Done(text=f"step {one.step} may be restored again{beside}")
 
-    async def verify(self, job: str, one: KnownCheckpoint) -> str:
-        """Read it back; what is wrong with it, and quarantine it then."""
-        root = root_of(one)
-        verdict, took_s = await self._shelves.verify(job, root, one.step)
+    async def verify(self, job: str, one: KnownCheckpoint) -> str | None:
+        """Read it back; what is wrong with it, and quarantine it then.
 
-        def deed(index: Index, now: Moment) -> None:
+        None, and nothing is said of it, if it goes meanwhile or another takes its place.
+        """
+        with self._reading(job, one):
+            return await self._verify(job, one)
+
+    async def _verify(self, job: str, one: KnownCheckpoint) -> str | None:
+        root = root_of(one)
+        verdict, took_s = await self._shelves.verify(job, root, one.step, one.manifest_hash)
+        if verdict is None:
+            log.info("gone_while_read job=%s path=%s", job, one.path)
+            await self._scanner.look_again(job, root, (one.step,))
+            return None
+
+        def deed(index: Index, now: Moment) -> bool:
+            known = index.of_step(one.step, one.tier, one.path)
+            if not known or known[0].manifest_hash != one.manifest_hash:
+                return False
             say(
                 index,
                 CheckpointVerified(
@@ -113,11 +144,12 @@ class Deeds:
                 ),
                 now,
             )
-            known = index.of_step(one.step, one.tier, one.path)
-            if not verdict.is_good and known and not known[0].quarantined_for:
+            if not verdict.is_good and not known[0].quarantined_for:
                 say(index, quarantined(job, one, "corrupt", verdict.flaw, "catalog", now), now)
+            return True
 
-        await self._indexer.change(job, deed)
+        if not await self._indexer.change(job, deed):
+            return None
         if not verdict.is_good:
             log.warning("checkpoint_corrupt job=%s path=%s reason=%r", job, one.path, verdict.flaw)
             mark = Mark(
@@ -195,6 +227,14 @@ class Deeds:
         except OutOfReachError as error:
             return f"; its files do not say so: {error}"
         return ""
+
+    @contextmanager
+    def _reading(self, job: str, one: KnownCheckpoint) -> Generator[None]:
+        self._read.append((job, one.path))
+        try:
+            yield
+        finally:
+            self._read.remove((job, one.path))
 
     async def _known(self, ask: ChangeCheckpoint) -> KnownCheckpoint:
         return known_in(await self._indexer.read(ask.job), ask)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -15,6 +15,7 @@ from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
 from trainer_sdk.checkpoint.storage.shelf import (
     PINNED,
     QUARANTINED,
+    GoneError,
     Mark,
     Shelved,
     Verdict,
@@ -50,13 +51,20 @@ class Shelves:
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
 
-    async def scan(self, root: str) -> Seen:
-        """Every checkpoint in a root. `OutOfReachError` when it is no root that we can see."""
+    async def scan(self, root: str, steps: Collection[int] | None = None) -> Seen:
+        """Every checkpoint in a root, or those of these steps.
+
+        `OutOfReachError` when it is no root that we can see.
+        """
 
         def work() -> Seen:
             storage = storage_for(root)
             job = _owner(storage, root)
-            found = shelved(storage)
+            if steps is None:
+                found = shelved(storage)
+            else:
+                looked = (look(storage, step) for step in sorted(steps))
+                found = [one for one in looked if one is not None]
             _owner(storage, root)  # if it went while we looked, we have seen nothing
             return Seen(root, job, found)
 
@@ -66,19 +74,24 @@ class Shelves:
         """One checkpoint, as its files stand; None when it is not there."""
         return await _soon(root, self._with(job, root, lambda storage: look(storage, step)))
 
-    async def verify(self, job: str, root: str, step: int) -> tuple[Verdict, float]:
-        """Every byte compared, no faster than is allowed; and how long it took."""
+    async def verify(
+        self, job: str, root: str, step: int, manifest_hash: str = ""
+    ) -> tuple[Verdict | None, float]:
+        """Every byte compared, no faster than is allowed; and how long it took.
+
+        No verdict if it is not there, or goes while it is read, or another one is in its place.
+        """
         pace = _Pace(self._bytes_per_s)
 
-        def work(storage: Storage) -> tuple[Verdict, float]:
+        def work(storage: Storage) -> tuple[Verdict | None, float]:
             began = time.monotonic()
             found = look(storage, step)
-            if found is None:
-                verdict = Verdict(f"{root}/{step_name(step)} has no manifest", 0)
-            else:
-                verdict = verify(storage, found, pace)
-            if not verdict.is_good:
-                _owner(storage, root)  # if it went while we read, nobody says that it is bad
+            verdict = None
+            if found is not None and _is_meant(found, manifest_hash):
+                with suppress(GoneError):
+                    verdict = verify(storage, found, pace)
+            if verdict is None or not verdict.is_good:
+                _owner(storage, root)  # if it went while we read, nobody says anything about it
             return verdict, time.monotonic() - began
 
         try:
@@ -159,6 +172,11 @@ class _Pace:
 
     def stop(self) -> None:
         self._stopped.set()
+
+
+def _is_meant(found: Shelved, manifest_hash: str) -> bool:
+    """One whose manifest cannot be read has no hash that says anything."""
+    return found.manifest is None or manifest_hash in ("", found.manifest_hash)
 
 
 def _owner(storage: Storage, root: str) -> str:

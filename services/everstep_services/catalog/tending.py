@@ -21,12 +21,12 @@ from everstep_services.catalog.domain.duties import (
     to_delete,
     to_verify,
 )
-from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.domain.replication import Repair, is_quiet, judge, repairs
 from everstep_services.catalog.domain.retention import Rules
 from everstep_services.catalog.indexing import Indexer
 from everstep_services.catalog.rounds import Rounds
+from everstep_services.catalog.scanning import Scanner
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.catalog.shelves import OutOfReachError, Shelves
 from everstep_services.catalog.sweeping import Left, Sweeper
@@ -51,8 +51,8 @@ class Tender:
         self._bus = bus
         self._clock = clock
         self._indexer = indexer
-        self._shelves = shelves
-        self.deeds = Deeds(indexer, shelves)
+        self._scanner = Scanner(indexer, shelves)
+        self.deeds = Deeds(indexer, shelves, self._scanner)
         self.sweeper = Sweeper(shelves, settings.abandoned_after_s)
         self.rounds = Rounds(bus)
         self._waiting: deque[Work] = deque()
@@ -114,12 +114,7 @@ class Tender:
 
     async def scan(self, root: str, job: str | None = None) -> str:
         """Compare the index with a root; what came of it."""
-        seen = await self._shelves.scan(root)
-        if job not in (None, seen.job):
-            raise OutOfReachError(f"{root} has checkpoints of {seen.job}, not of {job}")
-        new, missing = await self._indexer.change(
-            seen.job, lambda index, now: compare(index, root, seen.checkpoints, now)
-        )
+        seen, new, missing = await self._scanner.scan(root, job)
         self._counts["scans"] += 1
         if new or missing:
             log.info("scanned job=%s root=%s new=%d missing=%d", seen.job, root, new, missing)
@@ -152,16 +147,18 @@ class Tender:
     async def _read_back(self, job: str, index: Index) -> None:
         how = self._settings
         reading = Reading(how.verify, how.verify_objects, how.verify_again_s)
-        one = to_verify(index, reading, self._clock.wall())
-        if one is None or self._is_out_of_reach(job):
+        if to_verify(index, reading, self._clock.wall()) is None or self._is_out_of_reach(job):
             return
+        one = to_verify(await self._indexer.read(job), reading, self._clock.wall())
+        if one is None:
+            return  # another replica has done it, or deleted it
         try:
             flaw = await self.deeds.verify(job, one)
         except OutOfReachError as error:
             self._not_before[job] = self._clock.now() + _RETRY_S
             log.info("not_read_back path=%s error=%s", one.path, error)
             return
-        self._counts["verified"] += 1
+        self._counts["verified"] += flaw is not None
         self._counts["flawed"] += bool(flaw)
 
     def _is_out_of_reach(self, job: str) -> bool:
@@ -178,6 +175,8 @@ class Tender:
         if braked or not rules.keep_last:
             return
         for doomed, reason in to_delete(index, rules):
+            if self.deeds.is_read(job, doomed):
+                continue  # else slow reading would never come to an end, nor to a newer good one
             done: Done = await self.deeds.delete(job, doomed, reason, "retention")
             self._counts["deleted"] += not done.is_refused
         await self.sweep(job, await self.sweeper.look(index, due))

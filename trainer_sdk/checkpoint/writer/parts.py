@@ -135,6 +135,8 @@ def _whole(folder: str, name: str) -> Generator[str]:
     """
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f".{name}")
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # that writer may still have it
     try:
         yield path
         os.replace(path, os.path.join(folder, name))

@@ -210,9 +210,8 @@ def _look_on(order: WriteState, place: Place, waiting: Waiting) -> Done:
         if not is_ours(found[0], order):
             if part_of(place, order.rank) is not None:
                 return None  # rank 0 has not looked yet
-            found = (
-                visible(place) or found
-            )  # where ours makes room, its parts go with the same move
+            # Where ours makes room, its parts go with the very same move.
+            found = visible(place) or found
         manifest, hash_ = found
         if is_ours(manifest, order):
             return _done(order, place, manifest, hash_)

@@ -1,6 +1,6 @@
 """What comes of comparing the index with the files: they are the truth."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -10,23 +10,76 @@ from everstep_services.catalog.domain.taking import say
 from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
 
 
-def compare(index: Index, root: str, found: Sequence[Shelved], now: Moment) -> tuple[int, int]:
-    """Take over what is there, and mark what is not; how many are new, and how many missing."""
+def compare(
+    index: Index,
+    root: str,
+    found: Sequence[Shelved],
+    now: Moment,
+    *,
+    steps: Collection[int] | None = None,
+    before: Index | None = None,
+) -> tuple[int, int]:
+    """Take over what is there, and mark what is not; how many are new, and how many missing.
+
+    `steps`: only these were looked for. `before`: the index, read before the files were seen; what
+    others have changed in it since is newer than what was seen, and stays.
+    """
     index.roots.add(root)
-    before = {one.path: one for one in index.known.values() if one.tier == "global"}
-    new = sum(one.path not in before for one in found)
+    known = _by_path(index)
+    newer = set() if before is None else _changed(_by_path(before), known)
+    new = 0
     for one in found:
-        _take_over(index, one, before.get(one.path), now)
-    seen = {one.path for one in found}
-    gone = [
-        one
-        for one in before.values()
-        if one.path.rpartition("/")[0] == root and one.path not in seen
-    ]
-    for lost in gone:
-        if lost.missing_since is None:
+        if one.path not in newer:
+            new += one.path not in known
+            _take_over(index, one, known.get(one.path), now)
+    there = {one.path for one in found} | newer
+    for lost in _in(root, known):
+        is_gone = lost.path not in there and (steps is None or lost.step in steps)
+        if is_gone and lost.missing_since is None:
             index.put(replace(lost, missing_since=now.wall))
-    return new, len(gone)
+    missing = [one for one in _in(root, _by_path(index)) if one.missing_since is not None]
+    return new, len(missing)
+
+
+def doubts(index: Index, root: str, found: Sequence[Shelved], now: Moment) -> Collection[int]:
+    """The steps of which the files say something else than the index does.
+
+    Files take a while to be listed. What is saved, deleted or unpinned meanwhile is in the index
+    already, so these are looked at once more.
+    """
+    tried = Index(index.job, index.document("", 0, ()))
+    compare(tried, root, found, now)
+    return {
+        step
+        for tier, path, step in index.known.keys() | tried.known.keys()
+        if index.known.get((tier, path, step)) != tried.known.get((tier, path, step))
+    }
+
+
+def _by_path(index: Index) -> dict[str, KnownCheckpoint]:
+    return {one.path: one for one in index.known.values() if one.tier == "global"}
+
+
+def _in(root: str, known: Mapping[str, KnownCheckpoint]) -> list[KnownCheckpoint]:
+    return [one for one in known.values() if one.path.rpartition("/")[0] == root]
+
+
+def _changed(
+    before: Mapping[str, KnownCheckpoint], known: Mapping[str, KnownCheckpoint]
+) -> set[str]:
+    """Where something else stands now, of all that files can say."""
+    return {
+        path
+        for path in before.keys() | known.keys()
+        if _of_files(before.get(path)) != _of_files(known.get(path))
+    }
+
+
+def _of_files(one: KnownCheckpoint | None) -> tuple[object, ...]:
+    if one is None:
+        return ()
+    pin = (one.pinned_by, one.pin_reason)
+    return (one.manifest_hash, pin, one.quarantined_for, one.missing_since)
 
 
 def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: Moment) -> None:
@@ -54,7 +107,8 @@ def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: 
             missing_since=None,
         )
     )
-    if quarantined and not index.of_step(seen.step, "global", seen.path)[0].quarantined_for:
+    taken = index.of_step(seen.step, "global", seen.path)  # unless there are too many newer ones
+    if quarantined and taken and not taken[0].quarantined_for:
         _quarantine(
             index,
             seen,

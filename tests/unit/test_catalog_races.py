@@ -1,0 +1,322 @@
+"""Files and marks that change between two looks of the catalog."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from everstep.bus.asking import RefusalError
+from everstep.clock import SystemClock
+from everstep.messages import (
+    ChangeCheckpoint,
+    CheckpointPinned,
+    CheckpointQuarantined,
+    CheckpointsDocument,
+    CheckpointVerified,
+    Done,
+    Fact,
+    KnownCheckpoint,
+)
+from everstep.messages.codec import decode
+from everstep_services.catalog import shelves, tending
+from everstep_services.catalog.domain.files import compare
+from everstep_services.catalog.domain.index import Index, Moment
+from everstep_services.catalog.domain.taking import take
+from everstep_services.catalog.opening import Catalog
+from everstep_services.catalog.settings import CatalogSettings
+from everstep_services.catalog.shelves import Shelves
+from tests.checkpoint_shelves import save
+from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.integration.catalog_replicas import QUICK, at_work, committed
+from tests.waiting import until_async
+from trainer_sdk.checkpoint.manifest import Identity, Manifest, step_name
+from trainer_sdk.checkpoint.storage import shelf, storage_for
+from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved, shelved
+
+JOB = "llama"
+Meanwhile = Callable[[], Awaitable[object]]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path / "ckpt")
+
+
+class World:
+    """A catalog whose loops do not run, a bus in memory, real files."""
+
+    def __init__(self, root: str) -> None:
+        self.server = MemoryServer()
+        self.bus = MemoryBus(self.server)
+        self.catalog = Catalog(CatalogSettings(), self.bus, SystemClock())
+        self.root = root
+
+    async def publish(self, *steps: int) -> None:
+        for step in steps:
+            await self.save(step)
+
+    async def save(self, step: int, ranks: int = 2) -> None:
+        hash_ = await asyncio.to_thread(save, self.root, JOB, step, ranks=ranks)
+        fact = committed(JOB, self.root, step, hash_)
+        await self.catalog.indexer.change(JOB, lambda index, now: take(index, fact, now))
+
+    async def one(self, step: int) -> KnownCheckpoint | None:
+        found = (await self.catalog.indexer.read(JOB)).of_step(step, "global")
+        return found[0] if found else None
+
+    async def known(self, step: int) -> KnownCheckpoint:
+        one = await self.one(step)
+        assert one is not None
+        return one
+
+    async def delete(self, step: int) -> None:
+        one = await self.known(step)
+        await self.catalog.indexer.change(JOB, lambda index, _: index.drop(one))
+        await asyncio.to_thread(lambda: storage_for(self.root).remove(step_name(step)))
+
+    async def mark(self, step: int, action: str) -> str:
+        ask = ChangeCheckpoint(job=JOB, step=step, action=action, by="ann", reason="paper")
+        done: Done = await getattr(self.catalog.tender.deeds, action)(ask)
+        return done.text
+
+    def said(self, kind: type[Fact]) -> list[Fact]:
+        facts = [decode(one.data) for one in self.server.facts]
+        return [fact for fact in facts if isinstance(fact, kind)]
+
+
+@pytest.fixture
+def world(root: str) -> World:
+    return World(root)
+
+
+# ---- reading back
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
+    """Have this done after the manifest was read, and before any shard is."""
+
+    def verify(*arguments: Any) -> Any:
+        before()
+        return shelf.verify(*arguments)
+
+    monkeypatch.setattr(shelves, "verify", verify)
+
+
+async def test_what_is_removed_while_it_is_read_is_missing_and_not_corrupt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.publish(100)
+    one = await world.known(100)
+    reading(monkeypatch, lambda: storage_for(world.root).remove(step_name(100)))
+    assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    assert world.said(CheckpointVerified) == world.said(CheckpointQuarantined) == []
+    after = await world.known(100)
+    assert (after.missing_since is None, after.verified_at) == (False, None)
+    assert not await world.catalog.tender.deeds.verify(JOB, one)  # nor is it when it is gone before
+    assert world.said(CheckpointQuarantined) == []
+
+
+async def test_what_takes_the_place_of_another_is_not_judged_by_its_reading(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.publish(100)
+    one = await world.known(100)
+    with monkeypatch.context() as patched:
+        reading(patched, lambda: save(world.root, JOB, 100, ranks=3, size=64))
+        assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    assert world.said(CheckpointVerified) == world.said(CheckpointQuarantined) == []
+    other = await world.known(100)
+    assert other.manifest_hash != one.manifest_hash
+    assert (other.world_size, other.missing_since, other.flaw) == (3, None, "")
+    assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    assert await world.catalog.tender.deeds.verify(JOB, other) == ""
+    assert (await world.known(100)).is_good
+    save(world.root, JOB, 100, ranks=4)  # of which no fact was heard
+    assert await world.catalog.tender.deeds.verify(JOB, other) is None
+    last = await world.known(100)
+    assert (last.world_size, last.is_good) == (4, False)
+
+
+async def test_what_is_forgotten_before_its_verdict_is_written_gets_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.publish(100)
+    one = await world.known(100)
+    real = Shelves.verify
+
+    async def verify(*arguments: Any) -> Any:
+        found = await real(*arguments)
+        await world.delete(100)
+        return found
+
+    monkeypatch.setattr(Shelves, "verify", verify)
+    assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    assert world.said(CheckpointVerified) == []
+
+
+async def test_what_goes_while_it_is_read_keeps_no_other_from_being_read(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(storage: Any, one: Any, pace: Any) -> Any:
+        if one.step == 200:
+            storage.remove(step_name(200))
+        return shelf.verify(storage, one, pace)
+
+    monkeypatch.setattr(shelves, "verify", verify)
+    monkeypatch.setattr(tending, "_RETRY_S", 3600.0)
+    save(root, JOB, 100)
+    save(root, JOB, 200)
+    async with at_work(
+        MemoryBus(MemoryServer()), replace(QUICK, roots=(root,), scan_every_s=3600.0)
+    ) as catalog:
+        index = await until_async(
+            lambda: catalog.indexer.read(JOB),
+            "100 is good",
+            holds=lambda index: any(one.is_good for one in index.known.values()),
+        )
+    found = {one.step: (one.is_good, one.missing_since is not None) for one in index.known.values()}
+    assert found == {100: (True, False), 200: (False, True)}
+
+
+async def test_retention_leaves_alone_what_is_being_read(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(storage: Any, one: Any, pace: Any) -> Any:
+        if one.step == 200:
+            begun.set()
+            go_on.wait(60)
+        return shelf.verify(storage, one, pace)
+
+    async def publish(*steps: int) -> None:
+        for step in steps:
+            await bus.record(committed(JOB, root, step, save(root, JOB, step)))
+
+    def there() -> list[int]:
+        return [one.step for one in shelved(storage_for(root))]
+
+    monkeypatch.setattr(shelves, "verify", slow)
+    try:
+        async with at_work(bus, replace(QUICK, keep_last=1)) as catalog:
+            indexer = catalog.indexer
+            await publish(100)
+            await until_async(
+                lambda: indexer.read(JOB),
+                "100 is good",
+                holds=lambda index: any(one.is_good for one in index.known.values()),
+            )
+            await publish(200)
+            await until_async(begun.is_set, "200 is being read")
+            await publish(300, 400)
+            # The oldest go first: whoever has deleted 300 has passed 200 over.
+            await until_async(there, "300 goes", holds=lambda steps: 300 not in steps)
+            assert there() == [400, 200, 100]
+            go_on.set()
+            await until_async(there, "100 goes", holds=lambda steps: 100 not in steps)
+            verified = [decode(one.data) for one in server.facts]
+    finally:
+        go_on.set()
+    found = [fact for fact in verified if isinstance(fact, CheckpointVerified)]
+    assert [(fact.step, fact.is_good) for fact in found][:2] == [(100, True), (200, True)]
+
+
+# ---- scanning
+
+
+@pytest.fixture(params=[0, 1], ids=["after-the-listing", "after-the-second-look"])
+def looking(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Meanwhile], None]:
+    """Have this done after one of the two looks that a scan takes."""
+
+    def with_(meanwhile: Meanwhile) -> None:
+        real, looks = Shelves.scan, iter(range(9))
+
+        async def scan(*arguments: Any) -> Any:
+            seen = await real(*arguments)
+            if next(looks) == request.param:
+                await meanwhile()
+            return seen
+
+        monkeypatch.setattr(Shelves, "scan", scan)
+
+    return with_
+
+
+async def test_what_is_saved_while_files_are_listed_is_not_missing(
+    world: World, looking: Callable[[Meanwhile], None]
+) -> None:
+    await world.publish(100)
+    looking(lambda: world.publish(200))
+    await world.catalog.tender.scan(world.root, JOB)
+    assert (await world.known(200)).missing_since is None
+
+
+async def test_what_is_saved_anew_while_files_are_listed_is_not_missing(
+    world: World, looking: Callable[[Meanwhile], None]
+) -> None:
+    await world.publish(100, 200)
+    storage_for(world.root).remove(step_name(200))
+    looking(lambda: world.save(200, ranks=3))
+    await world.catalog.tender.scan(world.root, JOB)
+    assert (await world.known(200)).missing_since is None
+
+
+async def test_what_is_deleted_while_files_are_listed_stays_forgotten(
+    world: World, looking: Callable[[Meanwhile], None]
+) -> None:
+    await world.publish(100, 200)
+    looking(lambda: world.delete(200))
+    await world.catalog.tender.scan(world.root, JOB)
+    assert await world.one(200) is None
+
+
+async def test_what_is_unpinned_while_files_are_listed_stays_unpinned(
+    world: World, looking: Callable[[Meanwhile], None]
+) -> None:
+    await world.publish(100)
+    await world.mark(100, "pin")
+    looking(lambda: world.mark(100, "unpin"))
+    await world.catalog.tender.scan(world.root, JOB)
+    assert (await world.known(100)).pinned_by == ""
+
+
+def test_a_mark_on_one_that_is_too_old_to_be_known_is_passed_over() -> None:
+    def seen(step: int) -> Shelved:
+        identity = Identity(job=JOB, round=1, step=step, world_size=1, layout="l")
+        manifest = Manifest(identity=identity, files=(), saved_at="")
+        mark = None if step else Mark(reason="NaN")
+        return Shelved(step, f"/ckpt/{step_name(step)}", manifest, "h", quarantined=mark)
+
+    index = Index(JOB, CheckpointsDocument())
+    now = Moment(SystemClock().wall(), lambda: "0" * 32)
+    compare(index, "/ckpt", [seen(step) for step in range(1000, -1, -1)], now)
+    assert (len(index.known), index.facts) == (1000, [])
+
+
+# ---- marking
+
+
+@pytest.mark.parametrize("action", ["pin", "quarantine"])
+async def test_what_is_being_deleted_cannot_be_marked_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    await world.publish(100)
+    real = getattr(Shelves, action)
+
+    async def marked(*arguments: Any) -> None:
+        await real(*arguments)
+        one = await world.known(100)
+        await world.catalog.indexer.change(JOB, lambda index, _: index.drop(one))
+
+    monkeypatch.setattr(Shelves, action, marked)
+    with pytest.raises(RefusalError, match="knows no checkpoint of step 100"):
+        await world.mark(100, action)
+    assert world.said(CheckpointPinned) == world.said(CheckpointQuarantined) == []
