@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from operator import not_
@@ -102,3 +104,15 @@ async def relay(url: str, refusals: list[bytes | None]) -> AsyncIterator[str]:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     assert not refusals
     await until_async(lambda: clients, "every client has closed its socket", holds=not_)
+
+
+async def stopped(pid: int) -> None:
+    """Stop a process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    await until_async(lambda: asyncio.to_thread(_states, pid), "all threads stop", holds=all)
+
+
+def _states(pid: int) -> list[bool]:
+    """Of each thread, whether it is stopped."""
+    stats = (path / "stat" for path in Path(f"/proc/{pid}/task").iterdir())
+    return [stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats]

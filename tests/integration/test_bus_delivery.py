@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from operator import not_
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,6 +18,7 @@ from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusDeniedError, BusTimeoutError, BusUnreachableError
 from everstep.bus.roles import SERVICE
 from everstep.messages import StandBy
+from tests.integration.bus_servers import stopped
 from tests.waiting import until_async
 
 LISTENER = """
@@ -89,18 +89,6 @@ async def test_a_listener_who_is_only_paused_is_never_gone(
             await bus.deliver(subject, order(job), within_s=0.3)
         os.kill(process.pid, signal.SIGCONT)
         assert await bus.deliver(subject, order(job), within_s=10)
-
-
-async def stopped(pid: int) -> None:
-    """Stop a process, and wait until none of its threads runs any more."""
-    os.kill(pid, signal.SIGSTOP)
-    await until_async(lambda: asyncio.to_thread(_states, pid), "all threads stop", holds=all)
-
-
-def _states(pid: int) -> list[bool]:
-    """Of each thread, whether it is stopped."""
-    stats = (path / "stat" for path in Path(f"/proc/{pid}/task").iterdir())
-    return [stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats]
 
 
 def quick(settings: BusSettings) -> BusSettings:

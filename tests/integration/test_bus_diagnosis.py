@@ -31,7 +31,7 @@ from everstep.bus.errors import (
 from everstep.bus.login import read_secret
 from everstep.bus.roles import SERVICE
 from everstep.messages import BlobRef
-from tests.integration.bus_servers import refused, relay, server_with, speaking
+from tests.integration.bus_servers import refused, relay, server_with, speaking, stopped
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_a_server_that_says_nothing_more_has_not_denied_anything(
     real = diagnosis.check_account
 
     async def check(*arguments: Any) -> None:
-        os.kill(nats.pid, signal.SIGSTOP)
+        await stopped(nats.pid)
         try:
             await real(*arguments)
         finally:
