@@ -7,7 +7,8 @@
 
 VENV ?= .venv
 PYTHON ?=
-JOBS ?= 2
+# More than cores: most tests wait more than they work.
+JOBS ?= 3
 COMPOSE ?= docker compose
 COMPOSE_RUN ?= tools/with-compose
 export NO_MKDOCS_2_WARNING := 1

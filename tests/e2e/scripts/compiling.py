@@ -35,8 +35,11 @@ def main(folder: Path) -> None:
     while go_on.item():
         with run.section("forward"):
             forward(torch.ones(4 if run.steps_made < STEPS_BEFORE else 5))
-            if is_first and os.environ["EVERSTEP_ROUND"] == "1" and (folder / "hang").exists():
-                time.sleep(1000)
+            if (folder / "hang").exists():
+                if is_first and os.environ["EVERSTEP_ROUND"] == "1":
+                    (folder / "hangs").touch()
+                    time.sleep(1000)
+                wait_for(folder / "hangs")  # so that rank 0 has stopped before rank 1 waits for it
         with run.section("exchange"):
             go_on.fill_(0.0 if (folder / "end").exists() else 1.0)
             dist.broadcast(go_on, 0)
