@@ -49,7 +49,7 @@ def writer_of(rank: Saving) -> int:
 def kill(rank: Saving) -> None:
     """Before it can write anything."""
     pid = writer_of(rank)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     rank.save(2, STATE)
     until(lambda: any(one.is_sent for one in rank.queue._saves.values()), "an order")
     os.kill(pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
         rank.save(1, STATE)
         rank.finish()
         rank.wait_for_writer(Patience(delayed_after_s=0.3))
-        os.kill(writer_of(rank), signal.SIGSTOP)
+        stop(writer_of(rank))
         assert rank.save(2, STATE) is not None
         delayed = until(lambda: rank.events("delayed"), "word of the delay")[0]
         assert delayed["waiting"] == 1
@@ -111,9 +111,20 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
         assert rank.finish() == [3]
 
 
+def stop(pid: int) -> None:
+    """And wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    states = [Path(f"/proc/{pid}/task/{one}/stat") for one in os.listdir(f"/proc/{pid}/task")]
+    until(
+        lambda: [one.read_text().rpartition(")")[2].split()[0] for one in states],
+        "all threads have stopped",
+        holds=lambda found: set(found) == {"T"},
+    )
+
+
 def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
     with saving(folder, patience=Patience(delayed_after_s=0.1)) as rank:
-        os.kill(writer_of_warm(rank), signal.SIGSTOP)
+        stop(writer_of_warm(rank))
         rank.save(1, STATE)
         told = until(lambda: rank.events("delayed"), "three words", holds=lambda it: len(it) > 2)
         lags = [one["lag_s"] for one in told]
@@ -124,7 +135,7 @@ def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
 
 def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
     with saving(folder, patience=IMPATIENT) as rank:
-        os.kill(writer_of_warm(rank), signal.SIGSTOP)
+        stop(writer_of_warm(rank))
         rank.save(1, STATE)
         assert rank.finish() == []
         assert rank.events("failed")[0]["error"] == "timeout"
@@ -255,7 +266,7 @@ def test_what_is_quarantined_makes_room(folder: Path) -> None:
 def test_abandoned_saves_leave_no_process(folder: Path) -> None:
     with saving(folder) as rank:
         pid = writer_of_warm(rank)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         rank.save(1, STATE)
         assert rank.queue.close(abort=True) is None
         until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the writer")

@@ -1,6 +1,5 @@
 """Large writes past the page cache, with the hash made beside them."""
 
-import ctypes
 import errno
 import os
 import threading
@@ -10,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from xxhash import xxh3_128
 
 CHUNK_BYTES = 16 << 20
-_THREADS = 4  # together, in a file whose blocks are its own already; more gain little
+_THREADS = 2  # one writes while the other is on its way into the kernel; more gain nothing
 
 Going = Callable[[], None]
 
@@ -22,7 +21,6 @@ def write_hashed(
     descriptor, at = _open(path), 0
     try:
         _check_room(descriptor, size)
-        _reserve(descriptor, size)
         for octets in windows:
             _write(descriptor, at, octets, hasher, going)
             at += len(octets)
@@ -104,19 +102,3 @@ def _check_room(descriptor: int, needed: int) -> None:
     about = os.fstatvfs(descriptor)
     if about.f_blocks and about.f_bavail * about.f_frsize < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Have its blocks beforehand, where the file system can do that.
-
-    A file that grows is written by one thread at a time. Not by `posix_fallocate`: where the file
-    system has no such call, that writes into each block.
-    """
-    library = ctypes.CDLL(None, use_errno=True)
-    reserve = getattr(library, "fallocate", None)  # of Linux
-    if reserve is None or not size:
-        return
-    if reserve(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
-        number = ctypes.get_errno()
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(number, os.strerror(number))
