@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Agent, Cluster
-from tests.e2e.control_planes import PATIENT, Pieces, Up
+from tests.e2e.control_planes import PATIENT, Pieces, Up, running_up
 from tests.waiting import until
 
 NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
@@ -17,23 +17,12 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
-def dice() -> random.Random:
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")
-    return random.Random(seed)
-
-
-@pytest.fixture
 def own_up(tmp_path: Path) -> Iterator[Up]:
     folder = tmp_path / "up"
     folder.mkdir()
     # A slot waits for whoever had it, however long that takes.
-    up = Up(folder, **PATIENT, EVERSTEP_RENDEZVOUS__LAST_CALL_S="30")
-    try:
-        up.start()
+    with running_up(folder, **PATIENT, EVERSTEP_RENDEZVOUS__LAST_CALL_S="30") as up:
         yield up
-    finally:
-        up.stop()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_planes import PATIENT, Up
+from tests.e2e.control_planes import PATIENT, running_up
 from tests.e2e.processes import SCRIPTS
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
@@ -17,26 +17,15 @@ _ROUND_WITHIN_S = 300.0
 
 
 @pytest.fixture
-def dice() -> random.Random:
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")
-    return random.Random(seed)
-
-
-@pytest.fixture
 def cluster(tmp_path: Path, job: str) -> Iterator[Cluster]:
     for folder in (tmp_path / "up", tmp_path / job):
         folder.mkdir()
-    up = Up(tmp_path / "up", **PATIENT)
-    try:
-        up.start()
+    with running_up(tmp_path / "up", **PATIENT) as up:
         made = Cluster(tmp_path / job, job, up)
         try:
             yield made
         finally:
             made.close()
-    finally:
-        up.stop()
 
 
 @pytest.mark.parametrize("way", ["at once", "closing"])

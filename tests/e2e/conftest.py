@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_planes import PATIENT, ControlPlane, Pieces, Up
+from tests.e2e.control_planes import PATIENT, ControlPlane, Pieces, Up, running_up
 
 NewCluster = Callable[[ControlPlane, str], Cluster]
 ENDS_WITHIN_S = 300
@@ -25,12 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One `everstep up` for all tests that leave it as it is."""
-    up = Up(tmp_path_factory.mktemp("up"), **PATIENT)
-    try:
-        up.start()
+    with running_up(tmp_path_factory.mktemp("up"), **PATIENT) as up:
         yield up
-    finally:
-        up.stop()
 
 
 @pytest.fixture

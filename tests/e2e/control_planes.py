@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -91,6 +93,17 @@ class Up:
 
 SERVICES = ("rendezvous", "history", "health", "catalog")
 ALL = ("nats", *SERVICES)
+
+
+@contextmanager
+def running_up(folder: Path, **settings: str) -> Iterator[Up]:
+    """One from its start to its end."""
+    up = Up(folder, **settings)
+    try:
+        up.start()
+        yield up
+    finally:
+        up.stop()
 
 
 class Pieces:

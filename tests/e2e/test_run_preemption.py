@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import PATIENT, Pieces, Up
+from tests.e2e.control_planes import PATIENT, Pieces, Up, running_up
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
@@ -19,12 +19,9 @@ AGREE_WITHIN_S = 20.0
 @pytest.fixture(scope="module")
 def unhurried_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A control plane that names a step early enough for agents that get no turn for a while."""
-    up = Up(tmp_path_factory.mktemp("up"), **PATIENT, EVERSTEP_RENDEZVOUS__SAVE_LEAD_S="12")
-    try:
-        up.start()
+    folder = tmp_path_factory.mktemp("up")
+    with running_up(folder, **PATIENT, EVERSTEP_RENDEZVOUS__SAVE_LEAD_S="12") as up:
         yield up
-    finally:
-        up.stop()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import PATIENT, Up
+from tests.e2e.control_planes import PATIENT, Up, running_up
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
@@ -15,12 +15,8 @@ from tests.waiting import until
 @pytest.fixture
 def patient_up(tmp_path: Path) -> Iterator[Up]:
     """A control plane that lets agents look for evidence, however long this machine takes."""
-    up = Up(tmp_path, **PATIENT, EVERSTEP_RENDEZVOUS__CRASH_EVIDENCE_S="30")
-    try:
-        up.start()
+    with running_up(tmp_path, **PATIENT, EVERSTEP_RENDEZVOUS__CRASH_EVIDENCE_S="30") as up:
         yield up
-    finally:
-        up.stop()
 
 
 def recovered(cluster: Cluster) -> Body:

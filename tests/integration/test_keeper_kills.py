@@ -1,10 +1,13 @@
 """Whoever of the node's processes dies, nothing is left behind, and nothing foreign is touched."""
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,7 +18,7 @@ import psutil
 import pytest
 
 from everstep_services.agent.ranks.ground import sweep
-from everstep_services.agent.ranks.keeper import held_folder, opened_keeper
+from everstep_services.agent.ranks.keeper import Keeper, held_folder, opened_keeper
 from everstep_services.agent.ranks.keeping import (
     ForgeReady,
     ForgeUnfit,
@@ -72,6 +75,13 @@ async def test_stop_asks_then_kills(tmp_path: Path, foreign: int) -> None:
         assert {event.signal for event in (await node.gone(2)).values()} == {"SIGKILL"}
 
 
+def unread(keeper: Keeper) -> int:
+    """How much of what it was told its warden has not read yet."""
+    link = keeper._writer.get_extra_info("socket")
+    (count,) = struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, bytes(4)))
+    return int(count)
+
+
 async def test_who_had_ended_before_the_order_to_stop_was_not_told_to(tmp_path: Path) -> None:
     async with opened(tmp_path, "stay.py", "still") as node:
         await node.start(3)
@@ -84,7 +94,7 @@ async def test_who_had_ended_before_the_order_to_stop_was_not_told_to(tmp_path: 
             process = psutil.Process(pids[rank])
             await until_async(process.status, "it is dead", holds=psutil.STATUS_ZOMBIE.__eq__)
         stopping = asyncio.create_task(node.keeper.stop(grace_s=60))
-        await asyncio.sleep(0)
+        await until_async(lambda: unread(node.keeper), "the order waits for it")
         warden.resume()
         assert (await stopping).ranks == (2,)
         gone = await node.gone(3)

@@ -43,7 +43,7 @@ LOCKS = {
 """What takes each, as this user's processes do, and fails if another has it."""
 FORKS = """
 if not os.fork():
-    time.sleep(1e6)
+    signal.pause()
 """
 STARTS = """
 import subprocess
@@ -51,14 +51,14 @@ subprocess.Popen(["sleep", "1000000"])
 """
 SAYS = """
 os.write(1, b"held")
-time.sleep(1e6)
+signal.pause()
 """
 
 
 @contextmanager
 def process(code: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """With all that it starts in a group, which is gone afterwards."""
-    before = "import os, sys, time\nfrom pathlib import Path\nfolder = sys.argv[1]\n"
+    before = "import os, signal, sys\nfrom pathlib import Path\nfolder = sys.argv[1]\n"
     one = subprocess.Popen(
         [sys.executable, "-c", before + code, str(folder)],
         stdout=subprocess.PIPE,

@@ -25,7 +25,6 @@ async def test_a_desk_that_wakes_first_when_the_bus_is_back_forgets_all_the_same
         assert desk._memory is before
         await server.set_up(up=False)
         asked = tasks.create_task(desk.ask(join))  # nobody else tells it that the bus was away
-        await asyncio.sleep(0)
         await server.set_up(up=True)
         await asked
         assert desk._memory is not before
