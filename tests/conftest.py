@@ -1,10 +1,14 @@
 """What every test may use: a real NATS server, a job's name, and two guards."""
 
 import asyncio
+import faulthandler
 import inspect
+import shutil
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
@@ -23,6 +27,35 @@ from tests.waiting import WITHIN_S
 settings.register_profile("chaos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", settings.get_profile("chaos"), derandomize=True)
 settings.load_profile("steady")  # `make test-all` looks for new examples
+
+_LAST_WORDS = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own, which says it far from the summary
+def pytest_configure(config: pytest.Config) -> None:
+    """Where a process that runs tests says what it was doing when it crashed."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        config.stash[_LAST_WORDS] = Path(tempfile.mkdtemp(prefix="everstep-tests-"))
+    else:
+        words = Path(worker["last_words"], worker["workerid"])
+        faulthandler.enable(words.open("w"))  # noqa: SIM115 - as long as the process lives
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of xdist, before a process begins."""
+    node.workerinput["last_words"] = str(node.config.stash[_LAST_WORDS])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for words in sorted(config.stash[_LAST_WORDS].iterdir()):
+        if words.stat().st_size:
+            terminalreporter.section(f"last words of {words.name}")
+            terminalreporter.write_line(words.read_text())
+    shutil.rmtree(config.stash[_LAST_WORDS])
 
 
 @pytest.fixture(autouse=True)

@@ -158,12 +158,14 @@ def together(size: int, work: Callable[[Group], Made]) -> list[Made]:
     store = HashStore()
     made: dict[int, Made] = {}
     failed: list[BaseException] = []
+    groups: list[Any] = []  # none ends while another rank may still hear of it
 
     def run(rank: int) -> None:
         try:
             group: Any = None
             if size > 1:
                 group = ProcessGroupGloo(store, rank, size, _WITHIN)
+                groups.append(group)
             made[rank] = work(Group(group))
         except BaseException as error:
             failed.append(error)

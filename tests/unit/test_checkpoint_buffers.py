@@ -1,5 +1,6 @@
 """Whose a buffer is: what is said late of one save frees nothing that another one has."""
 
+import mmap
 from pathlib import Path
 
 from tests.unit.saved_states import Told
@@ -66,3 +67,16 @@ def test_of_an_image_that_was_marked_nothing_is_left_either(tmp_path: Path) -> N
     mark_image(folder, identity, Mark(reason="the loss is nan"))
     buffer.remove()
     assert not folder.exists()
+
+
+def test_whoever_has_the_image_mapped_reads_on_when_the_next_state_is_smaller(
+    tmp_path: Path,
+) -> None:
+    buffer = Buffer(str(tmp_path / "a"))
+    buffer.fit(3 * mmap.PAGESIZE)
+    buffer.octets.fill_(7)
+    with open(buffer.path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    buffer.fit(mmap.PAGESIZE)
+    assert set(mapped[:]) == {7}
+    assert Path(buffer.path).stat().st_size == mmap.PAGESIZE

@@ -101,7 +101,7 @@ class Buffer:
             return
         self.forget()
         self.close()
-        self._descriptor = self._open()
+        self._descriptor = self._open(size)
         held = os.fstat(self._descriptor).st_blocks * 512
         place = self.folder or "the memory of this machine"
         room = held + available_bytes(self._descriptor if self.folder else None)
@@ -149,9 +149,12 @@ class Buffer:
             with suppress(FileNotFoundError):
                 os.rmdir(self.folder)
 
-    def _open(self) -> int:
+    def _open(self, size: int) -> int:
         if self.folder:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            with suppress(FileNotFoundError):
+                if os.stat(self.path).st_size > size:
+                    os.unlink(self.path)  # shortened, it would be the death of who has it mapped
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         descriptor = os.memfd_create("everstep-save", os.MFD_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
