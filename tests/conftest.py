@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_LAST_WORDS] = Path(tempfile.mkdtemp(prefix="everstep-tests-"))
     else:
         words = Path(worker["last_words"], worker["workerid"])
-        faulthandler.enable(words.open("w"))  # noqa: SIM115 - as long as the process lives
+        faulthandler.enable(words.open("w"))
 
 
 @pytest.hookimpl(optionalhook=True)
