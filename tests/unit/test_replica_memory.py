@@ -1,6 +1,7 @@
 """Memory for states that come: it is used again, and nothing is seen that has a hole."""
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -32,6 +33,18 @@ def test_what_was_given_is_in_the_file_when_the_last_piece_is_taken(tmp_path: Pa
     assert path.read_bytes() == first
     memory.begin_again(path)  # through a mapping from now on
     fill(memory, second)
+    assert path.read_bytes() == second
+
+
+def test_whoever_has_the_last_one_mapped_reads_on_when_the_next_is_smaller(
+    tmp_path: Path,
+) -> None:
+    path, first, second = tmp_path / "image", state_of(0, 1, SIZE), state_of(0, 2, 2 * PIECE)
+    fill(Memory(path, SIZE), first)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    fill(Memory(path, len(second)), second)
+    assert mapped[:] == first
     assert path.read_bytes() == second
 
 

@@ -21,6 +21,8 @@ class Memory:
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.size_bytes = size_bytes
+        if path.exists() and path.stat().st_size > size_bytes:
+            path.unlink()  # shortened, it would be the death of who has it mapped
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._close = weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, size_bytes)
