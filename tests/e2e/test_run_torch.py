@@ -30,6 +30,19 @@ def test_a_warm_training_survives_a_killed_forge_and_a_killed_rank(cluster: Clus
     assert (incident["rank"], incident["outcome"]) == (1, "recovered")
 
 
+@pytest.mark.timeout(120)
+def test_the_rank_that_raised_is_named_though_it_left_its_group_first(cluster: Cluster) -> None:
+    cluster.run("--nproc-per-node", "3", str(SCRIPTS / "gloo.py"), str(cluster.folder))
+    for restart, rank in enumerate((1, 0)):
+        cluster.until_stepping(restart + 1, 60)
+        (cluster.folder / f"raise-{restart}-{rank}").touch()
+    cluster.until_stepping(3, 60)
+    incidents = cluster.closed(2)
+    cluster.finish()
+    cluster.until_done()
+    assert [one["rank"] for one in incidents] == [1, 0], [one["story"] for one in incidents]
+
+
 def forges(warden: int) -> list[int]:
     """The warden's children that still have the forge's command, and not a rank's."""
     found = []

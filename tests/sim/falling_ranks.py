@@ -22,7 +22,7 @@ from everstep.messages import (
     Reported,
     StartRanks,
 )
-from everstep_services.agent.acts import Act, Join, Stop, Tell
+from everstep_services.agent.acts import Act, Hurry, Join, Stop, Tell
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.part import Limits
@@ -153,6 +153,7 @@ class _Node:
             self._agent.rank_runs(rank)
         self._living = set(self._numbers)
         self._told = False
+        self._tell_at = 0.0
         self._heard_at = 0.0
         self._questions: deque[Tell | Join] = deque()
         self._is_asking = False
@@ -212,9 +213,16 @@ class _Node:
 
     def _stop(self, stop: Stop) -> None:
         """Evidence first; then they are told, and whatever is left is killed."""
-        self._all.later(min(self._all.some_s(0.02, 0.3), stop.evidence_s), self._tell_ranks)
+        evidence_s = min(self._all.some_s(0.02, 0.3), stop.evidence_s)
+        self._tell_at = self._all.now + evidence_s
+        self._all.later(max(evidence_s, stop.wait_s), self._tell_ranks)
+
+    def _hurry(self) -> None:
+        self._all.later(max(self._tell_at - self._all.now, 0.0), self._tell_ranks)
 
     def _tell_ranks(self) -> None:
+        if self._told:
+            return
         self._told = True
         self._all.later(self._all.some_s(0.05, 3.0), self._all_stopped)
 
@@ -231,6 +239,8 @@ class _Node:
                     self._questions.append(act)
                 case Stop():
                     self._stop(act)
+                case Hurry():
+                    self._hurry()
                 case _:
                     pass
         self._ask()

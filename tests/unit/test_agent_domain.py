@@ -21,6 +21,7 @@ from everstep_services.agent.acts import (
     AskToStop,
     Exiting,
     Forward,
+    Hurry,
     Join,
     Missed,
     Noticed,
@@ -51,8 +52,8 @@ def start(round: int = 1, *, slot: int = 0, ranks: int = 2) -> StartRanks:
     )
 
 
-def stop(round: int = 1) -> StopRanks:
-    return StopRanks(**_common(round), cause="rank_exited", grace_s=2.0, incident="i1")
+def stop(round: int = 1, **rest: Any) -> StopRanks:
+    return StopRanks(**_common(round), cause="rank_exited", grace_s=2.0, incident="i1", **rest)
 
 
 def leave(round: int = 1, code: int = 0) -> LeaveJob:
@@ -160,6 +161,15 @@ def test_a_stop_order_stops_and_the_agent_joins_again() -> None:
     assert agent.rank_gone(0, KILLED) == []
     assert agent.stopped(1) == [Join()]
     assert (agent.last_round, agent.last_slot, agent.order) == (1, 0, None)
+
+
+def test_while_only_consequences_are_known_ranks_may_end_by_themselves_first() -> None:
+    agent = running()
+    assert agent.ordered(stop(cause_within_s=0.3))[1:] == [Stop(1, 2.0, 0.0, "i1", 0.3)]
+    assert told(agent.rank_fell(1, KILLED)) == ["rank_exited"]
+    assert agent.ordered(stop(cause_within_s=0.3)) == []
+    assert agent.ordered(stop()) == [Hurry()]
+    assert agent.ordered(stop()) == [], "once"
 
 
 def test_early_ends_with_0_are_no_failure_and_the_last_one_is_the_end() -> None:

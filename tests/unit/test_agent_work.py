@@ -1,10 +1,14 @@
 """The agent's work with its keeper: what it hears before it says that a round was stopped."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
+
 from everstep.clock import SystemClock
-from everstep_services.agent.acts import Stop
+from everstep_services.agent.acts import Hurry, Stop
 from everstep_services.agent.ranks.keeping import KeeperEvent, RankGone, Stopped
 from everstep_services.agent.work import Keepers, Told, Work
 
@@ -17,6 +21,7 @@ class Kept:
     def __init__(self) -> None:
         self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
         self.watch = self
+        self.are_left = False
 
     def pids(self) -> tuple[int, ...]:
         return ()
@@ -31,37 +36,82 @@ class Place:
         """Nothing was shown."""
 
 
-async def test_whoever_ended_first_is_heard_before_the_round_is_over() -> None:
-    """However long it takes to learn why."""
-    happened: list[str] = []
-    heard, may_end = asyncio.Event(), asyncio.Event()
+class Stopping:
+    """A round is stopped: what happens."""
 
-    async def stops(_: Stop) -> None:
-        """There is nothing to collect."""
+    def __init__(self) -> None:
+        self.kept = Kept()
+        self.happened: list[str] = []
+        self.learned = asyncio.Event()
+        self.heard, self.may_end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        keepers = Keepers(cast("Any", self.kept), self._close, cast("Any", None))
+        told = Told(lambda _: True, lambda *_: None, self._learn, self._stopped)
+        self.work = Work(keepers, cast("Any", Place()), SystemClock(), told)
 
-    async def listen() -> None:
-        async for event in work.events():
-            heard.set()
-            await may_end.wait()  # as its record of an exception is read
-            happened.append(type(event).__name__)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(self._listen()),
+            asyncio.create_task(self.work.start_and_stop_for_ever()),
+        ]
+        yield
+        for task in tasks:
+            task.cancel()
 
-    async def close() -> None:
+    async def _listen(self) -> None:
+        async for event in self.work.events():
+            self.heard.set()
+            await self.may_end.wait()  # as its record of an exception is read
+            self.happened.append(type(event).__name__)
+
+    async def _learn(self, _: Stop) -> None:
+        self.learned.set()
+
+    def _stopped(self, *_: object) -> None:
+        self.happened.append("stopped")
+        self.over.set()
+
+    async def _close(self) -> None:
         """Never called: it is not lost."""
 
-    def stopped(*_: object) -> None:
-        happened.append("stopped")
-        over.set()
 
-    over = asyncio.Event()
-    keepers = Keepers(cast("Any", Kept()), close, cast("Any", None))
-    told = Told(lambda _: True, lambda *_: None, stops, stopped)
-    work = Work(keepers, cast("Any", Place()), SystemClock(), told)
-    listening = asyncio.create_task(listen())
-    working = asyncio.create_task(work.start_and_stop_for_ever())
-    work.do(Stop(1, 3.0, 0.0, None))
-    await heard.wait()
-    may_end.set()
-    await over.wait()
-    assert happened == ["RankGone", "stopped"]
-    for task in (listening, working):
-        task.cancel()
+async def test_whoever_ended_first_is_heard_before_the_round_is_over() -> None:
+    """However long it takes to learn why."""
+    stopping = Stopping()
+    async with stopping.running():
+        stopping.work.do(Stop(1, 3.0, 0.0, None))
+        await stopping.heard.wait()
+        stopping.may_end.set()
+        await stopping.over.wait()
+    assert stopping.happened == ["RankGone", "stopped"]
+
+
+@pytest.mark.parametrize("why", ["the cause is known", "none is left"])
+async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_need_to_wait(
+    why: str,
+) -> None:
+    stopping = Stopping()
+    stopping.kept.are_left = True
+    stopping.may_end.set()
+    async with stopping.running():
+        stopping.work.do(Stop(1, 3.0, 0.0, None, 3600.0))
+        await stopping.learned.wait()
+        stopping.happened.append("waits")
+        if why == "none is left":
+            stopping.kept.are_left = False
+            stopping.kept.events.put_nowait(GONE)
+        else:
+            stopping.work.do(Hurry())
+        await stopping.over.wait()
+    assert stopping.happened[0] == "waits"
+    assert stopping.happened[-1] == "stopped"
+
+
+async def test_they_are_stopped_when_their_time_is_over() -> None:
+    stopping = Stopping()
+    stopping.kept.are_left = True
+    stopping.may_end.set()
+    async with stopping.running():
+        stopping.work.do(Stop(1, 3.0, 0.0, None, 0.01))
+        await stopping.over.wait()
+    assert stopping.happened == ["RankGone", "stopped"]

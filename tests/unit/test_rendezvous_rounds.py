@@ -138,6 +138,32 @@ def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:
     assert (incident.node, incident.rank, incident.fingerprint) == ("n6", 13, "abc")
 
 
+@pytest.mark.parametrize("explains", ["an exit", "the loss of a node"])
+def test_ranks_may_end_by_themselves_until_something_explains_what_they_suffer(
+    explains: str,
+) -> None:
+    world = World(spec(3)).started(*names(3))
+    world.report("n1", "rank_exited", fingerprint="secondary:x", exit_code=1)
+    world.report("n0", "rank_exited", fingerprint="secondary:y", exit_code=1)
+    if explains == "an exit":
+        world.report("n2", "rank_exited", fingerprint="abc", exit_code=1)
+    else:
+        world.gone("n2")
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    assert [order.cause_within_s for order in orders] == [0.3, 0.0]
+    world.report("n0", "rank_exited", fingerprint="abc", exit_code=1)
+    assert isinstance(world.orders[-1][1], StopRanks)
+    assert [order for _, order in world.orders if isinstance(order, StopRanks)] == orders
+
+
+def test_where_the_first_report_explains_it_nobody_waits() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n1", "rank_exited", fingerprint="abc", exit_code=1)
+    world.report("n0", "rank_exited", fingerprint="secondary:x", exit_code=1)
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    assert [order.cause_within_s for order in orders] == [0.0]
+
+
 def test_reports_of_an_old_round_or_another_agent_change_nothing() -> None:
     world = World(spec(2)).started("n0", "n1")
     before = world.doc

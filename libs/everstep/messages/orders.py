@@ -82,6 +82,11 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     """Evidence may take so long; 0 for none."""
     grace_s: float = 0.0
     """From SIGTERM to SIGKILL."""
+    cause_within_s: float = 0.0
+    """Ranks may end by themselves for so long before SIGTERM: only consequences are known yet.
+
+    The same order comes with 0 when the cause is known.
+    """
 
 
 class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):

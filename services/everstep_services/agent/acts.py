@@ -54,6 +54,13 @@ class Stop:
     grace_s: float
     evidence_s: float
     incident: str | None
+    wait_s: float = 0.0
+    """They may end by themselves for so long: one of them may be the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """Stop ranks now that might have ended by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,6 @@ class Say:
 
 
 Act = (
-    Join | Tell | Start | Stop | Forward | Excuse | Check | Measure | Replicate | Exiting | Say
+    Join | Tell | Start | Stop | Hurry | Forward | Excuse | Check | Measure | Replicate | Exiting | Say
     | PassOn | AskToStop | AskToSave | Reach | OnRecord
 )  # fmt: skip

@@ -334,15 +334,23 @@ class Agent:
         return [*([Say(order.reason)] if order.restarts else []), Start(order)]
 
     def _stop(self, part: Part, order: StopRanks) -> list[Act]:
-        said = Say(f"round {part.round} is over: {order.reason}")
-        stop = part.stop(order.grace_s, evidence_s=order.evidence_s, incident=order.incident)
-        return [said, *stop] if stop else []
+        acts: list[Act] = []
+        if part.state != "stopping":
+            acts.append(Say(f"round {part.round} is over: {order.reason}"))
+        return acts + part.stop(
+            order.grace_s,
+            evidence_s=order.evidence_s,
+            incident=order.incident,
+            wait_s=order.cause_within_s,
+        )
 
     def _outlived(self, part: Part, newest: int) -> list[Act]:
         """Our ranks belong to a round that is over: we were cut off, or paused."""
-        said = Say(f"round {part.round} is over, the job is at round {newest}: stopping its ranks")
-        stop = part.stop()
-        return [said, *stop] if stop else []
+        acts: list[Act] = []
+        if part.state != "stopping":
+            said = f"round {part.round} is over, the job is at round {newest}: stopping its ranks"
+            acts.append(Say(said))
+        return acts + part.stop()
 
     def _leave_job(self, order: LeaveJob) -> list[Act]:
         if self._goodbye is not None and self._goodbye.kill_at is None:

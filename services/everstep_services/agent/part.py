@@ -5,7 +5,16 @@ from dataclasses import dataclass, field, replace
 from signal import SIGKILL
 
 from everstep.messages import SaveCheckpoint, StartRanks
-from everstep_services.agent.acts import Acknowledged, Act, AskToStop, Forward, Say, Stop, Tell
+from everstep_services.agent.acts import (
+    Acknowledged,
+    Act,
+    AskToStop,
+    Forward,
+    Hurry,
+    Say,
+    Stop,
+    Tell,
+)
 from everstep_services.agent.failures import Exit
 
 
@@ -66,6 +75,8 @@ class Part:
     """Its ranks were told after which step to stop."""
     stops: dict[int, int] = field(default_factory=dict)
     """Ranks that have seen it, and their last steps."""
+    _waits: bool = False
+    """Its ranks are to be stopped, and may end by themselves first."""
     _has_stepped: bool = False
     _is_acknowledged: bool = False
     _ranks: dict[int, _Rank] = field(init=False)
@@ -171,13 +182,21 @@ class Part:
         return [Tell(self.round, "finished", "every rank exited with 0")]
 
     def stop(
-        self, grace_s: float = 0.0, *, evidence_s: float = 0.0, incident: str | None = None
+        self,
+        grace_s: float = 0.0,
+        *,
+        evidence_s: float = 0.0,
+        incident: str | None = None,
+        wait_s: float = 0.0,
     ) -> list[Act]:
-        """Have every rank stopped, unless that is being done."""
+        """Have every rank stopped, unless that is being done; then it may not wait any longer."""
         if self.state == "stopping":
-            return []
-        self.state = "stopping"
-        return [Stop(self.round, grace_s, evidence_s, incident)]
+            if wait_s or not self._waits:
+                return []
+            self._waits = False
+            return [Hurry()]
+        self.state, self._waits = "stopping", wait_s > 0
+        return [Stop(self.round, grace_s, evidence_s, incident, wait_s)]
 
     def _failed(self, rank: int, ending: Exit) -> list[Act]:
         is_first, self.has_failed = not self.has_failed, True

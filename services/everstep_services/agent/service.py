@@ -292,7 +292,7 @@ class AgentService:
                     self._asker.join(self._questions.join)
                 case acts.Tell():
                     self._tell(act)
-                case acts.Start() | acts.Stop() | acts.Forward():
+                case acts.Start() | acts.Stop() | acts.Hurry() | acts.Forward():
                     self._ranks.work.do(act)
                     # Before it is reported: a node that is lost in its first second of a round
                     # would else be missed in a round that is over.

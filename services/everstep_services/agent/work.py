@@ -4,12 +4,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep_services.agent.acts import Forward, Start, Stop
+from everstep_services.agent.acts import Forward, Hurry, Start, Stop
 from everstep_services.agent.devices import wait_until_free
 from everstep_services.agent.ranks.keeper import Keeper
 from everstep_services.agent.ranks.keeping import KeeperEvent, KeeperLost, KeeperLostError, Stopped
@@ -57,17 +57,25 @@ class Work:
         self._clock = clock
         self._told = told
         self._rounds: asyncio.Queue[Start | Stop] = asyncio.Queue()
+        self._need_not_wait = asyncio.Event()
+        """No rank is left that might end by itself, or the cause is known."""
         self._signals: asyncio.Queue[Forward] = asyncio.Queue()
 
-    def do(self, act: Start | Stop | Forward) -> None:
+    def do(self, act: Start | Stop | Hurry | Forward) -> None:
         """Start or stop the ranks of a round, when what was asked for before is done.
 
         A signal is sent whatever else is being done.
         """
-        if isinstance(act, Forward):
-            self._signals.put_nowait(act)
-        else:
-            self._rounds.put_nowait(act)
+        match act:
+            case Forward():
+                self._signals.put_nowait(act)
+            case Hurry():
+                self._need_not_wait.set()
+            case Stop():
+                self._need_not_wait.clear()
+                self._rounds.put_nowait(act)
+            case Start():
+                self._rounds.put_nowait(act)
 
     async def events(self) -> AsyncIterator[KeeperEvent]:
         """What happens to the ranks, through all keepers."""
@@ -113,6 +121,8 @@ class Work:
                 yield event
             finally:
                 self.keeper.events.task_done()
+            if not self.keeper.watch.are_left:
+                self._need_not_wait.set()
             if is_over:
                 return
 
@@ -127,8 +137,21 @@ class Work:
         else:
             self._workplace.show(start.order)
 
-    async def _stop(self, stop: Stop) -> None:
+    async def _wait(self, stop: Stop) -> float:
+        """Until the ranks may be stopped; how much longer than the evidence took."""
+        began = self._clock.now()
         await self._told.stops(stop)
+        learned = self._clock.now()
+        left_s = began + stop.wait_s - learned
+        if left_s <= 0 or not self.keeper.watch.are_left:
+            return 0.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self._need_not_wait.wait()
+        return self._clock.now() - learned
+
+    async def _stop(self, stop: Stop) -> None:
+        waited_s = await self._wait(stop)
         pids = self.keeper.watch.pids()
         keeper = self.keeper
         try:
@@ -141,6 +164,6 @@ class Work:
         except TimeoutError:
             log.warning("events_left count=%d", keeper.events.qsize())
         devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
-        outcome = replace(outcome, devices=devices)
+        outcome = replace(outcome, stop_s=outcome.stop_s + waited_s, devices=devices)
         self._told.stopped(stop, outcome)
         self._workplace.hide()

@@ -22,7 +22,8 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     stall_excuse_s: float = 0.5
     """How long other agents may take to name a rank that a stalled one may wait for."""
     cause_within_s: float = 0.3
-    """How long the reports that follow the first may explain it better."""
+    """How long the reports that follow the first may explain it better, and how long ranks may end
+    by themselves before they are told to, while all that is known are consequences."""
     save_within_s: float = 60.0
     """How long ranks may take to save before an operator's stop or restart."""
     save_agree_s: float = 0.5

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.e2e.scripts.meeting import Meeting
 from tests.e2e.scripts.stepping import Steps
 
-_CLOSES_S = 0.05
+_CLOSES_S = 0.1
 
 
 def train(meeting: Meeting, restart: int, raises: Path) -> None:

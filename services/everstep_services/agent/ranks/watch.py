@@ -81,6 +81,11 @@ class RoundWatch:
         """Their processes, also those that are gone."""
         return tuple(rank.pid for rank in self._ranks.values() if rank.pid)
 
+    @property
+    def are_left(self) -> bool:
+        """Some of them still run."""
+        return any(rank.pid and not rank.gone for rank in self._ranks.values())
+
     def seen(self) -> tuple[RankSeen, ...]:
         """All of them."""
         return tuple(

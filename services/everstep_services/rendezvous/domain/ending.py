@@ -20,7 +20,7 @@ from everstep_services.rendezvous.domain.budgets import (
 )
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.state import AT_WORK, OVER
+from everstep_services.rendezvous.domain.state import AT_WORK, CONSEQUENCE, OVER
 from everstep_services.rendezvous.domain.turn import Turn
 
 WITHOUT_INCIDENT = frozenset({"operator", "grow", "done"})
@@ -58,7 +58,7 @@ def decide(turn: Turn) -> None:
     incident = turn.state.doc.incident
     if incident is None or incident.is_decided:
         return
-    if incident.weight < 2 and any(seat.is_leaving for seat in turn.state.seats):
+    if incident.weight <= CONSEQUENCE and turn.state.is_left:
         incident = replace(incident, trigger="preempted")
     failure = _failure(turn, incident.trigger, incident.fingerprint, incident.exit_code)
     rules = Rules(

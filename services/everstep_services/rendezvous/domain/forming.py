@@ -6,7 +6,6 @@ from everstep.messages import Member, Replacement, RoundFormed, Seat, StandBy
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.decisions import came_of
 from everstep_services.rendezvous.domain.ending import decide
-from everstep_services.rendezvous.domain.incidents import CONSEQUENCE
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
@@ -15,6 +14,7 @@ from everstep_services.rendezvous.domain.placement import (
 )
 from everstep_services.rendezvous.domain.recalling import may_be_recalled
 from everstep_services.rendezvous.domain.replicas import arranged
+from everstep_services.rendezvous.domain.state import CONSEQUENCE
 from everstep_services.rendezvous.domain.turn import Turn
 from everstep_services.rendezvous.domain.waiting import wait
 

@@ -8,12 +8,11 @@ from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, 
 from everstep.messages.documents import OpenIncident
 from everstep_services.rendezvous.domain.budgets import SECONDARY
 from everstep_services.rendezvous.domain.ledger import count, count_ending
+from everstep_services.rendezvous.domain.state import CONSEQUENCE, NODE, PLAIN
 from everstep_services.rendezvous.domain.turn import Turn
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0
-CONSEQUENCE, _PLAIN, _NODE = 1, 2, 3
-"""What a sign explains of the others: nothing, something, all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,17 @@ class Sign:
     def weight(self) -> int:
         """How well it explains the others: the loss of a node explains what its peers saw."""
         if self.trigger == "node_lost":
-            return _NODE
-        return CONSEQUENCE if self.fingerprint.startswith(SECONDARY) else _PLAIN
+            return NODE
+        return CONSEQUENCE if self.fingerprint.startswith(SECONDARY) else PLAIN
 
 
 def add(turn: Turn, sign: Sign) -> OpenIncident:
     """The sign opens an incident, or belongs to the one that is open."""
-    open_one = turn.state.doc.incident
+    open_one, was_unexplained = turn.state.doc.incident, turn.is_unexplained
     incident = _open(turn, sign) if open_one is None else _join(turn, open_one, sign)
     turn.state.set(incident=incident)
+    if was_unexplained and not turn.is_unexplained and turn.state.doc.phase == "ending":
+        turn.send(turn.stop_order())  # nobody needs to wait for the cause any more
     return incident
 
 

@@ -12,6 +12,8 @@ from everstep_services.rendezvous.domain.replicas import Keepers
 
 AT_WORK = frozenset({"starting", "running", "finished"})
 OVER = frozenset({"done", "stopped"})
+CONSEQUENCE, PLAIN, NODE = 1, 2, 3
+"""What a sign explains of the others: nothing, something, all."""
 
 
 class State:
@@ -61,6 +63,11 @@ class State:
     def present(self) -> int:
         """How many agents are here."""
         return len(self._seats) - self._stages["gone"]
+
+    @property
+    def is_left(self) -> bool:
+        """Nodes are being taken away from it."""
+        return self._leaving > 0
 
     @property
     def leaving(self) -> list[Seat]:

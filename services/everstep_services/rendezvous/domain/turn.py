@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from everstep.messages import AwaitRound, Fact, LeaveJob, Order, Seat, StandBy, StopRanks
 from everstep.messages.codec import encode
 from everstep_services.rendezvous.domain.events import Control, Now, Probe, Send
-from everstep_services.rendezvous.domain.state import State
+from everstep_services.rendezvous.domain.state import CONSEQUENCE, State
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 F = TypeVar("F", bound=Fact)
@@ -152,7 +152,16 @@ class Turn:
             incident=doc.incident.id if doc.incident else None,
             evidence_s=self.evidence_s(cause),
             grace_s=self.state.doc.spec.stop_grace_s,
+            cause_within_s=self.settings.cause_within_s if self.is_unexplained else 0.0,
         )
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Only consequences of what has happened are known, and there may be more to hear."""
+        incident = self.state.doc.incident
+        if incident is None or incident.is_decided or self.state.is_left:
+            return False
+        return incident.weight <= CONSEQUENCE
 
     def leave_order(self) -> LeaveJob:
         """The end of the job, as it is told to all."""
