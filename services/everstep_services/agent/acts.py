@@ -187,6 +187,6 @@ class Say:
 
 
 Act = (
-    Join | Tell | Start | Stop | Hurry | Forward | Excuse | Check | Measure | Replicate | Exiting | Say
-    | PassOn | AskToStop | AskToSave | Reach | OnRecord
+    Join | Tell | Start | Stop | Hurry | Forward | Excuse | Check | Measure | Replicate | Exiting
+    | Say | PassOn | AskToStop | AskToSave | Reach | OnRecord
 )  # fmt: skip
