@@ -1,6 +1,6 @@
 """A training with torch that knows nothing of Everstep; it ends when the file `end` is there.
 
-The rank whose file `raise-RESTART-RANK` is there raises, and leaves its group before that is known.
+The rank whose file `raise-RESTART-RANK` is there leaves its group, and raises after that.
 """
 
 import os
@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
-    try:
-        train(folder)
-    finally:
-        dist.destroy_process_group()
-        time.sleep(0.1)  # as it takes to close what else a training has open
+    is_good = train(folder)
+    dist.destroy_process_group()
+    if not is_good:
+        time.sleep(0.15)  # as it takes to write down what was wrong
+        raise ValueError("the root cause")
 
 
-def train(folder: Path) -> None:
+def train(folder: Path) -> bool:
     restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
     raises = folder / f"raise-{restart}-{dist.get_rank()}"
     model = DistributedDataParallel(nn.Linear(8, 1))
@@ -35,10 +35,11 @@ def train(folder: Path) -> None:
         loss.backward()
         optimizer.step()
         if raises.exists():
-            raise ValueError("the root cause")
+            return False
         time.sleep(0.02)
         go_on.fill_(0.0 if (folder / "end").exists() else 1.0)
         dist.broadcast(go_on, 0)
+    return True
 
 
 if __name__ == "__main__":
