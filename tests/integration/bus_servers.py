@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from operator import not_
@@ -14,6 +12,7 @@ import pytest
 from everstep.bus import BusSettings, connect
 from everstep.bus.devserver import DevServer, _port_in, find_program
 from everstep.bus.errors import BusDeniedError, BusError
+from tests.stopping import stop
 from tests.waiting import until_async
 
 
@@ -108,11 +107,4 @@ async def relay(url: str, refusals: list[bytes | None]) -> AsyncIterator[str]:
 
 async def stopped(pid: int) -> None:
     """Stop a process, and wait until none of its threads runs any more."""
-    os.kill(pid, signal.SIGSTOP)
-    await until_async(lambda: asyncio.to_thread(_states, pid), "all threads stop", holds=all)
-
-
-def _states(pid: int) -> list[bool]:
-    """Of each thread, whether it is stopped."""
-    stats = (path / "stat" for path in Path(f"/proc/{pid}/task").iterdir())
-    return [stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats]
+    await asyncio.to_thread(stop, pid)

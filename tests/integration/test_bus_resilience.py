@@ -20,6 +20,7 @@ from everstep.bus.errors import FactsWaitingError, SpoolFullError
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode, encode
 from tests.integration.bus_facts import beat, ended, numbers, settings_of
+from tests.integration.bus_servers import stopped
 from tests.waiting import until_async
 
 
@@ -52,7 +53,7 @@ def cut(bus: NatsBus) -> None:
 @asynccontextmanager
 async def down(nats: DevServer, bus: NatsBus) -> AsyncIterator[None]:
     """While the body runs there is no server. Its keeper would bring it back at once."""
-    os.kill(nats.pid, signal.SIGSTOP)
+    await stopped(nats.pid)
     cut(bus)
     await away(bus)
     try:
@@ -171,7 +172,7 @@ async def test_beats_sent_while_the_server_is_away_are_bounded_and_the_newest_ar
 async def test_a_server_that_hangs_is_left_and_found_again(nats: DevServer) -> None:
     settings = settings_of(nats, ping_interval_s=0.1)
     async with connect(settings, "pinging") as bus:
-        os.kill(nats.pid, signal.SIGSTOP)  # no RST, no FIN: only silence
+        await stopped(nats.pid)  # no RST, no FIN: only silence
         await away(bus)
         os.kill(nats.pid, signal.SIGCONT)
         await until_async(
@@ -303,7 +304,7 @@ async def test_a_full_spool_refuses_facts_while_beats_go_on(
 async def test_without_a_bus_a_process_starts_and_records(
     nats: DevServer, bus: NatsBus, tmp_path: Path
 ) -> None:
-    os.kill(nats.pid, signal.SIGSTOP)
+    await stopped(nats.pid)
     settings = settings_of(nats, connect_within_s=0.3)
     async with connect(settings, "early", spool=tmp_path / "early", wait=False) as early:
         await early.record(ended(1))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, UNHURRIED
+from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk import layout, testing
 from trainer_sdk.checkpoint import Checkpointer
@@ -53,7 +54,7 @@ def test_what_becomes_visible_later_is_quarantined_with_it(
     with pytest.raises(BadLossError, match="after loading step 10"), begun(root) as saves:
         saves.restore(state)
         pid = until(lambda: saves._queue.delivery.writer_pid, "a writer")
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         saves.save(11, state)
         assert is_quarantined(root, 11) is None
         going_on.start()

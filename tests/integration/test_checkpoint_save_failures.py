@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
+from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer, Patience, SaveError
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED
@@ -109,17 +110,6 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
         assert rank.events("delayed")[-1]["waiting"] == 0
         rank.save(5, STATE)
         assert rank.finish() == [3]
-
-
-def stop(pid: int) -> None:
-    """And wait until none of its threads runs any more."""
-    os.kill(pid, signal.SIGSTOP)
-    states = [Path(f"/proc/{pid}/task/{one}/stat") for one in os.listdir(f"/proc/{pid}/task")]
-    until(
-        lambda: [one.read_text().rpartition(")")[2].split()[0] for one in states],
-        "all threads have stopped",
-        holds=lambda found: set(found) == {"T"},
-    )
 
 
 def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
+from tests.stopping import stop
 from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk.checkpoint import Patience
@@ -96,7 +97,7 @@ def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
             rank.finish()
             pid = until(lambda: rank.queue.delivery.writer_pid, "a writer")
             if group.rank == 1:
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
             rank.save(2, state(group.rank))
             if group.rank == 1:
                 until(lambda: any(one.is_sent for one in rank.queue._saves.values()), "an order")
@@ -119,7 +120,7 @@ def test_a_rank_waits_for_the_others_as_long_as_the_training_says(folder: Path) 
         with saving(folder, group, patience=IMPATIENT) as rank:
             pid = with_writer(rank)
             if group.rank == 0:  # it writes nothing, and so cannot publish
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
             else:  # only the other ranks may be late
                 rank.wait_for_writer(Patience())
             rank.save(1, state(group.rank))
@@ -137,12 +138,12 @@ def test_a_writer_that_hangs_while_others_are_waited_for_is_given_up(folder: Pat
         with saving(folder, group) as rank:
             pid = with_writer(rank)
             if group.rank == 1:
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
             save = rank.save(1, state(group.rank))
             assert save is not None
             if group.rank == 0:
                 until(lambda: save.stage == "publish", "its part is written")
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
             rank.wait_for_writer(IMPATIENT)
             assert rank.finish() == []
             return rank.events("failed")[0]

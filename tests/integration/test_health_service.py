@@ -25,6 +25,7 @@ from everstep_services.health.service import Observer
 from everstep_services.health.settings import HealthSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock, NotedClock
+from tests.integration.bus_servers import stopped
 from tests.integration.health_replicas import at_work
 from tests.waiting import until_async
 
@@ -152,7 +153,7 @@ async def test_a_server_that_goes_and_comes_back_costs_nobody_a_node(
         await topology.init(bus.jetstream)
         async with beating(agents_bus, job, "n1", "n2", "n3"), watched(bus, clock) as observer:
             await known(observer, 3)
-            os.kill(nats.pid, signal.SIGSTOP)  # the connection looks fine
+            await stopped(nats.pid)  # the connection looks fine
             ticks, past = len(clock.waits), QUICK.silence_limit_s + 5 * QUICK.tick_s
             await until_async(
                 lambda: sum(w for w in clock.waits[ticks:] if w <= QUICK.tick_s) > past,

@@ -17,6 +17,7 @@ from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.ids import new_id
 from everstep.messages import ProgressMade
+from tests.integration.bus_servers import stopped
 from tests.processes import history, in_sql, kept_running
 from tests.waiting import until_async
 
@@ -67,7 +68,7 @@ async def test_what_was_recorded_while_the_bus_was_away_is_projected_when_it_is_
     nats: DevServer, bus: NatsBus, tmp_path: Path
 ) -> None:
     await arrive(tmp_path, await record(bus, 1))
-    os.kill(nats.pid, signal.SIGSTOP)
+    await stopped(nats.pid)
     ids = await record(bus, 50)
     os.kill(nats.pid, signal.SIGCONT)
     await arrive(tmp_path, ids)

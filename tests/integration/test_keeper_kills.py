@@ -36,6 +36,7 @@ from tests.integration.scripts.rig import (
     opened,
     tagged,
 )
+from tests.stopping import stop
 from tests.waiting import until_async
 
 Process = asyncio.subprocess.Process
@@ -206,7 +207,7 @@ async def test_a_killed_agent_leaves_nothing(tmp_path: Path, foreign: int, kind:
 async def test_the_next_agent_kills_what_two_dead_ones_left(tmp_path: Path, foreign: int) -> None:
     async with agent(tmp_path / "first", "cold", "tagged") as (process, warden):
         instance = "first" + str(process.pid)
-        os.kill(process.pid, signal.SIGSTOP)  # so that it cannot clean up after its warden
+        stop(process.pid)  # so that it cannot clean up after its warden
         os.kill(warden, signal.SIGKILL)
         process.kill()
         await process.wait()
@@ -264,7 +265,7 @@ async def test_a_killed_forge_harms_no_rank_and_comes_back(tmp_path: Path) -> No
 async def test_a_stopped_forge_is_replaced_by_a_cold_start(tmp_path: Path) -> None:
     async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
         await node.next(ForgeReady)
-        os.kill(node.forge(), signal.SIGSTOP)
+        stop(node.forge())
         await node.start(1, warm=True)
         (runs,) = await node.next(RankRuns)
         assert runs.start == "cold"
