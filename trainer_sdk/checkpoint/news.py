@@ -94,10 +94,10 @@ class News:
         """A save makes no progress; people are told once, and the agent how late it has become."""
         ranks = ", ".join(map(str, save.waits_for[:_NAMED]))
         cause = f"the parts of rank {ranks} are missing" if ranks else "the storage takes nothing"
-        self._delay(_age(save), waiting, cause)
+        self._delay(save.told_lag_s, waiting, cause)
         if is_first:
             self._teller.warn(
-                f"step {save.step} is not durable after {_age(save):.0f} s: {cause} "
+                f"step {save.step} is not durable after {save.told_lag_s:.0f} s: {cause} "
                 f"({save.place}); the training goes on, later saves wait"
             )
 
