@@ -21,7 +21,7 @@ class Kept:
     def __init__(self) -> None:
         self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
         self.watch = self
-        self.are_left = False
+        self.are_at_work = False
 
     def pids(self) -> tuple[int, ...]:
         return ()
@@ -91,14 +91,14 @@ async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_nee
     why: str,
 ) -> None:
     stopping = Stopping()
-    stopping.kept.are_left = True
+    stopping.kept.are_at_work = True
     stopping.may_end.set()
     async with stopping.running():
         stopping.work.do(Stop(1, 3.0, 0.0, None, 3600.0))
         await stopping.learned.wait()
         stopping.happened.append("waits")
         if why == "none is left":
-            stopping.kept.are_left = False
+            stopping.kept.are_at_work = False
             stopping.kept.events.put_nowait(GONE)
         else:
             stopping.work.do(Hurry())
@@ -109,7 +109,7 @@ async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_nee
 
 async def test_they_are_stopped_when_their_time_is_over() -> None:
     stopping = Stopping()
-    stopping.kept.are_left = True
+    stopping.kept.are_at_work = True
     stopping.may_end.set()
     async with stopping.running():
         stopping.work.do(Stop(1, 3.0, 0.0, None, 0.01))

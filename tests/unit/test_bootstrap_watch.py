@@ -65,6 +65,20 @@ def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
     assert not watch.are_told
 
 
+@pytest.mark.parametrize("last", [Ended(round=4, rank=0, code=1, error=True), GONE])
+def test_a_rank_is_at_work_until_its_script_or_its_process_has_ended(
+    watch: RoundWatch, last: Ended | Gone
+) -> None:
+    before = watch.are_at_work
+    watch.spawned(SPAWNED, now=100.5)
+    meanwhile = watch.are_at_work
+    if isinstance(last, Gone):
+        watch.gone(last, now=101.0)
+    else:
+        say(watch, last, now=101.0)
+    assert (before, meanwhile, watch.are_at_work) == (False, True, False)
+
+
 def test_nothing_is_told_twice(watch: RoundWatch) -> None:
     watch.spawned(SPAWNED, now=100.5)
     for now in (101.0, 102.0):

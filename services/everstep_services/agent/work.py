@@ -58,7 +58,7 @@ class Work:
         self._told = told
         self._rounds: asyncio.Queue[Start | Stop] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
-        """No rank is left that might end by itself, or the cause is known."""
+        """No script is left that might end by itself, or the cause is known."""
         self._signals: asyncio.Queue[Forward] = asyncio.Queue()
 
     def do(self, act: Start | Stop | Hurry | Forward) -> None:
@@ -121,7 +121,7 @@ class Work:
                 yield event
             finally:
                 self.keeper.events.task_done()
-            if not self.keeper.watch.are_left:
+            if not self.keeper.watch.are_at_work:
                 self._need_not_wait.set()
             if is_over:
                 return
@@ -143,7 +143,7 @@ class Work:
         await self._told.stops(stop)
         learned = self._clock.now()
         left_s = began + stop.wait_s - learned
-        if left_s <= 0 or not self.keeper.watch.are_left:
+        if left_s <= 0 or not self.keeper.watch.are_at_work:
             return 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):

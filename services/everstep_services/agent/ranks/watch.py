@@ -32,6 +32,8 @@ class WatchedRank:
     start: StartKind = "cold"
     runs: bool = False
     stepped: bool = False
+    ended: bool = False
+    """Its script; its process may take its time."""
     gone: bool = False
     early: list[tuple[Datagram, float]] = field(default_factory=list)
 
@@ -82,9 +84,9 @@ class RoundWatch:
         return tuple(rank.pid for rank in self._ranks.values() if rank.pid)
 
     @property
-    def are_left(self) -> bool:
-        """Some of them still run."""
-        return any(rank.pid and not rank.gone for rank in self._ranks.values())
+    def are_at_work(self) -> bool:
+        """The scripts of some have not ended, as far as was heard."""
+        return any(rank.pid and not (rank.ended or rank.gone) for rank in self._ranks.values())
 
     def seen(self) -> tuple[RankSeen, ...]:
         """All of them."""
@@ -115,6 +117,7 @@ class RoundWatch:
             case Stepped():
                 self._steps(line.rank, known, line.step, now)
             case Ended():
+                known.ended = True
                 ended = ScriptEnded(self._round, line.rank, line.code, line.error, self.are_told)
                 self._events.put_nowait(ended)
             case _:
