@@ -92,5 +92,11 @@ async def until_async(
     raise AssertionError(_not_seen(what, within_s, seen))
 
 
+async def turns(count: int = 1) -> None:
+    """Let every other task have so many turns: where their order is what a test is about."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def _not_seen(what: str, within_s: float, seen: object) -> str:
     return f"not within {within_s:g} s: {what}; last seen: {seen!r}"

@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
@@ -158,7 +159,9 @@ def _signals(stop_within_s: float) -> Generator[Callable[[asyncio.Event], None]]
     attached: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def attach(stop: asyncio.Event) -> None:
-        attached.append((asyncio.get_running_loop(), stop))
+        loop = asyncio.get_running_loop()
+        loop.add_reader(woken, woken.recv, 64)
+        attached.append((loop, stop))
         if seen:
             stop.set()
 
@@ -175,11 +178,26 @@ def _signals(stop_within_s: float) -> Generator[Callable[[asyncio.Event], None]]
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield attach
+        with _woken_by_signals() as woken:
+            yield attach
     finally:
         faulthandler.cancel_dump_traceback_later()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _woken_by_signals() -> Generator[socket.socket]:
+    """What is read from when a signal came: Python calls no handler while a loop waits."""
+    woken, waking = socket.socketpair()
+    with woken, waking:
+        for one in (woken, waking):
+            one.setblocking(False)  # noqa: FBT003  it takes no keyword
+        before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+        try:
+            yield woken
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

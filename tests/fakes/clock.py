@@ -7,6 +7,7 @@ import math
 from datetime import UTC, datetime, timedelta
 
 from everstep.clock import SystemClock
+from tests.waiting import turns
 
 
 class FakeClock:
@@ -52,5 +53,4 @@ class NotedClock(SystemClock):
 
 async def _settle() -> None:
     """Let every task run until it waits for something else than its turn."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)

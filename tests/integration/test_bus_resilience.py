@@ -21,7 +21,7 @@ from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode, encode
 from tests.integration.bus_facts import beat, ended, numbers, settings_of
 from tests.integration.bus_servers import stopped
-from tests.waiting import until_async
+from tests.waiting import turns, until_async
 
 
 @pytest.fixture
@@ -375,11 +375,10 @@ async def test_who_is_cancelled_while_it_subscribes_is_cancelled(bus: NatsBus) -
             async for _ in inbox:
                 pass
 
-    for turns in range(12):
+    for count in range(12):
         listening = asyncio.create_task(listen())
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await turns(count)
         listening.cancel()
         done, _ = await asyncio.wait([listening], timeout=10)
-        assert done, f"it goes on after it was cancelled {turns} turns after its begin"
+        assert done, f"it goes on after it was cancelled {count} turns after its begin"
         assert listening.cancelled()

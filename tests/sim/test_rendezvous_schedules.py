@@ -24,13 +24,13 @@ def play(seed: int, *, forgets: bool = False) -> Fleet:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_a_thousand_schedules(chunk: int) -> None:
-    fleets = [play(seed) for seed in range(chunk * 250, chunk * 250 + 250)]
+    fleets = [play(seed) for seed in range(chunk * 275, chunk * 275 + 275)]
     # The schedules are worth something: rounds were lost, and replicas raced.
     assert sum(fleet.record.rounds for fleet in fleets) > 500
     assert sum(fleet.conflicts for fleet in fleets) > 100
     assert sum(fleet.record.excuses for fleet in fleets) > 20
     assert sum(fleet.record.agreed for fleet in fleets) > 20
-    assert sum(fleet.record.distrusted for fleet in fleets) > 2
+    assert sum(fleet.record.distrusted for fleet in fleets) > 5
 
 
 def test_schedules_in_which_the_document_is_lost() -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from everstep.errors import EverstepError
 from everstep.observe.health import Check, Health
+from tests.waiting import turns
 
 
 class HandClock:
@@ -27,7 +28,7 @@ class HandClock:
         if self._sleeps == 3:
             self.third_sleep.set()
         self.time += seconds + self.late_s
-        await asyncio.sleep(0)
+        await turns()
 
 
 async def fine() -> None:

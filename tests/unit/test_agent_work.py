@@ -75,6 +75,17 @@ class Stopping:
         """Never called: it is not lost."""
 
 
+@asynccontextmanager
+async def stopped_within(wait_s: float) -> AsyncIterator[Stopping]:
+    """Ranks are at work, and may end by themselves for so long."""
+    stopping = Stopping()
+    stopping.kept.are_at_work = True
+    stopping.may_end.set()
+    async with stopping.running():
+        stopping.work.do(Stop(1, 3.0, 0.0, None, wait_s))
+        yield stopping
+
+
 async def test_whoever_ended_first_is_heard_before_the_round_is_over() -> None:
     """However long it takes to learn why."""
     stopping = Stopping()
@@ -90,11 +101,7 @@ async def test_whoever_ended_first_is_heard_before_the_round_is_over() -> None:
 async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_need_to_wait(
     why: str,
 ) -> None:
-    stopping = Stopping()
-    stopping.kept.are_at_work = True
-    stopping.may_end.set()
-    async with stopping.running():
-        stopping.work.do(Stop(1, 3.0, 0.0, None, 3600.0))
+    async with stopped_within(3600.0) as stopping:
         await stopping.learned.wait()
         stopping.happened.append("waits")
         if why == "none is left":
@@ -108,10 +115,6 @@ async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_nee
 
 
 async def test_they_are_stopped_when_their_time_is_over() -> None:
-    stopping = Stopping()
-    stopping.kept.are_at_work = True
-    stopping.may_end.set()
-    async with stopping.running():
-        stopping.work.do(Stop(1, 3.0, 0.0, None, 0.01))
+    async with stopped_within(0.01) as stopping:
         await stopping.over.wait()
     assert stopping.happened == ["RankGone", "stopped"]

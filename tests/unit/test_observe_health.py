@@ -9,6 +9,7 @@ from everstep import __version__
 from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from tests.unit.observed import HandClock, broken, buggy, fine, hanging, health_of
+from tests.waiting import turns
 
 
 async def test_metrics_name_the_build_and_what_components_count() -> None:
@@ -54,7 +55,7 @@ async def test_a_thousand_askers_are_one_question_a_second() -> None:
 
     async def counted() -> None:
         asked.append(clock.now())
-        await asyncio.sleep(0)
+        await turns()
 
     health = health_of(clock, bus=counted)
     async with asyncio.TaskGroup() as tasks:

@@ -26,7 +26,7 @@ from everstep.observe.http import (
 from everstep.observe.metrics import Metrics
 from everstep.runtime import serve
 from tests.unit.observed import HandClock, broken, buggy, fine, health_of
-from tests.waiting import until_async
+from tests.waiting import turns, until_async
 
 
 @contextmanager
@@ -138,7 +138,7 @@ async def test_it_leaves_no_task_and_no_port_when_a_neighbour_fails() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
 
     async def failing() -> None:
-        await asyncio.sleep(0)
+        await turns()
         raise EverstepError("neighbour")
 
     with listening() as listener:

@@ -12,7 +12,7 @@ import pytest
 
 from everstep.errors import EverstepError
 from everstep.runtime import DrainTimeoutError, LoopEndedError, one_line, run, serve
-from tests.waiting import until
+from tests.waiting import turns, until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -84,8 +84,7 @@ async def test_drains_finish_while_the_loops_still_serve_them() -> None:
 
     async def drain(stop: asyncio.Event) -> None:
         await stop.wait()
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         await work.put("the last piece")
         await work.join()
 
@@ -174,7 +173,7 @@ def test_an_error_without_text_is_named() -> None:
 
 
 PROGRAM = """
-import asyncio, sys, time
+import asyncio, signal, sys, threading
 from everstep.runtime import run, serve
 
 def say(word):
@@ -232,6 +231,22 @@ def test_a_signal_drains_the_process_and_it_ends_with_0(start: Start, number: in
     assert (out, err, process.returncode) == ("drained\n", "", 0)
 
 
+def test_a_signal_wakes_a_loop_that_waits_already(start: Start) -> None:
+    """Another thread takes it, as if it came right before the wait: no call is interrupted."""
+    process = start(
+        """
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        say("ready")
+        await stop.wait()
+        say("woken")
+        """
+    )
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == ("woken\n", "", 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_it_at_once(start: Start, number: int) -> None:
     process = start(
@@ -256,7 +271,7 @@ def test_two_signals_end_even_a_blocked_loop(start: Start) -> None:
         say("ready")
         while True:
             try:
-                time.sleep(600)
+                signal.pause()
             except Exception:
                 pass
         """
@@ -277,7 +292,7 @@ def test_a_process_that_does_not_stop_says_where_it_hangs(start: Start) -> None:
         """
         async def hangs_here():
             await stop.wait()
-            time.sleep(600)
+            threading.Event().wait()
         say("ready")
         await hangs_here()
         """,

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.waiting import turns
 from trainer_sdk import layout, saying
 from trainer_sdk.page import CountedBy, Kind
 from trainer_sdk.rank_session import Session, session
@@ -238,7 +239,7 @@ def test_a_decorated_function_is_a_section(watch: Watch, run: Session) -> None:
 
     @run.section("fetch")
     async def fetch(path: str) -> str:
-        await asyncio.sleep(0)
+        await turns()
         assert opened(watch) == ("fetch",)
         return path
 
