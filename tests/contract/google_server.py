@@ -1,8 +1,8 @@
 """A server process that speaks Google's XML API, as far as it is documented, with one bucket.
 
-No emulator does: `gcp-storage-emulator` and `fake-gcs-server` have the JSON API, and of the XML
-one neither conditions nor uploads. It is the API of S3 but for the conditions, which name an
-object's generation: so moto keeps the objects, and what is here decides about generations.
+No emulator does: of this API, `gcp-storage-emulator` has no HEAD, DELETE, lists or uploads in
+parts, and `fake-gcs-server` no PUT. It is the API of S3 but for conditions, which name an object's
+generation, and deletions of nothing: moto keeps the objects, and what is here decides about these.
 """
 
 import json
