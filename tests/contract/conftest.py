@@ -10,6 +10,9 @@ import pytest
 from everstep.bus import connect
 from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus
+from tests.contract.azure_server import CONTAINER, PROGRAM, WHY_NOT, azure_server
+from tests.contract.google_server import BUCKET as GOOGLE_BUCKET
+from tests.contract.google_server import google_server
 from tests.contract.s3_server import BUCKET, s3_server
 from tests.fakes.bus import MemoryBus, MemoryServer
 from trainer_sdk.checkpoint.storage import Storage, storage_for
@@ -48,7 +51,25 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
-@pytest.fixture(params=["folder", "file", "memory", "s3"])
+@pytest.fixture(scope="session")
+def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with google_server(tmp_path_factory.mktemp("gs")) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
+def az(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    if PROGRAM is None:
+        pytest.skip(WHY_NOT)
+    with azure_server(tmp_path_factory.mktemp("az")) as environment:
+        yield environment
+
+
+_BUCKETS = {"s3": BUCKET, "gs": GOOGLE_BUCKET, "az": CONTAINER}
+SERVED = tuple(_BUCKETS)
+
+
+@pytest.fixture(params=["folder", "file", "memory", *SERVED])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "folder":
         return str(tmp_path / "kept")
@@ -56,9 +77,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return (tmp_path / "kept here").as_uri()
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}/kept"
-    for name, value in request.getfixturevalue("s3").items():
+    for name, value in request.getfixturevalue(request.param).items():
         monkeypatch.setenv(name, value)
-    return f"s3://{BUCKET}/{uuid.uuid4().hex}/kept"
+    return f"{request.param}://{_BUCKETS[request.param]}/{uuid.uuid4().hex}/kept"
 
 
 @pytest.fixture

@@ -25,23 +25,28 @@ sys.stdin.read()
 @contextmanager
 def s3_server(folder: Path) -> Generator[dict[str, str]]:
     """The environment in which the bucket can be used."""
-    said = folder / "port"
-    with said.open("w") as out, (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=out, stderr=log
-        )
-    try:
-        port = until(said.read_text, "the S3 server says where it listens", holds=str.strip)
-        url = f"http://127.0.0.1:{port.strip()}"
-        environment = {
+    with served(folder, _SERVE) as url:
+        make_bucket(url, BUCKET)
+        yield {
             "AWS_ENDPOINT_URL": url,
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
         }
-        _make_bucket(url)
-        yield environment
+
+
+@contextmanager
+def served(folder: Path, program: str) -> Generator[str]:
+    """The URL of this program, which says its port, and ends when nobody writes to it any more."""
+    said = folder / "port"
+    with said.open("w") as out, (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=out, stderr=log
+        )
+    try:
+        port = until(said.read_text, "the server says where it listens", holds=str.strip)
+        yield f"http://127.0.0.1:{port.strip()}"
     finally:
         process.kill()
         process.wait()
@@ -49,7 +54,7 @@ def s3_server(folder: Path) -> Generator[dict[str, str]]:
         process.stdin.close()
 
 
-def _make_bucket(url: str) -> None:
+def make_bucket(url: str, name: str) -> None:
     import httpx2
 
-    assert httpx2.put(f"{url}/{BUCKET}", timeout=30).status_code == 200
+    assert httpx2.put(f"{url}/{name}", timeout=30).status_code == 200

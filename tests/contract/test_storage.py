@@ -1,11 +1,14 @@
-"""What every storage of checkpoints keeps to: a folder, memory, and a real S3 server."""
+"""What every storage of checkpoints keeps to: a folder, memory, and servers of object stores."""
 
-from collections.abc import Generator
+import base64
+import re
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.contract.conftest import SERVED
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.port import MissingError
 
@@ -62,7 +65,7 @@ def test_whoever_has_won_may_ask_again(storage: Storage) -> None:
     assert not storage.put_if_absent("owner", b"others")
 
 
-@pytest.mark.parametrize("place", ["memory", "s3"], indirect=True)
+@pytest.mark.parametrize("place", ["memory", *SERVED], indirect=True)
 def test_one_of_many_who_replace_the_same_wins(storage: Storage) -> None:
     from trainer_sdk.checkpoint.storage.objects import Objects
 
@@ -101,6 +104,53 @@ def test_a_removed_folder_is_gone_and_may_be_removed_again(storage: Storage) -> 
     assert storage.remove("step-000000001") == 0
     assert storage.folders() == ["step-000000002"]
     assert storage.files("step-000000001") == []
+
+
+@pytest.mark.parametrize("place", ["memory", *SERVED], indirect=True)
+def test_what_somebody_else_removes_meanwhile_stops_no_removal(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("manifest.json", "a", "b", "c"):
+        storage.put(f"step-000000001/{name}", [b"12345"])
+    found = storage.files("step-000000001")
+    storage.delete("step-000000001/a")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(storage), "files", lambda *_: found)
+        storage.remove("step-000000001")
+    assert storage.files("step-000000001") == []
+
+
+@pytest.mark.parametrize("place", SERVED, indirect=True)
+def test_a_bucket_that_is_not_there_is_said(storage: Storage, place: str) -> None:
+    scheme, _, rest = place.partition("://")
+    other = storage_for(f"{scheme}://nobody-has-this/{rest}")
+    uses: list[Callable[[], object]] = [
+        lambda: other.read("a"),
+        lambda: other.put("a", [b"1"]),
+        lambda: other.put_if_absent("a", b"1"),
+        other.folders,
+        other.now,
+    ]
+    for use in uses:
+        with pytest.raises(StorageError, match="there is no bucket of this name") as said:
+            use()
+        assert not isinstance(said.value, MissingError)
+
+
+@pytest.mark.parametrize("place", ["az"], indirect=True)
+def test_whom_the_store_does_not_know_is_told_so_in_one_line(
+    storage: Storage, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = base64.b64encode(b"wrong" * 8).decode()
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", wrong)
+    stranger = storage_for(place)
+    for use in (lambda: stranger.read("a"), stranger.folders, stranger.now):
+        with pytest.raises(StorageError, match="AuthorizationFailure.*credentials") as said:
+            use()
+        assert wrong not in str(said.value)
+        assert not re.search(r"\n|<\?xml|Debug", str(said.value))
+    with pytest.raises(StorageError, match=r"\.clock/\w+ cannot be written"):
+        stranger.now()
 
 
 def test_what_is_not_there_is_said(storage: Storage) -> None:

@@ -278,3 +278,20 @@ def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
     code, out, _ = asked("pull", JOB, "200", str(tmp_path / "here"))
     assert code == 0
     assert steps(str(tmp_path / "here")) == [200]
+
+
+def test_a_manifest_that_was_not_committed_is_shown_beside_the_one_that_was(
+    asked: Run, root: str
+) -> None:
+    hashes = {one.step: one.manifest_hash for one in shelved(storage_for(root))}
+    out = asked("show", JOB, "200")[1]
+    assert ["manifest", hashes[200]] in [line.split() for line in out.splitlines()]
+    assert "committed" not in out
+    there = save(root, JOB, 200, size=64)
+    assert f"its xxh3-128 is {there}, and {hashes[200]} was committed" in asked("scan", JOB)[1]
+    out = asked("show", JOB, "200")[1]
+    assert out.startswith("step 200 (global): committed\n")
+    said = [line.split() for line in out.splitlines()]
+    assert ["manifest", there] in said
+    assert ["committed", hashes[200]] in said
+    assert "is not the one that was committed" in out

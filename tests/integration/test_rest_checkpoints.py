@@ -74,6 +74,8 @@ async def test_a_jobs_checkpoints_are_listed_the_newest_first(
     one = (await operator.get(f"jobs/{JOB}/checkpoints/200")).json()
     assert one["path"] == f"{root}/step-000000200"
     assert (one["world_size"], one["shards"], one["is_verified"]) == (2, 3, True)
+    (there,) = [each for each in shelved(storage_for(root)) if each.step == 200]
+    assert one["manifest_hash"] == one["committed_hash"] == there.manifest_hash
     assert (await operator.get(f"jobs/{JOB}/checkpoints/7")).status_code == 404
     assert (await operator.get("jobs/nobody/checkpoints")).status_code == 404
 
@@ -146,6 +148,8 @@ async def test_without_a_catalog_there_is_what_is_on_record(
     assert not found["is_live"]
     assert "catalog" in found["note"]
     assert [one["step"] for one in found["items"]] == [300, 200]
+    hashes = [one.manifest_hash for one in shelved(storage_for(root))]
+    assert [one["committed_hash"] for one in found["items"]] == hashes[:2]
     located = await operator.get(f"jobs/{JOB}/checkpoints:locate")
     assert (located.status_code, located.json()["code"]) == (503, "catalog_unavailable")
     pinned = await operator.post(f"jobs/{JOB}/checkpoints/100:pin", json={})
@@ -160,7 +164,7 @@ async def test_readers_may_look_and_not_touch(api: Api, operator: httpx2.AsyncCl
 
 
 async def test_how_saving_goes_is_told_from_the_record(
-    api: Api, operator: httpx2.AsyncClient
+    api: Api, operator: httpx2.AsyncClient, root: str
 ) -> None:
     facts = [
         ("checkpoint_failed", {"step": 400, "tier": "global", "stage": "write", "node": "n1",
@@ -176,6 +180,7 @@ async def test_how_saving_goes_is_told_from_the_record(
     found = (await operator.get(f"jobs/{JOB}/saves")).json()
     (tier,) = found["tiers"]
     assert (tier["tier"], tier["committed_step"], tier["commits"]) == ("global", 300, 3)
+    assert tier["manifest_hash"] == shelved(storage_for(root))[0].manifest_hash
     assert (tier["failed_step"], tier["failed_reason"]) == (400, "the disk is full")
     assert (tier["failures"], tier["every_steps"]) == (1, 50)
     waiting = [(one["node"], one["waiting"], one["delay_lag_s"]) for one in found["delays"]]

@@ -56,12 +56,25 @@ def index(*facts: Fact) -> Index:
 
 def about(kind: str, step: int = 100, **more: Any) -> Fact:
     more.setdefault("round", None)
+    if kind == "checkpoint_verified":
+        more.setdefault("manifest_hash", "")  # as older releases say it
     return make(kind, job=JOB, step=step, tier="global", **more)
 
 
 def committed(step: int, *, manifest_hash: str = "h1") -> Fact:
     return about(
         "checkpoint_committed", step, path=PATHS[step], manifest_hash=manifest_hash, round=1
+    )
+
+
+def verified(step: int, manifest_hash: str, flaw: str = "") -> Fact:
+    return about(
+        "checkpoint_verified",
+        step,
+        path=PATHS[step],
+        is_good=not flaw,
+        reason=flaw,
+        manifest_hash=manifest_hash,
     )
 
 
@@ -78,6 +91,7 @@ FACTS = [
     committed(200, manifest_hash="h2"),
     about("checkpoint_verified", 100, path=PATHS[100], is_good=True, reason=""),
     about("checkpoint_verified", 200, path=PATHS[200], is_good=False, reason="torn"),
+    verified(200, "h2"),
     about("checkpoint_quarantined", 200, path=PATHS[200], cause="corrupt", reason="torn"),
     about("checkpoint_released", 200),
     make("checkpoint_pinned", job=JOB, step=300, by="ann", reason="paper", round=None),
@@ -244,6 +258,7 @@ def test_the_largest_index_fits_into_one_message() -> None:
                 shards=4096,
                 world_size=4096,
                 manifest_hash=noise.randbytes(16).hex(),
+                committed_hash=noise.randbytes(16).hex(),
                 verified_at=BEGAN,
                 flaw=flaw,
                 quarantined_for="corrupt",
@@ -305,6 +320,54 @@ def test_what_is_gone_is_missing_until_it_is_there_again() -> None:
     ]
     compare(made, "/ckpt", [seen(200), seen(100)], now(6))
     assert all(one.missing_since is None for one in made.known.values())
+
+
+def test_a_manifest_that_nobody_has_committed_is_never_good() -> None:
+    made = index(committed(100), verified(100, "h1"))
+    compare(made, "/ckpt", [seen(100, "h2")], now())
+    take(made, verified(100, "h2"), now())
+    (one,) = made.known.values()
+    assert (one.is_good, one.quarantined_for) == (False, "")
+    assert last_good(made.known.values()) is None
+    take(made, verified(100, "h2", flaw="it is not the one that was committed"), now())
+    (place,), rejected = located(made, None, 2, ())
+    assert (place.manifest_hash, place.committed_hash, rejected) == ("h2", "h1", [])
+    assert place.note == (
+        f"the manifest of {PATHS[100]} is not the one that was committed: its xxh3-128 is h2, "
+        "and h1 was committed"
+    )
+    compare(made, "/ckpt", [seen(100, "h1")], now())  # it was put back
+    take(made, verified(100, "h1"), now())
+    assert [one.is_good for one in made.known.values()] == [True]
+
+
+def test_what_was_committed_is_heard_of_after_its_files_were_seen() -> None:
+    made = index(committed(100))
+    compare(made, "/ckpt", [seen(100, "h2")], now())
+    take(made, verified(100, "h2", flaw="it is not the one that was committed"), now())
+    take(made, committed(100, manifest_hash="h2"), now())
+    (one,) = made.known.values()
+    assert (one.is_as_committed, one.flaw, one.verified_at) == (True, "", None)
+    take(made, verified(100, "h2"), now())
+    assert [one.is_good for one in made.known.values()] == [True]
+
+
+@pytest.mark.parametrize("gone", ["quarantined", "missing", "never told of"])
+def test_a_save_whose_fact_is_lost_may_take_the_place_of_what_is_gone(gone: str) -> None:
+    made = index(committed(100, manifest_hash="" if gone == "never told of" else "h1"))
+    if gone == "quarantined":
+        take(made, about("checkpoint_quarantined", path=PATHS[100], cause="c", reason="r"), now())
+    if gone == "missing":
+        compare(made, "/ckpt", [], now())
+    compare(made, "/ckpt", [seen(100, "h2")], now())
+    take(made, verified(100, "h2"), now())
+    assert [one.is_good for one in made.known.values()] == [True]
+
+
+def test_a_reading_says_nothing_of_another_manifest() -> None:
+    made = index(committed(100, manifest_hash="h2"), verified(100, "h1"))
+    (one,) = made.known.values()
+    assert (one.verified_at, one.is_good) == (None, False)
 
 
 def test_a_manifest_that_cannot_be_read_is_quarantined() -> None:

@@ -61,7 +61,10 @@ class World:
 
     async def save(self, step: int, ranks: int = 2) -> None:
         hash_ = await asyncio.to_thread(save, self.root, JOB, step, ranks=ranks)
-        fact = committed(JOB, self.root, step, hash_)
+        await self.commit(step, hash_)
+
+    async def commit(self, step: int, manifest_hash: str) -> None:
+        fact = committed(JOB, self.root, step, manifest_hash)
         await self.catalog.indexer.change(JOB, lambda index, now: take(index, fact, now))
 
     async def one(self, step: int) -> KnownCheckpoint | None:
@@ -133,12 +136,39 @@ async def test_what_takes_the_place_of_another_is_not_judged_by_its_reading(
     assert other.manifest_hash != one.manifest_hash
     assert (other.world_size, other.missing_since, other.flaw) == (3, None, "")
     assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    await world.commit(100, other.manifest_hash)
+    other = await world.known(100)
     assert await world.catalog.tender.deeds.verify(JOB, other) == ""
     assert (await world.known(100)).is_good
     save(world.root, JOB, 100, ranks=4)  # of which no fact was heard
     assert await world.catalog.tender.deeds.verify(JOB, other) is None
     last = await world.known(100)
     assert (last.world_size, last.is_good) == (4, False)
+
+
+async def test_a_manifest_that_was_not_committed_is_an_error_and_no_quarantine(
+    world: World,
+) -> None:
+    await world.publish(100, 200)
+    hash_ = await asyncio.to_thread(save, world.root, JOB, 100, ranks=3)
+    said = await world.catalog.tender.scan(world.root, JOB)
+    wrong = (
+        f"the manifest of {world.root}/{step_name(100)} is not the one that was committed: "
+        f"its xxh3-128 is {hash_}, and "
+    )
+    assert said.count("is not the one that was committed") == 1
+    assert wrong in said
+    for step, is_good in ((100, False), (200, True)):
+        flaw = await world.catalog.tender.deeds.verify(JOB, await world.known(step))
+        assert flaw is not None
+        assert flaw.startswith("" if is_good else wrong)
+        fact = world.said(CheckpointVerified)[-1]
+        assert isinstance(fact, CheckpointVerified)
+        assert (fact.is_good, fact.reason) == (is_good, flaw)
+        one = await world.known(step)
+        assert (one.is_good, fact.manifest_hash) == (is_good, one.manifest_hash)
+    assert world.said(CheckpointQuarantined) == []
+    assert [one.quarantined for one in shelved(storage_for(world.root))] == [None, None]
 
 
 async def test_what_is_forgotten_before_its_verdict_is_written_gets_none(

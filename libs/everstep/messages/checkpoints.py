@@ -158,7 +158,7 @@ class CheckpointVerified(Fact, frozen=True, kw_only=True, tag="checkpoint_verifi
     tier: str
     """Where."""
     is_good: bool
-    """Every shard that was read is what was saved."""
+    """Every shard that was read is what was saved, and the manifest the one that was committed."""
     path: str = ""
     """Where its manifest is."""
     reason: str = ""
@@ -167,6 +167,8 @@ class CheckpointVerified(Fact, frozen=True, kw_only=True, tag="checkpoint_verifi
     """How much was read."""
     took_s: float = 0.0
     """How long it took."""
+    manifest_hash: str = ""
+    """The xxh3-128 of its manifest; nothing is said of another one in its place. Empty: of any."""
 
 
 class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_quarantined.v1"):

@@ -23,7 +23,9 @@ class KnownCheckpoint(Part, frozen=True, kw_only=True):
     world_size: Int = 0
     """Ranks in the round that saved it."""
     manifest_hash: str = ""
-    """The xxh3-128 of the manifest."""
+    """The xxh3-128 of the manifest that is there."""
+    committed_hash: str = ""
+    """That of the manifest that was committed there last; empty when nobody has told of it."""
     has_data_position: bool = False
     """It says where the data and the random numbers go on."""
     verified_at: Time | None = None
@@ -45,8 +47,14 @@ class KnownCheckpoint(Part, frozen=True, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """It was read back, is what was saved, and may be restored."""
-        return self.verified_at is not None and not self.flaw and self.may_be_restored
+        """It was read back, is what was saved and committed, and may be restored."""
+        is_verified = self.verified_at is not None and not self.flaw
+        return is_verified and self.is_as_committed and self.may_be_restored
+
+    @property
+    def is_as_committed(self) -> bool:
+        """Its manifest is the one that was committed, as far as anybody has told."""
+        return self.committed_hash in ("", self.manifest_hash)
 
     @property
     def may_be_restored(self) -> bool:

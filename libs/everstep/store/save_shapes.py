@@ -13,6 +13,7 @@ SAVES = Shape(
             committed_us="int",
             committed_round="int",
             path="text",
+            manifest_hash="text",
             size_bytes="int",
             occasion="text",
             lag_s="float",

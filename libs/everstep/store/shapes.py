@@ -13,7 +13,7 @@ from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, ST
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
 from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
 
-VERSION = 5
+VERSION = 6
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 

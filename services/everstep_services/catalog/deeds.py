@@ -18,7 +18,7 @@ from everstep.messages import (
     Done,
     KnownCheckpoint,
 )
-from everstep_services.catalog.domain.index import Index, Moment
+from everstep_services.catalog.domain.index import Index, Moment, not_committed
 from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.domain.taking import say
 from everstep_services.catalog.indexing import Indexer
@@ -111,7 +111,7 @@ class Deeds:
         return Done(text=f"step {one.step} may be restored again{beside}")
 
     async def verify(self, job: str, one: KnownCheckpoint) -> str | None:
-        """Read it back; what is wrong with it, and quarantine it then.
+        """Read it back; what is wrong with it. Quarantined if its bytes are not what was saved.
 
         None, and nothing is said of it, if it goes meanwhile or another takes its place.
         """
@@ -126,29 +126,32 @@ class Deeds:
             await self._scanner.look_again(job, root, (one.step,))
             return None
 
-        def deed(index: Index, now: Moment) -> bool:
+        def deed(index: Index, now: Moment) -> str | None:
             known = index.of_step(one.step, one.tier, one.path)
             if not known or known[0].manifest_hash != one.manifest_hash:
-                return False
+                return None
+            flaw = verdict.flaw or not_committed(known[0])
             say(
                 index,
                 CheckpointVerified(
                     **now.about(job),
                     step=one.step,
                     tier=one.tier,
-                    is_good=verdict.is_good,
+                    is_good=not flaw,
                     path=one.path,
-                    reason=verdict.flaw,
+                    reason=flaw,
                     size_bytes=verdict.size_bytes,
                     took_s=round(took_s, 3),
+                    manifest_hash=one.manifest_hash,
                 ),
                 now,
             )
             if not verdict.is_good and not known[0].quarantined_for:
                 say(index, quarantined(job, one, "corrupt", verdict.flaw, "catalog", now), now)
-            return True
+            return flaw
 
-        if not await self._indexer.change(job, deed):
+        flaw = await self._indexer.change(job, deed)
+        if flaw is None:
             return None
         if not verdict.is_good:
             log.warning("checkpoint_corrupt job=%s path=%s reason=%r", job, one.path, verdict.flaw)
@@ -160,7 +163,9 @@ class Deeds:
                 manifest_hash=one.manifest_hash,
             )
             await self._beside(job, one, mark, is_pin=False)
-        return verdict.flaw
+        elif flaw:
+            log.warning("not_committed job=%s path=%s reason=%r", job, one.path, flaw)
+        return flaw
 
     async def delete(self, job: str, one: KnownCheckpoint, reason: str, by: str) -> Done:
         """Remove it, unless it must stay; the index forgets it first: nobody is sent to it."""

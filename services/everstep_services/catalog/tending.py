@@ -21,7 +21,7 @@ from everstep_services.catalog.domain.duties import (
     to_delete,
     to_verify,
 )
-from everstep_services.catalog.domain.index import Index
+from everstep_services.catalog.domain.index import Index, not_committed
 from everstep_services.catalog.domain.replication import Repair, is_quiet, judge, repairs
 from everstep_services.catalog.domain.retention import Rules
 from everstep_services.catalog.indexing import Indexer
@@ -118,10 +118,14 @@ class Tender:
         self._counts["scans"] += 1
         if new or missing:
             log.info("scanned job=%s root=%s new=%d missing=%d", seen.job, root, new, missing)
-        return (
+        text = (
             f"{root}: {len(seen.checkpoints)} checkpoints of {seen.job}, {new} of them new to the "
             f"index, {missing} gone"
         )
+        index = await self._indexer.read(seen.job)
+        paths = {one.path for one in seen.checkpoints}
+        wrong = [not_committed(one) for one in index.known.values() if one.path in paths]
+        return "; ".join([text, *filter(None, wrong)])
 
     async def sweep(self, job: str, found: Iterable[Left]) -> None:
         """Clear away what saves have left that came to nothing."""

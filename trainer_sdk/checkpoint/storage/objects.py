@@ -4,6 +4,7 @@ Credentials and endpoints come from the environment of the cloud's own tools (`A
 `AZURE_…`) or from the machine's role, never from the URL.
 """
 
+import re
 import threading
 import uuid
 from collections.abc import Generator, Iterable, Sequence
@@ -33,6 +34,8 @@ RETRIES: "RetryConfig" = {"max_retries": 10, "retry_timeout": timedelta(minutes=
 _PART_BYTES = 16 << 20
 _AT_ONCE = 8
 _LISTED_AT_ONCE = 1000
+_SAID_MOST = 400
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _memory: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
@@ -168,17 +171,24 @@ class Objects:
         rest = [one.name for one in found if one.name != manifest]
         with self._told(folder, "removed"):
             for at in range(0, len(rest), _LISTED_AT_ONCE):
-                obstore.delete(self._store, rest[at : at + _LISTED_AT_ONCE])
+                self._delete_all(rest[at : at + _LISTED_AT_ONCE])
         return sum(one.size_bytes for one in found)
 
     def now(self) -> datetime:
         """By the clock of the store."""
         name = f".clock/{uuid.uuid4().hex}"
         with self._told(name, "written"):
+            obstore.put(self._store, name, b"now", use_multipart=False)
             try:
-                obstore.put(self._store, name, b"now", use_multipart=False)
                 return obstore.head(self._store, name)["last_modified"]
             finally:
+                self.delete(name)
+
+    def _delete_all(self, names: list[str]) -> None:
+        try:
+            obstore.delete(self._store, names)
+        except FileNotFoundError:  # somebody else removes the same; S3 alone does not mind
+            for name in names:
                 self.delete(name)
 
     def _size(self, name: str) -> int:
@@ -190,13 +200,17 @@ class Objects:
         place = f"{self._url}/{name}".rstrip("/")
         try:
             yield
-        except FileNotFoundError as error:
-            raise MissingError(f"{place} is not there") from error
         except (BaseError, OSError, ValueError) as error:
-            said = " ".join(str(error).split())[:300]
+            if any(code in str(error) for code in _NO_BUCKET):
+                raise StorageError(
+                    f"{place} cannot be {done}: there is no bucket of this name: make it, or look "
+                    "at the URL, its account and its endpoint"
+                ) from error
+            if isinstance(error, FileNotFoundError):
+                raise MissingError(f"{place} is not there") from error
             raise StorageError(
-                f"{place} cannot be {done}: {said}; look at its credentials, its endpoint and the "
-                "way to it"
+                f"{place} cannot be {done}: {_said(error)}; look at its credentials, its endpoint "
+                "and the way to it"
             ) from error
 
 
@@ -212,6 +226,13 @@ class _Counted:
             view = memoryview(part).cast("B")
             self.size += len(view)
             yield view
+
+
+def _said(error: Exception) -> str:
+    """In one line: what the client says, and of the server's XML what people read."""
+    own, _, theirs = str(error).partition("Debug source:")[0].partition("<?xml")
+    found = re.findall(r"<(?:Code|Message)>([^<]*)<", theirs)
+    return " ".join(f"{own}{': '.join(found)}".split())[:_SAID_MOST].rstrip(": ")
 
 
 def _version(about: "ObjectMeta") -> "UpdateVersion":
@@ -231,5 +252,4 @@ def _opened(url: str, scheme: str) -> "ObjectStore":
     try:
         return from_url(url, retry_config=RETRIES)
     except (BaseError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise StorageError(f"{url} is no place in an object store: {said}") from error
+        raise StorageError(f"{url} is no place in an object store: {_said(error)}") from error

@@ -65,6 +65,10 @@ class CheckpointPlace(Part, frozen=True, kw_only=True):
     """It says where the data and the random numbers go on."""
     note: str = ""
     """What else people should know: why it is quarantined, who has pinned it."""
+    manifest_hash: str = ""
+    """The xxh3-128 of the manifest that is there, for the global tier."""
+    committed_hash: str = ""
+    """That of the manifest that was committed; empty when nobody has told of it."""
 
 
 class CheckpointsLocated(Reply, frozen=True, kw_only=True, tag="checkpoints_located.v1"):

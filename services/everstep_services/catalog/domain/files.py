@@ -88,7 +88,7 @@ def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: 
         return
     identity = seen.manifest.identity
     if known is None or known.manifest_hash != seen.manifest_hash:
-        known = KnownCheckpoint(step=seen.step)
+        known = KnownCheckpoint(step=seen.step, committed_hash=_committed_hash(known))
     pinned, quarantined = seen.pinned, seen.quarantined
     index.put(
         replace(
@@ -117,6 +117,16 @@ def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: 
             by=quarantined.by or "catalog",
             now=now,
         )
+
+
+def _committed_hash(before: KnownCheckpoint | None) -> str:
+    """What a manifest that takes the place of another must be; empty if it may be any.
+
+    A save has the place of what is quarantined, or gone. Its own fact comes, or is lost.
+    """
+    if before is None or not before.may_be_restored:
+        return ""
+    return before.committed_hash
 
 
 def _cause(mark: Mark) -> str:

@@ -123,6 +123,16 @@ def newest_first(known: Iterable[KnownCheckpoint]) -> list[KnownCheckpoint]:
     return sorted(known, key=_order, reverse=True)
 
 
+def not_committed(one: KnownCheckpoint) -> str:
+    """What is wrong with its manifest as a whole; empty when it is the one that was committed."""
+    if one.is_as_committed:
+        return ""
+    return (
+        f"the manifest of {one.path} is not the one that was committed: its xxh3-128 is "
+        f"{one.manifest_hash}, and {one.committed_hash} was committed"
+    )
+
+
 def _key(one: KnownCheckpoint) -> Key:
     return one.tier, one.path, one.step
 

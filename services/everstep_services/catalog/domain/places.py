@@ -11,7 +11,7 @@ from everstep.messages import (
     ReplicaPlace,
     Seat,
 )
-from everstep_services.catalog.domain.index import Index, newest_first
+from everstep_services.catalog.domain.index import Index, newest_first, not_committed
 from everstep_services.catalog.domain.survival import current, step_held, survivable
 
 _REPLICAS = ("memory", "peer")
@@ -55,6 +55,8 @@ def unfit(one: KnownCheckpoint) -> str:
         return f"quarantined ({one.quarantined_for}): {one.quarantine_reason}"
     if one.missing_since is not None:
         return f"its files are gone from {one.path}"
+    if not one.is_as_committed:
+        return ""  # its files agree with each other, and ranks look at nothing else
     return one.flaw
 
 
@@ -76,6 +78,8 @@ def place_of(one: KnownCheckpoint) -> CheckpointPlace:
         shards=one.shards,
         has_data_position=one.has_data_position,
         note=_note(one),
+        manifest_hash=one.manifest_hash,
+        committed_hash=one.committed_hash,
     )
 
 
@@ -116,7 +120,7 @@ def _peers(slot: int, held: Sequence[Holding], seats: Mapping[str, Seat]) -> Ite
 
 
 def _note(one: KnownCheckpoint) -> str:
-    said = [unfit(one)]
+    said = [unfit(one), not_committed(one)]
     if one.pinned_by:
         said.append(f"pinned by {one.pinned_by}: {one.pin_reason}")
     return "; ".join(text for text in said if text)

@@ -90,6 +90,8 @@ def _committed(index: Index, fact: CheckpointCommitted) -> None:
     before = index.known.get((fact.tier, fact.path, fact.step), KnownCheckpoint(step=fact.step))
     is_same = bool(fact.manifest_hash) and before.manifest_hash == fact.manifest_hash
     kept = before if is_same else KnownCheckpoint(step=fact.step)  # another one of the same name
+    if not kept.is_as_committed:  # the files were quicker, and it was doubted
+        kept = replace(kept, verified_at=None, flaw="")
     index.put(
         replace(
             kept,
@@ -101,6 +103,7 @@ def _committed(index: Index, fact: CheckpointCommitted) -> None:
             shards=fact.shards,
             world_size=fact.world_size,
             manifest_hash=fact.manifest_hash,
+            committed_hash=fact.manifest_hash,
             has_data_position=fact.has_data_position,
             pinned_by=before.pinned_by,
             pin_reason=before.pin_reason,
@@ -112,8 +115,7 @@ def _committed(index: Index, fact: CheckpointCommitted) -> None:
 def _judged(index: Index, fact: Fact) -> None:
     match fact:
         case CheckpointVerified():
-            flaw = "" if fact.is_good else (fact.reason or "it is not what was saved")[:_TEXT_MOST]
-            changed: Change = lambda one: replace(one, verified_at=fact.at, flaw=flaw)  # noqa: E731
+            changed: Change = partial(_verified, fact=fact)
             index.change(fact.step, fact.tier, fact.path, changed)
         case CheckpointQuarantined():
             _quarantined(index, fact)
@@ -134,6 +136,13 @@ def _judged(index: Index, fact: Fact) -> None:
                 index.drop(one)
         case _:
             return
+
+
+def _verified(one: KnownCheckpoint, fact: CheckpointVerified) -> KnownCheckpoint:
+    if fact.manifest_hash not in ("", one.manifest_hash):
+        return one  # another one has its place by now
+    flaw = "" if fact.is_good else (fact.reason or "it is not what was saved")[:_TEXT_MOST]
+    return replace(one, verified_at=fact.at, flaw=flaw)
 
 
 def _quarantined(index: Index, fact: CheckpointQuarantined) -> None:

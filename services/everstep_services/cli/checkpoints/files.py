@@ -270,6 +270,7 @@ def _record(one: Shelved) -> dict[str, Any]:
         "is_quarantined": one.quarantined is not None or bool(one.flaw),
         "is_missing": False,
         "has_data_position": manifest is not None and manifest.has_data_position,
+        "manifest_hash": one.manifest_hash,
         "note": "; ".join(text for text in said if text) or None,
     }
 

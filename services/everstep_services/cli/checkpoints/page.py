@@ -160,6 +160,9 @@ def _facts(found: Record) -> Iterator[tuple[str, str]]:
     if found["path"]:
         when = found["verified_at"]
         yield "verified", moment(when) if when else "never read back"
+    there, committed = found["manifest_hash"], found["committed_hash"]
+    yield "manifest", cell(there or "")
+    yield "committed", cell(committed) if committed not in {None, there} else ""
     yield "data position", "in it" if found["has_data_position"] else ""
     losses = found["survivable_losses"]
     yield "may be lost", "" if losses is None else f"any {losses} of the nodes"

@@ -253,6 +253,8 @@ def _place(fact: CheckpointCommitted) -> CheckpointPlace:
         round=fact.round,
         shards=fact.shards,
         has_data_position=fact.has_data_position,
+        manifest_hash=fact.manifest_hash,
+        committed_hash=fact.manifest_hash,
     )
 
 
@@ -262,5 +264,6 @@ def _shown(place: CheckpointPlace) -> Checkpoint:
         {"slot": one.slot, "holders": [msgspec.structs.asdict(peer) for peer in one.holders]}
         for one in place.replicas
     ]
-    more = {"path": place.path or None, "note": place.note or None, "replicas": replicas}
+    texts = ("path", "note", "manifest_hash", "committed_hash")
+    more = {**{name: shown[name] or None for name in texts}, "replicas": replicas}
     return Checkpoint.model_validate({**shown, **more})

@@ -33,6 +33,7 @@ def _committed(changes: Changes, one: Recorded, fact: CheckpointCommitted) -> No
         committed_us=to_us(fact.at),
         committed_round=fact.round,
         path=fact.path or None,
+        manifest_hash=fact.manifest_hash or None,
         size_bytes=fact.size_bytes,
         occasion=fact.occasion,
         lag_s=fact.lag_s,

@@ -43,6 +43,10 @@ class Checkpoint(Answer):
     is_quarantined: bool
     is_missing: bool = Field(description="Its files are gone, and nobody said that they go.")
     has_data_position: bool
+    manifest_hash: str | None = Field(description="The xxh3-128 of the manifest that is there.")
+    committed_hash: str | None = Field(
+        description="That of the manifest that was committed; null when nobody has told of it."
+    )
     note: str | None = Field(description="What else people should know.")
     replicas: list[Replica]
 
@@ -64,6 +68,7 @@ class Saves(Answer):
     committed_at: datetime | None
     committed_round: int | None
     path: str | None
+    manifest_hash: str | None = Field(description="The xxh3-128 of the manifest there.")
     size_bytes: int | None
     occasion: str | None = Field(
         description="`interval`, `requested`, `preemption` or `end`.", examples=["interval"]
