@@ -145,7 +145,7 @@ async def test_a_node_that_nobody_hears_is_lost_though_the_others_train_on() -> 
         await world.run(15)
         (fact,) = world.said(NodeLost)
     assert isinstance(fact, NodeLost)
-    assert (fact.node, fact.slot, fact.limit_s) == ("n1", 1, 12.0)
+    assert (fact.node, fact.slot, fact.limit_s) == ("n1", 1, 11.75)
     assert "its connection to the bus closed with its last word" in fact.reason
 
 

@@ -9,12 +9,12 @@ from everstep_services.health.findings import Lost, Returned
 
 LIMITS = Limits(
     silence_s=3.0,
-    hail_after_s=1.2,
-    hailed_s=2.0,
+    hail_after_s=1.1,
+    hailed_s=1.75,
     all_silent_s=15.0,
     reconnect_s=10.0,
     moving_most_s=300.0,
-    tick_s=0.25,
+    tick_s=0.0625,
     pause_s=0.6,
     forget_s=3600.0,
 )

@@ -15,7 +15,7 @@ from everstep_services.health.settings import HealthSettings, LimitSettings, Nod
         ({"tick_s": 0.0}, "tick_s must be above 0"),
         ({"tick_s": 2.0}, "at most 1, got 2"),
         ({"hail_after_s": 1.1, "hailed_limit_s": 1.2}, "at least 1.5 and at most silence_limit_s"),
-        ({"pause_most_s": 0.2}, "at least two ticks, 0.25, got 0.2"),
+        ({"pause_most_s": 0.1}, "at least two ticks, 0.125, got 0.1"),
         ({"forget_after_s": 20.0}, "above every limit, got 20"),
         ({"reconnect_grace_s": -1.0}, "must not be negative"),
         ({"inbox_beats": 0}, "at least 1"),

@@ -12,11 +12,11 @@ from everstep_services.health.motion import Motion, progress_age_s
 
 _BEAT_S = 1.05
 """Between two beats of an agent, and what they may be late by."""
-_HAILS_LEAST = 4
+_HAILS_LEAST = 7
 """Who was asked so often, and would have been heard, is not silent because beats were lost."""
 _ANSWERED_S = 0.1
 """A node that is asked for a beat has sent it by then."""
-_HAILS_IN_VAIN = 24
+_HAILS_IN_VAIN = 30
 """Who was asked so often is not asked again before it is heard, or its training has moved."""
 
 
@@ -117,8 +117,9 @@ class Company:
 
     def knocks(self, seen_s: float, back_s: float) -> Iterator[NodeBeat]:
         """Those whose connection may have closed with their last word: ask who hears them."""
+        after_s = max(self._limits.hailed_s, 2 * _BEAT_S)  # a single beat that is lost is no news
         for node in self.nodes.values():
-            if seen_s - node.seen_s < self._limits.hailed_s:
+            if seen_s - node.seen_s < after_s:
                 return
             # While we were blind ourselves, it may have closed and be on its way back.
             if node.is_over or node.seen_s < back_s or self._is_left_behind(node.beat):

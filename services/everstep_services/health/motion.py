@@ -4,7 +4,7 @@ from math import inf
 
 from everstep.messages import NodeBeat
 
-_SHORTEST_S = 0.5
+_SHORTEST_S = 0.25
 _FORGOTTEN = 0.99
 _MARGIN = 1.5
 

@@ -96,9 +96,9 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
 
     silence_limit_s: float = 3.0
     """A node is lost after so long without a beat, if nothing speaks against it."""
-    hail_after_s: float = 1.2
+    hail_after_s: float = 1.1
     """After so long without a beat, and if nothing speaks for it, a node is asked for one."""
-    hailed_limit_s: float = 2.0
+    hailed_limit_s: float = 1.75
     """The limit of a node that was asked and did not answer, once its training stands."""
     all_silent_limit_s: float = 15.0
     """The limit while no node of the job is heard: then the bus or we may be to blame."""
@@ -109,9 +109,9 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     moving_limit_most_s: float = 300.0
     """A training that takes long steps is believed to move for one and a half times its
     longest step, but never for longer than this."""
-    tick_s: float = 0.125
+    tick_s: float = 0.0625
     """How often silence is judged."""
-    pause_most_s: float = 0.4
+    pause_most_s: float = 0.75
     """A pause of ours that was longer is time in which we were blind ourselves, and so is the time
     in which we read what was sent so long ago. After a shorter one we only hear first what was said
     meanwhile."""
