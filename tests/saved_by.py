@@ -66,6 +66,7 @@ def saving(
         "is_lazy": True,
         "buffers": 1,
         "memory_limit": 0,
+        "write_bytes_per_s": 0,
         "patience": patience,
     }
     told = Told()

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 import xxhash
 
 from tests.contract.s3_server import BUCKET, s3_server
-from tests.saved_by import saving
+from tests.saved_by import WITHIN_S, saving
 from tests.unit.saved_states import together
+from tests.waiting import until
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.manifest import MANIFEST, METADATA, Manifest, decode, step_name
 from trainer_sdk.checkpoint.storage import Storage, storage_for
@@ -79,3 +81,11 @@ def test_a_store_that_is_away_is_told_with_the_way_to_it(
         assert "s3://bucket/prefix/owner.json" in rank.told.warned[0]
         assert "its endpoint" in rank.told.warned[0]
         assert msgspec.json.encode(rank.events("failed"))
+
+
+def test_it_is_written_no_faster_than_it_may(url: str, tmp_path: Path) -> None:
+    with saving(tmp_path, root=url, write_bytes_per_s=64 << 20) as rank:
+        began = time.monotonic()
+        rank.save(1, {"a": torch.arange(10 << 20, dtype=torch.int32)})
+        until(rank.queue.maybe_finalize, "it is durable", within_s=WITHIN_S)
+        assert time.monotonic() - began >= 0.5, "its last chunk begins after 32 MiB"

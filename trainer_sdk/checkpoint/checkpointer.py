@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 State = Mapping[str, Any]
+_LEAST_BYTES_PER_S = 4 << 20
 
 
 class Checkpointer:
@@ -38,6 +39,9 @@ class Checkpointer:
     for what is left; the optimizers are found in the state, or given.
     `memory_limit` is in bytes, for this rank: a larger state is written in waves, and the training
     waits for them.
+    `write_bytes_per_s` is the most that this rank writes of the saves that are due by `every`, so
+    that they leave disks, links and processors to the training; what the training waits for is
+    written as fast as can be.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the training
@@ -52,6 +56,7 @@ class Checkpointer:
         optimizers: tuple[Any, ...] = (),
         in_flight: int = 1,
         memory_limit: int = 0,
+        write_bytes_per_s: int = 0,
         job: str = "",
         patience: Patience | None = None,
     ) -> None:
@@ -70,6 +75,7 @@ class Checkpointer:
             is_lazy=lazy,
             buffers=in_flight + keeps,
             memory_limit=memory_limit,
+            write_bytes_per_s=_checked(write_bytes_per_s),
             patience=patience or Patience(),
         )
         self._root = setup.root
@@ -233,3 +239,12 @@ class Checkpointer:
     def _last_save(self) -> Section:
         """Whoever waits for it has not stalled."""
         return self._session.section("last save", "checkpoint")
+
+
+def _checked(bytes_per_s: int) -> int:
+    if bytes_per_s and bytes_per_s < _LEAST_BYTES_PER_S:
+        raise ValueError(
+            f"write_bytes_per_s must be 0 or at least {_LEAST_BYTES_PER_S}, got {bytes_per_s}: "
+            "a save so slow would look like one that hangs"
+        )
+    return bytes_per_s

@@ -12,6 +12,7 @@ from trainer_sdk.checkpoint.writer.orders import (
     Failed,
     FromWriter,
     Going,
+    Hurry,
     Kept,
     NextWave,
     Wave,
@@ -71,6 +72,14 @@ class Delivery:
             writer = self._writer
             if save.result is None and writer is not None:
                 writer.send(Wave(save=save.number))
+
+    def hurry(self) -> None:
+        """The training waits for what it has: as fast as can be from now on."""
+        with self.lock:
+            for save in self.saves.values():
+                save.is_urgent = True
+                if save.is_sent and self._writer is not None:
+                    self._writer.send(Hurry(save=save.number))
 
     def fail(self, save: Save, failed: Failed) -> None:
         """It comes to nothing, or is tried again."""
@@ -155,7 +164,7 @@ class Delivery:
                     self._look_at(save, now)
 
     def _look_at(self, save: Save, now: float) -> None:
-        within_s = self._patience.write_within_s
+        within_s = self._patience.write_within_s + save.least_s
         # The writer itself gives up the other ranks after as long; then there is a rest for it.
         most_s = 2 * within_s + self._patience.delayed_after_s
         if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
@@ -190,7 +199,10 @@ class Delivery:
         save.sent_at = save.news_at = time.monotonic()
         save.stage = "write"
         try:
-            self._ready_writer().send(save.order)
+            writer = self._ready_writer()
+            writer.send(save.order)
+            if save.is_urgent:
+                writer.send(Hurry(save=save.number))
         except WriterGoneError as error:
             self._fail(save, _failed(save, str(error), "no_writer"))
 

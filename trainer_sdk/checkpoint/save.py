@@ -54,6 +54,8 @@ class Save:
     write_s: float = 0.0
     attempts: int = 1
     retry_at: float | None = None
+    is_urgent: bool = False
+    """The training waits for it."""
     is_delayed: bool = False
     told_lag_s: float = 0.0
     """How late it was when people were told last."""
@@ -73,6 +75,13 @@ class Save:
     def is_sent(self) -> bool:
         """The writer works on it."""
         return self.sent_at > 0 and self.result is None and self.retry_at is None
+
+    @property
+    def least_s(self) -> float:
+        """How long it takes to be written where it may not be written faster."""
+        if not isinstance(self.order, WriteState) or not self.order.bytes_per_s:
+            return 0.0
+        return self.order.file_bytes / self.order.bytes_per_s
 
     @property
     def lasts(self) -> bool:

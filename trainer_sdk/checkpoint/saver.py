@@ -50,6 +50,8 @@ class Saver:
         called_at = time.monotonic()
         self._stager.settle()
         self._watch(optimizers_in(state.values()))
+        if wish.wait:
+            self._queue.delivery.hurry()
         ready = self._readying.ready(wish, state)
         if ready is None:
             return None
@@ -179,11 +181,17 @@ class Saver:
             saving=saving_name(wish.step, whose.round, plan.mark, self._count),
             shard=shard_name(rank),
             keep=bool(save.buffer.folder),
+            bytes_per_s=self._bytes_per_s(wish, ready),
             occasion=wish.occasion,
             has_data_position=wish.has_data_position,
             user=dict(wish.user),
             within_s=self._setup.patience.write_within_s,
         )
+
+    def _bytes_per_s(self, wish: Wish, ready: Ready) -> int:
+        """As many as may be written while nobody waits; in waves, the training does."""
+        is_awaited = wish.occasion != "interval" or ready.window
+        return 0 if is_awaited else self._setup.write_bytes_per_s
 
     def _fail(self, save: Save, reason: str, error: str) -> None:
         self._queue.delivery.fail(

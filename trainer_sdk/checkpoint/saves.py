@@ -102,6 +102,8 @@ class SaveQueue:
         What failed raises or warns here, as the policy says. With `blocking`, wait for all.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
+        if blocking:
+            self.delivery.hurry()
         finalized: list[int] = []
         while (save := next(iter(self._saves.values()), None)) is not None:
             if blocking:
@@ -123,6 +125,7 @@ class SaveQueue:
         save's; and any that is fatal.
         """
         within_s = self._patience.exit_within_s
+        self.delivery.hurry()
         deadline = time.monotonic() + within_s
         failure = self._failure
         for save in list(self._saves.values()):

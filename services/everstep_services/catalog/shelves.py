@@ -27,6 +27,7 @@ from trainer_sdk.checkpoint.storage.shelf import (
     unmark,
     verify,
 )
+from trainer_sdk.checkpoint.throttle import Throttle
 
 T = TypeVar("T")
 _SOON_S = 2.0
@@ -81,7 +82,13 @@ class Shelves:
 
         No verdict if it is not there, or goes while it is read, or another one is in its place.
         """
-        pace = _Pace(self._bytes_per_s)
+        throttle, passed = Throttle(self._bytes_per_s), 0
+
+        def read(size: int) -> None:
+            nonlocal passed
+            passed += size
+            if not throttle.let(passed):
+                raise OutOfReachError("nobody waits for it any more")
 
         def work(storage: Storage) -> tuple[Verdict | None, float]:
             began = time.monotonic()
@@ -89,7 +96,7 @@ class Shelves:
             verdict = None
             if found is not None and _is_meant(found, manifest_hash):
                 with suppress(GoneError):
-                    verdict = verify(storage, found, pace)
+                    verdict = verify(storage, found, read)
             if verdict is None or not verdict.is_good:
                 _owner(storage, root)  # if it went while we read, nobody says anything about it
             return verdict, time.monotonic() - began
@@ -97,7 +104,7 @@ class Shelves:
         try:
             return await self._with(job, root, work)
         finally:
-            pace.stop()
+            throttle.lift()
 
     async def pin(self, job: str, root: str, step: int, what: Mark | None) -> None:
         """Say beside the files that they stay, or no longer."""
@@ -153,25 +160,6 @@ class Shelves:
             return work(storage)
 
         return await _in_thread(owned)
-
-
-class _Pace:
-    """Lets so many bytes through in a second, until nobody waits for them any more."""
-
-    def __init__(self, bytes_per_s: int) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._began = time.monotonic()
-        self._read = 0
-        self._stopped = threading.Event()
-
-    def __call__(self, size: int) -> None:
-        self._read += size
-        ahead_s = self._read / self._bytes_per_s - (time.monotonic() - self._began)
-        if self._stopped.wait(max(ahead_s, 0.0)):
-            raise OutOfReachError("nobody waits for it any more")
-
-    def stop(self) -> None:
-        self._stopped.set()
 
 
 def _is_meant(found: Shelved, manifest_hash: str) -> bool:

@@ -3,10 +3,12 @@
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from xxhash import xxh3_128
+
+from trainer_sdk.checkpoint.throttle import Throttle
 
 CHUNK_BYTES = 16 << 20
 _THREADS = 2  # one writes while the other is on its way into the kernel; more gain nothing
@@ -15,26 +17,31 @@ Going = Callable[[], None]
 
 
 def write_hashed(
-    path: str, size: int, windows: Iterable[memoryview], hasher: xxh3_128, going: Going
+    path: str,
+    size: int,
+    windows: Iterable[memoryview],
+    hasher: xxh3_128,
+    throttle: Throttle,
+    going: Going,
 ) -> None:
     """Write a file of whole pages, window after window, and sync it; `going` hears of progress."""
     descriptor, at = _open(path), 0
     try:
         _check_room(descriptor, size)
         for octets in windows:
-            _write(descriptor, at, octets, hasher, going)
+            _write(_Line(descriptor, at, octets, throttle), hasher, going)
             at += len(octets)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _write(descriptor: int, at: int, octets: memoryview, hasher: xxh3_128, going: Going) -> None:
+def _write(line: "_Line", hasher: xxh3_128, going: Going) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="write") as pool:
-        line = _Line(descriptor, at, octets)
         writing = [pool.submit(line.work) for _ in range(_THREADS)]
         try:
-            hash_in_parts(octets, hasher, going)
+            for octets in line.as_they_may_pass():
+                hash_in_parts(octets, hasher, going)
             while wait(writing, timeout=1.0, return_when=FIRST_EXCEPTION).not_done:
                 line.news_for(going)
                 if any(one.done() and one.exception() for one in writing):
@@ -55,10 +62,11 @@ def hash_in_parts(octets: memoryview, hasher: xxh3_128, going: Going) -> None:
 class _Line:
     """Chunks that wait to be written; each is taken by one thread."""
 
-    def __init__(self, descriptor: int, begin: int, octets: memoryview) -> None:
+    def __init__(self, descriptor: int, begin: int, octets: memoryview, throttle: Throttle) -> None:
         self._descriptor = descriptor
         self._begin = begin
         self._octets = octets
+        self._throttle = throttle
         self._starts = iter(range(0, len(octets), CHUNK_BYTES))
         self._taking = threading.Lock()
         self._written = self._told = 0
@@ -67,14 +75,22 @@ class _Line:
         """Write until there is nothing left."""
         while (at := self._take()) is not None:
             end = min(at + CHUNK_BYTES, len(self._octets))
+            self._throttle.let(self._begin + at)
             while at < end:
                 at += os.pwrite(self._descriptor, self._octets[at:end], self._begin + at)
             self._written += 1
+
+    def as_they_may_pass(self) -> Iterator[memoryview]:
+        """The same chunks for whoever does something else with them meanwhile."""
+        for at in range(0, len(self._octets), CHUNK_BYTES):
+            self._throttle.let(self._begin + at)
+            yield self._octets[at : at + CHUNK_BYTES]
 
     def stop(self) -> None:
         """Take nothing more."""
         with self._taking:
             self._starts = iter(())
+        self._throttle.lift()
 
     def news_for(self, going: Going) -> None:
         """Tell of progress, if there was some."""

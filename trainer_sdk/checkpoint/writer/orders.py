@@ -35,6 +35,8 @@ class WriteState(Line, frozen=True, kw_only=True):
     """The image is kept in the memory of the node."""
     window_bytes: int = 0
     """How much of the file is in the buffer, where it comes in waves; 0 where all of it is."""
+    bytes_per_s: int = 0
+    """No faster than this, until the training waits for it; 0: as fast as can be."""
     stall_s: float = 0.0
     occasion: str = "interval"
     has_data_position: bool = False
@@ -51,6 +53,12 @@ class Wave(Line, frozen=True, kw_only=True):
     """It has not, and no window follows."""
 
 
+class Hurry(Line, frozen=True, kw_only=True):
+    """The training waits for it: as fast as can be from now on."""
+
+    save: int
+
+
 class WriteFile(Line, frozen=True, kw_only=True):
     """Make one file durable."""
 
@@ -60,7 +68,7 @@ class WriteFile(Line, frozen=True, kw_only=True):
     path: str
 
 
-ToWriter = WriteState | Wave | WriteFile
+ToWriter = WriteState | Wave | Hurry | WriteFile
 
 
 class Going(Line, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
+from trainer_sdk.checkpoint.throttle import Throttle
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, hash_in_parts, write_hashed
 from trainer_sdk.checkpoint.writer.orders import WriteState
 
@@ -91,7 +92,11 @@ def is_ours(there: Manifest, order: WriteState) -> bool:
 
 
 def write_shard(
-    order: WriteState, windows: Iterable[memoryview], hasher: xxh3_128, going: Going
+    order: WriteState,
+    windows: Iterable[memoryview],
+    hasher: xxh3_128,
+    throttle: Throttle,
+    going: Going,
 ) -> float:
     """Write a rank's shard and its part, and hash the one; how long that took.
 
@@ -104,9 +109,10 @@ def write_shard(
         return time.monotonic() - began
     if isinstance(place.storage, Folder):
         with _whole(os.path.join(place.storage.path, place.before), order.shard) as path:
-            write_hashed(path, order.file_bytes, windows, hasher, going)
+            write_hashed(path, order.file_bytes, windows, hasher, throttle, going)
     else:
-        place.storage.put(f"{place.before}/{order.shard}", _hashed(windows, hasher, going))
+        parts = _hashed(windows, hasher, throttle, going)
+        place.storage.put(f"{place.before}/{order.shard}", parts)
     file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hasher.hexdigest())
     part = Part(
         identity=order.identity,
@@ -166,12 +172,15 @@ def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: G
 
 
 def _hashed(
-    windows: Iterable[memoryview], hasher: xxh3_128, going: Going
+    windows: Iterable[memoryview], hasher: xxh3_128, throttle: Throttle, going: Going
 ) -> Generator[bytes | memoryview]:
+    passed = 0
     for octets in windows:
         for at in range(0, len(octets), CHUNK_BYTES):
+            throttle.let(passed)
             # A copy: the client may hold it for longer than the window stays as it is.
             part = bytes(octets[at : at + CHUNK_BYTES])
             hasher.update(part)
+            passed += len(part)
             yield part
             going()

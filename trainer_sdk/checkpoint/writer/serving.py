@@ -12,6 +12,7 @@ from xxhash import xxh3_128
 from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError
+from trainer_sdk.checkpoint.throttle import Throttle
 from trainer_sdk.checkpoint.writer.disk import hash_in_parts
 from trainer_sdk.checkpoint.writer.files import write_file
 from trainer_sdk.checkpoint.writer.orders import (
@@ -19,6 +20,7 @@ from trainer_sdk.checkpoint.writer.orders import (
     Failed,
     FromWriter,
     Going,
+    Hurry,
     Kept,
     NextWave,
     ToWriter,
@@ -56,16 +58,26 @@ class Service:
         self._claimed: set[str] = set()
         self._mappings = _Mappings()
         self._waves: dict[int, queue.SimpleQueue[Wave]] = {}
+        self._throttles: dict[int, Throttle] = {}
 
     def take(self, order: ToWriter) -> None:
-        """Begin with an order."""
-        if isinstance(order, Wave):
-            waves = self._waves.get(order.save)
-            if waves is not None:  # else it is over, or was another writer's
-                waves.put(order)
-            return
-        if isinstance(order, WriteState):
-            self._waves[order.save] = queue.SimpleQueue()
+        """Begin with an order; what is said of a save that is over comes too late."""
+        match order:
+            case Wave():
+                waves = self._waves.get(order.save)
+                if waves is not None:
+                    waves.put(order)
+                return
+            case Hurry():
+                throttle = self._throttles.get(order.save)
+                if throttle is not None:
+                    throttle.lift()
+                return
+            case WriteState():
+                self._waves[order.save] = queue.SimpleQueue()
+                self._throttles[order.save] = Throttle(order.bytes_per_s)
+            case WriteFile():
+                pass
         threading.Thread(target=self.work, args=(order,), daemon=True).start()
 
     def work(self, order: WriteState | WriteFile) -> None:
@@ -84,6 +96,7 @@ class Service:
             self._tell(_failed(order.save, stage.name, _place(order), error))
         finally:
             self._waves.pop(order.save, None)
+            self._throttles.pop(order.save, None)
 
     def _write_state(self, order: WriteState, stage: "_Stage") -> None:
         going = self._going(order.save, stage)
@@ -92,7 +105,8 @@ class Service:
             if order.root:
                 self._claim(order, stage)
                 stage.name = "write"
-                write_s = write_shard(order, self._windows(order, octets), hasher, going)
+                windows, throttle = self._windows(order, octets), self._throttles[order.save]
+                write_s = write_shard(order, windows, hasher, throttle, going)
             else:
                 stage.name = "hash"
                 hash_in_parts(octets[: order.file_bytes], hasher, going)

@@ -1,0 +1,72 @@
+"""Saves that may not write faster than they are allowed, until the training waits for them."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.saved_by import WITHIN_S, Saving, load, same, saving
+from tests.waiting import until
+from trainer_sdk.checkpoint import Checkpointer
+
+MIB = 1 << 20
+STATE = {"a": torch.arange(10 * MIB, dtype=torch.int32)}  # 40 MiB: three chunks
+NEVER = 1
+"""A byte a second: what is asked to hurry is all that will be written."""
+
+
+def blank() -> dict[str, torch.Tensor]:
+    return {"a": torch.zeros_like(STATE["a"])}
+
+
+def test_it_takes_as_long_as_it_may_not_be_faster(tmp_path: Path) -> None:
+    with saving(tmp_path, write_bytes_per_s=64 * MIB) as rank:
+        began = time.monotonic()
+        rank.save(1, STATE)
+        until(rank.queue.maybe_finalize, "it is durable", within_s=WITHIN_S)
+        assert time.monotonic() - began >= 0.5, "its last chunk begins after 32 MiB"
+    assert same(load(tmp_path, 1, blank()), STATE)
+
+
+def finish(rank: Saving) -> object:
+    return rank.finish()
+
+
+def save_at_once(rank: Saving) -> object:
+    """The memory of the one before is needed for it."""
+    return rank.save(2, STATE, occasion="preemption", wait=True) and rank.finish()
+
+
+def end(rank: Saving) -> object:
+    assert rank.queue.await_all() is None
+    return rank.queue.maybe_finalize()
+
+
+@pytest.mark.parametrize("waits", [finish, save_at_once, end])
+def test_who_waits_has_it_written_as_fast_as_can_be(
+    tmp_path: Path, waits: Callable[[Saving], object]
+) -> None:
+    with saving(tmp_path, write_bytes_per_s=NEVER) as rank:
+        rank.save(1, STATE)
+        assert waits(rank) in ([1], [1, 2])
+    assert same(load(tmp_path, 1, blank()), STATE)
+
+
+@pytest.mark.parametrize("occasion", ["requested", "preemption", "end"])
+def test_what_was_asked_for_is_not_held_up(tmp_path: Path, occasion: str) -> None:
+    with saving(tmp_path, write_bytes_per_s=NEVER) as rank:
+        rank.save(1, STATE, occasion=occasion)
+        until(rank.queue.maybe_finalize, "it is durable", within_s=WITHIN_S)
+
+
+def test_in_waves_the_training_waits_already(tmp_path: Path) -> None:
+    with saving(tmp_path, write_bytes_per_s=NEVER, memory_limit=18 * MIB) as rank:
+        rank.save(1, STATE)
+        until(rank.queue.maybe_finalize, "it is durable", within_s=WITHIN_S)
+
+
+def test_less_than_can_be_told_from_a_hang_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be 0 or at least 4194304, got 1000: a save so"):
+        Checkpointer(tmp_path, write_bytes_per_s=1000)
