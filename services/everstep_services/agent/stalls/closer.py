@@ -54,6 +54,11 @@ class CloserLook:
         known = self._known.get(rank)
         return Signs() if known is None else known.signs
 
+    def looked_s(self, rank: int) -> float:
+        """When that was seen."""
+        known = self._known.get(rank)
+        return -inf if known is None else known.looked_at_s
+
     def entered(self, rank: int) -> int | None:
         """How many collectives it had entered when it was looked at last."""
         known = self._known.get(rank)
@@ -76,6 +81,7 @@ class CloserLook:
             if found is not None and found.entered_at_s is None and found.entered == known.entered:
                 # It seems to stand, and its recorder lists nothing that goes on.
                 found = await read_collectives(watched.folder, is_whole=True) or found
+            await asyncio.to_thread(self._idleness.overlook, rank)  # its answers were work
             known.signs = self._signs(known, idle_s.get(rank), found)
             known.looked_at_s = began_s
 
@@ -90,7 +96,14 @@ class CloserLook:
             collective_s = self._entered_s(known.moved_between, found)
             if found.entered_at_s is not None:
                 known.moved_between = None
-        return Signs(idle_s, collective_s, found.waits_in, is_recorded=True)
+        return Signs(
+            idle_s,
+            collective_s,
+            found.waits_in,
+            is_recorded=True,
+            of_all=found.of_all,
+            awaits=found.awaits,
+        )
 
     def _entered_s(self, between: tuple[float, float], found: Collectives) -> float | None:
         """When it entered the last one. Never too early, as far as that is known."""

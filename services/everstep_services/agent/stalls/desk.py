@@ -150,7 +150,8 @@ class Stalls:
         self._workplace.say(reason, is_warning=True)
         if is_fatal:
             now, waited_s = self._clock.now(), stalled.waited_s
-            self._do(self._agent.rank_stalled(place.rank, reason, waited_s, fact.id, now))
+            entered = place.entered
+            self._do(self._agent.rank_stalled(place.rank, reason, waited_s, fact.id, now, entered))
 
     def _moving(self, moving: Moving) -> None:
         order, rank = self._agent.order, moving.stalled.place.rank

@@ -103,6 +103,14 @@ class Judge:
             and 0 < self._left_s(place, now) <= self._ahead_s(place)
         ]
 
+    def in_question(self, now: float) -> set[int]:
+        """Ranks that are late, or nearly, and of which nothing was said yet."""
+        return {
+            place.rank
+            for place in self._judged()
+            if place.rank not in self.stalled and self._left_s(place, now) <= self._ahead_s(place)
+        }
+
     def _ahead_s(self, place: Place) -> float:
         return min(self.ahead_s, place.limit.s / _AHEAD_RATIO)
 
