@@ -177,10 +177,12 @@ class Stalls:
 
 
 def _where(place: Place) -> str:
+    outside = _OUTSIDE.get(place.phase, "")
+    if place.idle_s:
+        outside += f", and has computed next to nothing for {time_text(place.idle_s)},"
     if not place.section:
-        return _OUTSIDE.get(place.phase, "")
-    while_ = f", {_OUTSIDE['compile']}" if place.phase == "compile" else ""
-    return f"in {place.section}{while_}"
+        return outside
+    return f"in {place.section}, {outside}" if place.phase == "compile" else f"in {place.section}"
 
 
 _OUTSIDE = {

@@ -59,6 +59,8 @@ class View:
     signs: Signs = Signs()
     looked_s: float = 0.0
     """When these were seen."""
+    compile_idle_s: float = 0.0
+    """For how long what it compiles has computed next to nothing."""
     trouble: str = ""
     """Why its page cannot be trusted."""
 
@@ -85,6 +87,10 @@ class Place:
     """The one of that group that it does nothing but wait in, if it is known to."""
     is_under_way: bool = False
     """It is known to be in no collective, and to work."""
+    ordinary: Limit | None = None
+    """Where torch compiles: the limit that would hold if it did not."""
+    idle_s: float = 0.0
+    """Why that holds: for so long the compilation has computed next to nothing."""
 
     def waited_s(self, now: float, blind_s: float = 0.0) -> float:
         """How long it has made no progress, as far as that was witnessed."""
@@ -115,7 +121,7 @@ def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
     )
     places = _places(view, page, limits, resumed_s)
     place = min(places, key=lambda place: place.since_s + place.limit.s)
-    return _seen(_compiling(place, view, limits) if page.compiling_s else place, view, now)
+    return _seen(_compiling(place, view, limits, now) if page.compiling_s else place, view, now)
 
 
 def _seen(place: Place, view: View, now: float) -> Place:
@@ -143,15 +149,21 @@ def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> 
     return places
 
 
-def _compiling(place: Place, view: View, limits: Limits) -> Place:
+def _compiling(place: Place, view: View, limits: Limits, now: float) -> Place:
     """It may take as long as a first step, in which torch compiles, too.
 
     No limit that was learned where it does not compile says anything, also of other threads of
-    the rank: they may wait for the one that does.
+    the rank: they may wait for the one that does. But one that computes nothing has hung.
     """
-    longest = max(limits.first_step(), place.limit, key=lambda limit: limit.s)
-    section = _innermost(view)
-    return replace(place, phase=_COMPILE, limit=longest, section=section.name if section else None)
+    section, ordinary = _innermost(view), place.limit
+    idle_s = min(view.compile_idle_s, place.waited_s(now))
+    place = replace(
+        place, phase=_COMPILE, ordinary=ordinary, section=section.name if section else None
+    )
+    if idle_s >= limits.idle_compile_s(ordinary):
+        return replace(place, idle_s=idle_s)
+    longest = max(limits.first_step(), ordinary, key=lambda limit: limit.s)
+    return replace(place, limit=longest)
 
 
 def excuse_s(

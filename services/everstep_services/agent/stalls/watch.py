@@ -11,6 +11,7 @@ from everstep.clock import Clock
 from everstep.messages import LimitsDocument, NameExcuse, SectionSeen, StartRanks
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
 from everstep_services.agent.stalls.kernel import PROC, ProcessState, state_of, threads_of
@@ -83,7 +84,7 @@ class StallWatch:
         self._watched = watched
         self._proc = proc
         self._judge: Judge | None = None
-        self._closer = CloserLook(clock)
+        self._closer = CloserLook(clock, proc)
         self._interpreters = Interpreters(clock, rules.interpreter_within_s)
         self._unsaid: dict[int, _Unsaid] = {}
         self._troubled: set[int] = set()
@@ -149,7 +150,7 @@ class StallWatch:
             with suppress(TimeoutError):
                 async with asyncio.timeout(look_every_s(self.limits)):
                     await self._closer_due.wait()
-            await self._closer.look(self._silent())
+            await self._closer.look(self._silent(), self._compiling())
             if self._in_question:
                 self._due.set()
 
@@ -291,6 +292,7 @@ class StallWatch:
             judge.began_s,
             signs=self._closer.signs(rank),
             looked_s=self._closer.looked_s(rank),
+            compile_idle_s=self._closer.compile_idle_s(rank),
         )
         try:
             page = known.page.read()
@@ -325,6 +327,21 @@ class StallWatch:
             if is_silent or self._in_question:
                 silent[rank] = known
         return silent
+
+    def _compiling(self) -> dict[int, Compiling]:
+        """Ranks that compile for longer than what holds where they are."""
+        judge, now = self._judge, self._clock.now()
+        if judge is None:
+            return {}
+        return {
+            place.rank: Compiling(place.pid, self.limits.idle_compile_s(place.ordinary))
+            for place in judge.places.values()
+            if isinstance(place, Place)
+            and place.pid
+            and place.ordinary is not None
+            and place.ordinary.s < self.limits.first_step().s
+            and place.waited_s(now) >= place.ordinary.s
+        }
 
     def _open_section(self, known: WatchedRank) -> tuple[str | None, float]:
         try:
