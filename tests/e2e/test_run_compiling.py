@@ -47,3 +47,24 @@ def test_a_rank_that_compiles_has_not_stalled_nor_have_those_that_wait(cluster: 
     cluster.until_done()
     (incident,) = cluster.closed(1)
     assert (incident["trigger"], incident["rank"]) == ("rank_stalled", 0)
+
+
+IDLE_S = 10.0
+
+
+@pytest.mark.timeout(400)
+def test_a_compilation_that_computes_nothing_has_hung(cluster: Cluster) -> None:
+    limits = ("--limit", f"forward={LIMIT_S:g}", "--limit", "first-step=600")
+    environ = {"EVERSTEP_AGENT__IDLE_COMPILE_S": f"{IDLE_S:g}"}
+    cluster.run("--nproc-per-node", "2", *limits, SCRIPT, str(cluster.folder), **environ)
+    stall = cluster.until_fact("rank_stalled", within_s=START_WITHIN_S)
+    (cluster.folder / "compiled").touch()
+    assert (stall["rank"], stall["phase"], stall["section"]) == (0, "compile", "forward")
+    assert stall["limit_s"] == LIMIT_S
+    assert stall["waited_s"] >= LIMIT_S + max(IDLE_S, 3 * LIMIT_S)
+    cluster.until_stepping(2, START_WITHIN_S)
+    (cluster.folder / "end").touch()
+    cluster.until_done()
+    (incident,) = cluster.closed(1)
+    assert (incident["trigger"], incident["rank"]) == ("rank_stalled", 0)
+    assert "has computed next to nothing for" in incident["reason"]

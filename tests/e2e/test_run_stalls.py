@@ -57,6 +57,25 @@ def test_a_rank_that_hangs_is_named_and_training_goes_on(cluster: Cluster, kind:
     assert cluster.until_fact("job_ended")["rounds"] == 2
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_who_waits_for_the_late_rank_does_not_excuse_it(cluster: Cluster, nodes: int) -> None:
+    others = ("--limit", "exchange=1800", "--limit", "outside=1800", "--limit", "first-step=1800")
+    script = (str(SCRIPTS / "missing.py"), str(cluster.folder))
+    of_both = ("--nnodes", str(nodes), "--nproc-per-node", str(2 // nodes))
+    agents = [
+        cluster.run(*of_both, "--limit", f"data={LIMIT_S:g}", *others, *script, node=f"node-{one}")
+        for one in range(nodes)
+    ]
+    stall = cluster.until_fact("rank_stalled", within_s=START_WITHIN_S)
+    assert (stall["rank"], stall["section"], stall["limit_s"]) == (1, "data", LIMIT_S)
+    for agent in agents:
+        assert agent.wait(START_WITHIN_S) == 0
+    (incident,) = cluster.closed(1)
+    assert (incident["trigger"], incident["rank"]) == ("rank_stalled", 1)
+    assert cluster.until_fact("job_ended")["rounds"] == 2
+
+
 def test_a_stall_may_be_only_said(cluster: Cluster) -> None:
     script = cluster.folder / "late.py"
     script.write_text(

@@ -35,6 +35,7 @@ class StallRank:
         self.view_of_page: PageView = make_page(str(path))
         self.born_s = clock.now
         self.signs = Signs()
+        self.looked_s = 0.0
         self.link = links.Link({})
         self.link.words = links.mapped(str(path))
         self.link.words[layout.PID] = 100 + rank
@@ -60,6 +61,7 @@ class StallRank:
             lanes=page.lanes(),
             section=page.section,
             signs=self.signs,
+            looked_s=self.looked_s,
         )
 
 

@@ -75,6 +75,10 @@ class WatchedNode:
             )
         )
 
+    def watched(self, rank: int) -> WatchedRank:
+        """What the watch knows of where it finds a rank."""
+        return self._known[rank]
+
     def wait(self, seconds: float) -> None:
         """Let time pass; the watch looks exactly when its judge asks for it."""
         end = self.clock.now + seconds

@@ -61,6 +61,19 @@ def test_what_sleeps_is_idle_and_what_works_is_not(start, clock: Moved) -> None:
     assert idleness.look(pids) == {0: 10.0, 1: 0.0}
 
 
+def test_what_we_have_made_it_work_does_not_count(start, clock: Moved) -> None:  # type: ignore[no-untyped-def]
+    worker, idleness = start(_WORKER), Idleness(clock)
+    pids = {0: worker.pid}
+    idleness.look(pids)
+    for step in range(1, 3):
+        clock.move(10)
+        assert idleness.look(pids) == {0: 10.0 * step}
+        worker.stdin.write(b"go\n")
+        worker.stdin.flush()
+        worker.stdout.readline()
+        idleness.overlook(0)
+
+
 def test_another_process_of_the_same_rank_begins_anew(start, clock: Moved) -> None:  # type: ignore[no-untyped-def]
     idleness = Idleness(clock)
     idleness.look({0: start(_SLEEPER).pid})

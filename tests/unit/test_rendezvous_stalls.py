@@ -12,8 +12,10 @@ def running(nodes: int = 2) -> World:
     return world
 
 
-def stall(world: World, node: str = "n1", rank: int = 2, waited_s: float = 40.0) -> None:
-    world.report(node, "rank_stalled", rank=rank, waited_s=waited_s, fact=f"{rank:032x}")
+def stall(
+    world: World, node: str = "n1", rank: int = 2, waited_s: float = 40.0, **more: int
+) -> None:
+    world.report(node, "rank_stalled", rank=rank, waited_s=waited_s, fact=f"{rank:032x}", **more)
 
 
 def excuse(world: World, node: str, rank: int, for_s: float) -> None:
@@ -26,9 +28,10 @@ def asked(world: World) -> list[NameExcuse]:
 
 def test_a_stall_without_an_excuse_ends_the_round_when_others_had_the_time_to_name_one() -> None:
     world = running()
-    stall(world)
+    stall(world, entered=17)
     (question,) = asked(world)
     assert (question.node, question.rank, question.waited_s) == ("n1", 2, 40.0)
+    assert question.entered == 17
     world.tick(0.45)
     assert world.doc.phase == "running"
     world.tick(0.1)

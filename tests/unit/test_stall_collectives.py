@@ -59,6 +59,29 @@ def trace(*entries: dict[str, Any], **enqueued: int) -> bytes:
             trace(entry(9, 3.0, retired=False, profiling_name="nccl:send", process_group=[]), g0=2),
             Collectives(10, "nccl:send", 3.0),
         ),
+        # What all ranks enter has a number that is the same in all of them.
+        (
+            trace(
+                entry(0, 1.0, collective_seq_id=4),
+                entry(1, 2.0, collective_seq_id="5", retired=False),
+                g0=5,
+            ),
+            Collectives(5, "gloo:all_reduce of default_pg", 2.0, of_all=5, awaits=5),
+        ),
+        # Who is in another one, too, may wait for others.
+        (
+            trace(
+                entry(0, 1.0, retired=False, collective_seq_id=4, process_group=["1", "half"]),
+                entry(1, 2.0, collective_seq_id=5, retired=False),
+                g0=5,
+                g1=4,
+            ),
+            Collectives(9, "gloo:all_reduce of half", 2.0, of_all=5),
+        ),
+        (
+            trace(entry(0, 1.0, collective_seq_id=4, is_p2p=True, retired=False), g0=2),
+            Collectives(2, "gloo:all_reduce of default_pg", 1.0),
+        ),
         (b"<html>", None),
         (b'{"pg_status":{"0":{"last_enqueued_collective":"many"}}}', None),
         (b'{"entries":"none"}', None),

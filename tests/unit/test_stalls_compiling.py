@@ -1,6 +1,8 @@
 """Torch compiles in the middle of a training: that takes as long as it takes, and is no stall."""
 
 import importlib.util
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -120,6 +122,122 @@ def test_a_compilation_before_the_first_step_has_no_less_time(tmp_path: Path, cl
     assert found(node) == []
     node.wait(2)
     assert found(node) == [(0, "compile", None, 600)]
+
+
+class Processes:
+    """What the kernel says of processes, as a test has it."""
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+
+    def use(self, pid: int, ticks: int, *, parent: int = 1, of_children: int = 0) -> None:
+        folder = self._proc / str(pid)
+        folder.mkdir(parents=True, exist_ok=True)
+        zeros = "0 " * 9
+        (folder / "stat").write_text(f"{pid} (a (b)) S {parent} {zeros}{ticks} 0 {of_children} 0")
+
+    def end(self, pid: int) -> None:
+        shutil.rmtree(self._proc / str(pid))
+
+
+@pytest.fixture
+def processes(pair: WatchedNode) -> Processes:
+    """Of a pair of which rank 0 compiles and rank 1 waits for it; each has a child."""
+    made = Processes(pair.proc)
+    for rank in (100, 101):
+        made.use(rank, 5000)
+        made.use(rank + 1000, 700, parent=rank)
+    pair.ranks[1].run.begin("exchange")
+    pair.wait(1)
+    pair.ranks[0].run.begin("forward")
+    compiling.begins(pair.ranks[0].link)
+    return made
+
+
+TICKS = os.sysconf("SC_CLK_TCK")
+WINDOW_S = 360  # three times the section's limit
+STEP_S = 5
+
+
+def watch(node: WatchedNode, seconds: float, each: Callable[[float], None]) -> None:
+    """Let time pass and look closer; `each` is called with the seconds that have passed."""
+    for passed in range(0, int(seconds), STEP_S):
+        each(passed)
+        node.wait(STEP_S)
+        node.watch._closer._compilers.look(node.watch._compiling())
+    node.wait(STEP_S)
+
+
+def nothing(passed: float) -> None:
+    """It computes nothing."""
+
+
+def test_a_compilation_that_computes_nothing_has_hung(
+    pair: WatchedNode, processes: Processes
+) -> None:
+    watch(pair, 120 + WINDOW_S - 2 * STEP_S, nothing)
+    assert found(pair) == []
+    watch(pair, 4 * STEP_S, nothing)
+    assert found(pair)[0] == (0, "compile", "forward", 120)
+
+
+@pytest.mark.parametrize("pid", [100, 1100], ids=["itself", "below it"])
+def test_a_compilation_that_computes_has_its_time(
+    pair: WatchedNode, processes: Processes, pid: int
+) -> None:
+    def compute(passed: float) -> None:
+        processes.use(pid, int(5000 + 0.03 * passed * TICKS), parent={100: 1, 1100: 100}[pid])
+
+    watch(pair, 3000, compute)
+    assert found(pair) == []
+
+
+def test_what_children_have_used_counts_when_they_have_ended(
+    pair: WatchedNode, processes: Processes
+) -> None:
+    def compute(passed: float) -> None:
+        processes.use(1100, 700, parent=100, of_children=int(0.03 * passed * TICKS))
+
+    watch(pair, 3000, compute)
+    assert found(pair) == []
+
+
+def test_time_begins_anew_with_the_end_of_a_child_and_where_nobody_looked(
+    pair: WatchedNode, processes: Processes
+) -> None:
+    watch(pair, 400, nothing)
+    processes.end(1100)
+    watch(pair, WINDOW_S - 20, nothing)
+    assert found(pair) == []
+    pair.clock.now += 100
+    watch(pair, WINDOW_S - 20, nothing)
+    assert found(pair) == []
+    watch(pair, 60, nothing)
+    assert found(pair)[0][:2] == (0, "compile")
+
+
+def test_another_rank_that_compiles_and_computes_may_be_what_it_waits_for(
+    pair: WatchedNode, processes: Processes
+) -> None:
+    compiling.begins(pair.ranks[1].link)
+
+    def compute(passed: float) -> None:
+        processes.use(101, int(5000 + 0.03 * passed * TICKS))
+
+    watch(pair, 3000, compute)
+    assert found(pair) == []
+
+
+def test_nobody_is_looked_at_before_its_ordinary_limit(
+    pair: WatchedNode, processes: Processes
+) -> None:
+    pair.wait(119)
+    assert pair.watch._compiling() == {}
+    pair.wait(6)
+    assert set(pair.watch._compiling()) == {0}
+    compiling.ends(pair.ranks[0].link)
+    pair.wait(6)
+    assert pair.watch._compiling() == {}
 
 
 def test_nothing_is_learned_from_a_compilation(node: WatchedNode, clock: Clock) -> None:

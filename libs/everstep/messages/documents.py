@@ -172,6 +172,8 @@ class OpenStall(Part, frozen=True, kw_only=True):
     """Of the stall."""
     step: Int | None = None
     """The last step that the node's ranks had finished."""
+    entered: Int | None = None
+    """As in `report`."""
     span: str
     """Changes with each excuse, and when one is over: for each, a replica starts its clock anew."""
     excused_s: float = 0.0

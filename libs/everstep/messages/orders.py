@@ -103,6 +103,8 @@ class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):
     """Since its last progress."""
     step: Int | None = None
     """The last step that it finished."""
+    entered: Int | None = None
+    """As in `report`: who waits in a later collective of all ranks waits for it, and is none."""
     within_s: float = 0.5
     """Who has not answered by then has no excuse."""
 

@@ -31,6 +31,7 @@ class Tell:
     step: int | None = None
     grace_s: float | None = None
     waited_s: float | None = None
+    entered: int | None = None
     excuse_s: float | None = None
     step_s: float | None = None
     age_s: float | None = None

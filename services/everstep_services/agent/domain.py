@@ -214,13 +214,21 @@ class Agent:
         return self._part.stops_after(rank, step, now) if self._part else []
 
     def rank_stalled(
-        self, rank: int, reason: str, waited_s: float, fact: str, now: float
+        self,
+        rank: int,
+        reason: str,
+        waited_s: float,
+        fact: str,
+        now: float,
+        entered: int | None = None,
     ) -> list[Act]:
         """A rank has made no progress past its limit; told again until something follows."""
         part = self._part
         if part is None:
             return []
-        told = Tell(part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact)
+        told = Tell(
+            part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact, entered=entered
+        )
         return part.stalled(told, rank, now)
 
     def rank_moves(self, rank: int, reason: str, fact: str) -> list[Act]:

@@ -20,6 +20,8 @@ class _Since:
     at: float
     cpu_s: float
     moved_bytes: int
+    seen: tuple[float, int]
+    """What it had used when it was last looked at."""
 
 
 class Idleness:
@@ -41,9 +43,19 @@ class Idleness:
                 continue
             known = self._since.get(rank)
             if known is None or known.pid != pid or _has_worked(known, now, *used):
-                self._since[rank] = known = _Since(pid, now, *used)
+                self._since[rank] = known = _Since(pid, now, *used, used)
+            known.seen = used
             idle_s[rank] = now - known.at
         return idle_s
+
+    def overlook(self, rank: int) -> None:
+        """What it has used since it was looked at does not count: we have made it work."""
+        known = self._since.get(rank)
+        used = None if known is None else _used(known.pid)
+        if known is not None and used is not None:
+            (cpu_s, moved_bytes), (seen_s, seen_bytes) = used, known.seen
+            known.cpu_s += cpu_s - seen_s
+            known.moved_bytes += moved_bytes - seen_bytes
 
 
 def _has_worked(known: _Since, now: float, cpu_s: float, moved_bytes: int) -> bool:

@@ -92,6 +92,7 @@ class Questions:
             last_progress_age_s=self._progress.age_s() if tell.age_s is None else tell.age_s,
             grace_s=tell.grace_s,
             waited_s=tell.waited_s,
+            entered=tell.entered,
             excuse_s=tell.excuse_s,
             step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,

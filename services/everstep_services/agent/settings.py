@@ -64,6 +64,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """In a section for evaluation, until it is learned."""
     step_limit_s: float = 7200.0
     """From one step to the next, whatever sections come and go between."""
+    idle_compile_s: float = 300.0
+    """A compilation has hung if the rank and all that it has started use less than 2 % of a core
+    for so long, and for three times the limit of where it is."""
     interpreter_within_s: float = 0.5
     """How long word of a stall waits for what the rank's interpreter does; without, the kernel's
     words stand alone."""
@@ -99,6 +102,7 @@ _ABOVE_ZERO = (
     "checkpoint_limit_s",
     "evaluation_limit_s",
     "step_limit_s",
+    "idle_compile_s",
     "interpreter_within_s",
     "join_within_s",
     "scheduler_grace_s",

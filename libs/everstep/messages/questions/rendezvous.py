@@ -147,6 +147,9 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `preempted`: how much time there is."""
     waited_s: float | None = None
     """For `rank_stalled`: since its last progress."""
+    entered: Int | None = None
+    """For `rank_stalled`, where the rank is in no collective: the last that it has entered of the
+    group of all ranks; None if nobody knows."""
     excuse_s: float | None = None
     """For `excused`: how long the rank that it may wait for may go on before it has stalled."""
     step_s: float | None = None

@@ -4,16 +4,21 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
+from types import MappingProxyType
 
 from everstep.clock import Clock
 from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.stalls.collectives import Collectives, read_collectives
+from everstep_services.agent.stalls.compilers import Compilers, Compiling
+from everstep_services.agent.stalls.kernel import PROC
 from everstep_services.agent.stalls.limits import Limits
 from everstep_services.agent.stalls.places import Signs
 
 _EVERY_S = 5.0
 _SILENT_S = 30.0
+_NONE: Mapping[int, Compiling] = MappingProxyType({})
 
 
 def look_every_s(limits: Limits) -> float:
@@ -40,19 +45,30 @@ class _Known:
 class CloserLook:
     """The ranks of one round. It asks their kernel and torch's own threads, never their Python."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, proc: Path = PROC) -> None:
         self._clock = clock
         self._idleness = Idleness(clock)
+        self._compilers = Compilers(clock, proc)
         self._known: dict[int, _Known] = {}
 
     def begins(self) -> None:
         """Another round: what is still being asked is of the one before."""
         self._known = {}
+        self._compilers.begins()
+
+    def compile_idle_s(self, rank: int) -> float:
+        """For how long its compilation has computed next to nothing."""
+        return self._compilers.idle_s(rank)
 
     def signs(self, rank: int) -> Signs:
         """What shows whether a rank works."""
         known = self._known.get(rank)
         return Signs() if known is None else known.signs
+
+    def looked_s(self, rank: int) -> float:
+        """When that was seen."""
+        known = self._known.get(rank)
+        return -inf if known is None else known.looked_at_s
 
     def entered(self, rank: int) -> int | None:
         """How many collectives it had entered when it was looked at last."""
@@ -65,9 +81,12 @@ class CloserLook:
         is_lately = known is not None and known.looked_at_s > since_s
         return known.signs.collective if known is not None and is_lately else None
 
-    async def look(self, silent: Mapping[int, WatchedRank]) -> None:
-        """See by other signs whether these ranks work."""
+    async def look(
+        self, silent: Mapping[int, WatchedRank], compiling: Mapping[int, Compiling] = _NONE
+    ) -> None:
+        """See by other signs whether these ranks work, and whether those that compile compute."""
         round_ = self._known
+        await asyncio.to_thread(self._compilers.look, compiling)
         pids = {rank: known.pid for rank, known in silent.items() if known.pid}
         idle_s = await asyncio.to_thread(self._idleness.look, pids)
         for rank, watched in silent.items():
@@ -76,8 +95,10 @@ class CloserLook:
             if found is not None and found.entered_at_s is None and found.entered == known.entered:
                 # It seems to stand, and its recorder lists nothing that goes on.
                 found = await read_collectives(watched.folder, is_whole=True) or found
+            await asyncio.to_thread(self._idleness.overlook, rank)  # its answers were work
             known.signs = self._signs(known, idle_s.get(rank), found)
             known.looked_at_s = began_s
+        await asyncio.to_thread(self._compilers.overlook)
 
     def _signs(self, known: _Known, idle_s: float | None, found: Collectives | None) -> Signs:
         if found is None:
@@ -90,7 +111,14 @@ class CloserLook:
             collective_s = self._entered_s(known.moved_between, found)
             if found.entered_at_s is not None:
                 known.moved_between = None
-        return Signs(idle_s, collective_s, found.waits_in, is_recorded=True)
+        return Signs(
+            idle_s,
+            collective_s,
+            found.waits_in,
+            is_recorded=True,
+            of_all=found.of_all,
+            awaits=found.awaits,
+        )
 
     def _entered_s(self, between: tuple[float, float], found: Collectives) -> float | None:
         """When it entered the last one. Never too early, as far as that is known."""

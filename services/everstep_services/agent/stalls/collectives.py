@@ -11,6 +11,8 @@ from everstep_services.agent.stalls.worker import ask
 _WITHIN_S = 2.0
 _ACTIVE = "fr_trace_json?onlyactive=true&includestacktraces=false"
 _WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
+_ALL = ("0", "default_pg")
+"""The default group, as torch names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +25,22 @@ class Collectives:
     """The oldest that it is in; empty for none."""
     entered_at_s: float | None = None
     """When it entered the last that is listed, by the host's wall clock; None if none is."""
+    of_all: int | None = None
+    """The last that it has entered of the default group, in which all ranks are, by the number
+    that it has there; None if none is listed."""
+    awaits: int | None = None
+    """The oldest of these that it is in, unless it is in one of another group, too."""
 
 
 class _Group(msgspec.Struct):
-    last_enqueued_collective: int | str = -1
-    last_completed_collective: int | str = -1
+    last_enqueued_collective: int = -1
+    last_completed_collective: int = -1
 
 
 class _Entry(msgspec.Struct):
     profiling_name: str = ""
+    collective_seq_id: int = -1
+    is_p2p: bool = False
     process_group: tuple[str, ...] = ()
     retired: bool = True
     record_id: int = -1
@@ -57,16 +66,30 @@ def parse_collectives(body: bytes) -> Collectives | None:
     """What a flight recorder's trace shows; None if it is none."""
     try:
         trace = _TRACE.decode(body)
-        entered = sum(max(0, int(one.last_enqueued_collective)) for one in trace.pg_status.values())
-    except (msgspec.MsgspecError, ValueError):
+        entered = sum(max(0, one.last_enqueued_collective) for one in trace.pg_status.values())
+    except msgspec.MsgspecError:
         return None
     newest = max(trace.entries, key=lambda one: one.record_id, default=None)
     waits_in = next((_name(one) for one in trace.entries if not one.retired), "")
     if newest is None:
         return Collectives(entered, waits_in)
+    of_all = [one for one in trace.entries if _is_of_all(one)]
+    waits = [one for one in trace.entries if not one.retired]
+    awaits = [one.collective_seq_id for one in of_all if not one.retired]
     # What goes from one rank to another is recorded with NCCL, and is in no group's count.
     at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
-    return Collectives(max(entered, newest.record_id + 1), waits_in, at_s)
+    return Collectives(
+        max(entered, newest.record_id + 1),
+        waits_in,
+        at_s,
+        max((one.collective_seq_id for one in of_all), default=None),
+        min(awaits, default=None) if len(awaits) == len(waits) else None,
+    )
+
+
+def _is_of_all(entry: _Entry) -> bool:
+    is_numbered = entry.collective_seq_id >= 0 and not entry.is_p2p
+    return is_numbered and entry.process_group == _ALL
 
 
 def _name(entry: _Entry) -> str:
@@ -74,4 +97,4 @@ def _name(entry: _Entry) -> str:
     return f"{entry.profiling_name} of {group}".removesuffix(" of ")
 
 
-_TRACE = msgspec.json.Decoder(_Trace)
+_TRACE = msgspec.json.Decoder(_Trace, strict=False)  # some releases write numbers as strings

@@ -150,7 +150,8 @@ class Stalls:
         self._workplace.say(reason, is_warning=True)
         if is_fatal:
             now, waited_s = self._clock.now(), stalled.waited_s
-            self._do(self._agent.rank_stalled(place.rank, reason, waited_s, fact.id, now))
+            entered = place.entered
+            self._do(self._agent.rank_stalled(place.rank, reason, waited_s, fact.id, now, entered))
 
     def _moving(self, moving: Moving) -> None:
         order, rank = self._agent.order, moving.stalled.place.rank
@@ -176,10 +177,12 @@ class Stalls:
 
 
 def _where(place: Place) -> str:
+    outside = _OUTSIDE.get(place.phase, "")
+    if place.idle_s:
+        outside += f", and has computed next to nothing for {time_text(place.idle_s)},"
     if not place.section:
-        return _OUTSIDE.get(place.phase, "")
-    while_ = f", {_OUTSIDE['compile']}" if place.phase == "compile" else ""
-    return f"in {place.section}{while_}"
+        return outside
+    return f"in {place.section}, {outside}" if place.phase == "compile" else f"in {place.section}"
 
 
 _OUTSIDE = {

@@ -68,8 +68,10 @@ class Judge:
         self.places = {rank: place for rank, place in placed.items() if place is not None}
         news: list[Stalled | Moving | Excused] = [*self._moving(placed.keys(), now)]
         late = [place for place in self._judged() if self._left_s(place, now) <= 0]
-        # Of ranks that are late at once, those in a collective wait for those that are in none.
-        for place in sorted(late, key=lambda one: (bool(one.waits_in), one.since_s)):
+        # Of ranks that are late at once, those in a collective wait for those that are in none;
+        # a compilation that has hung made others wait.
+        order = sorted(late, key=lambda one: (bool(one.waits_in), not one.idle_s, one.since_s))
+        for place in order:
             news += self._late(place, now)
         self.wake_at = now + self._wait_s(now)
         return news
@@ -102,6 +104,14 @@ class Judge:
             if place.rank not in self.stalled
             and 0 < self._left_s(place, now) <= self._ahead_s(place)
         ]
+
+    def in_question(self, now: float) -> set[int]:
+        """Ranks that are late, or nearly, and of which nothing was said yet."""
+        return {
+            place.rank
+            for place in self._judged()
+            if place.rank not in self.stalled and self._left_s(place, now) <= self._ahead_s(place)
+        }
 
     def _ahead_s(self, place: Place) -> float:
         return min(self.ahead_s, place.limit.s / _AHEAD_RATIO)

@@ -9,6 +9,7 @@ from trainer_sdk.page import Kind
 FIRST_STEP = "first-step"
 STEP = "step"
 OUTSIDE = "outside"
+_IDLE_FACTOR = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class LimitRules:
     """For a step in which sections come and go."""
     busy_factor: float = 4.0
     """A rank of which only its processor time is seen may take so many times as long."""
+    idle_compile_s: float = 300.0
+    """A compilation has hung that computes nothing for so long, and for `_IDLE_FACTOR` times the
+    limit of where it is."""
     interpreter_within_s: float = 0.5
     """How long a finding waits for what the rank's interpreter does."""
     configured: Mapping[str, float] = field(default_factory=dict)
@@ -85,6 +89,10 @@ class Limits:
             return configured
         learned = self._learned.get(name)
         return learned if learned is not None else self._default(kind)
+
+    def idle_compile_s(self, limit: Limit) -> float:
+        """For how long a compilation may compute nothing, where this would be the limit."""
+        return max(self.rules.idle_compile_s, _IDLE_FACTOR * limit.s)
 
     def named(self) -> frozenset[str]:
         """Sections with a limit of their own."""

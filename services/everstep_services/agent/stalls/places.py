@@ -10,6 +10,12 @@ _PAUSE_S = 60.0
 """Somebody else may ask again after this, when a pause has no end."""
 _IDLE_S = 1.0
 """Who has done nothing for so long is idle."""
+_WAITS_S = 3.0
+"""Who has done nothing for so long, and is in a collective, waits in that."""
+_LATELY_S = 10.0
+"""What was seen of a rank holds so long, if it has not moved."""
+_NEARLY_S = 1.0
+"""What it has not entered so long before it is late, it has not entered in time."""
 _COMPILE = "compile"
 _LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
 
@@ -26,6 +32,10 @@ class Signs:
     """The collective that it is in, if it is in one."""
     is_recorded: bool = False
     """Its collectives can be read: where `waits_in` is empty, it is in none."""
+    of_all: int | None = None
+    """The last that it has entered of the group in which all ranks are; None if nobody knows."""
+    awaits: int | None = None
+    """The oldest of these that it is in, where it is in no others."""
 
     @property
     def collective(self) -> str | None:
@@ -47,6 +57,10 @@ class View:
     threads: Collection[int] | None = None
     """Its threads, if somebody looked: sections of others will never end, and mean nothing."""
     signs: Signs = Signs()
+    looked_s: float = 0.0
+    """When these were seen."""
+    compile_idle_s: float = 0.0
+    """For how long what it compiles has computed next to nothing."""
     trouble: str = ""
     """Why its page cannot be trusted."""
 
@@ -66,6 +80,17 @@ class Place:
     pid: int | None = None
     waits_in: str | None = None
     """The collective that it is in; empty for none, None if nobody knows."""
+    entered: int | None = None
+    """It is late, and in no collective: the last that it has entered of the group in which all
+    ranks are; None if nobody knows."""
+    awaits: int | None = None
+    """The one of that group that it does nothing but wait in, if it is known to."""
+    is_under_way: bool = False
+    """It is known to be in no collective, and to work."""
+    ordinary: Limit | None = None
+    """Where torch compiles: the limit that would hold if it did not."""
+    idle_s: float = 0.0
+    """Why that holds: for so long the compilation has computed next to nothing."""
 
     def waited_s(self, now: float, blind_s: float = 0.0) -> float:
         """How long it has made no progress, as far as that was witnessed."""
@@ -96,7 +121,20 @@ def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
     )
     places = _places(view, page, limits, resumed_s)
     place = min(places, key=lambda place: place.since_s + place.limit.s)
-    return _compiling(place, view, limits) if page.compiling_s else place
+    return _seen(_compiling(place, view, limits, now) if page.compiling_s else place, view, now)
+
+
+def _seen(place: Place, view: View, now: float) -> Place:
+    """With what was seen of its collectives, if that was lately and since it stopped."""
+    signs = view.signs
+    is_lately = place.since_s < view.looked_s and now - view.looked_s <= _LATELY_S
+    if not is_lately or not signs.is_recorded or signs.idle_s is None:
+        return place
+    if signs.waits_in:
+        return replace(place, awaits=signs.awaits if signs.idle_s >= _WAITS_S else None)
+    is_late = view.looked_s >= place.since_s + place.limit.s - _NEARLY_S
+    entered = signs.of_all if is_late else None
+    return replace(place, entered=entered, is_under_way=signs.idle_s < _IDLE_S)
 
 
 def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
@@ -111,15 +149,21 @@ def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> 
     return places
 
 
-def _compiling(place: Place, view: View, limits: Limits) -> Place:
+def _compiling(place: Place, view: View, limits: Limits, now: float) -> Place:
     """It may take as long as a first step, in which torch compiles, too.
 
     No limit that was learned where it does not compile says anything, also of other threads of
-    the rank: they may wait for the one that does.
+    the rank: they may wait for the one that does. But one that computes nothing has hung.
     """
-    longest = max(limits.first_step(), place.limit, key=lambda limit: limit.s)
-    section = _innermost(view)
-    return replace(place, phase=_COMPILE, limit=longest, section=section.name if section else None)
+    section, ordinary = _innermost(view), place.limit
+    idle_s = min(view.compile_idle_s, place.waited_s(now))
+    place = replace(
+        place, phase=_COMPILE, ordinary=ordinary, section=section.name if section else None
+    )
+    if idle_s >= limits.idle_compile_s(ordinary):
+        return replace(place, idle_s=idle_s)
+    longest = max(limits.first_step(), ordinary, key=lambda limit: limit.s)
+    return replace(place, limit=longest)
 
 
 def excuse_s(
@@ -129,21 +173,30 @@ def excuse_s(
 
     Who stopped before, and may be where it is. Who is in a long phase, for which others wait. Who
     works on in the same step or an earlier one, as a rank does that evaluates without saying so.
-    Or who is in no collective, where the stalled rank is in one. `slack_s`: how well instants of
-    two nodes can be compared.
+    Or who is in no collective, where the stalled rank is in one, or where it has not come as far
+    as the next and works. Never who waits in a collective of all that the stalled rank, which is
+    in none, has not entered: it waits for that. `slack_s`: how well instants of two nodes can be
+    compared.
     """
     if isinstance(other, Aside):
         return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
     left_s = other.limit.s - other.waited_s(now)
     if left_s <= 0 or other.rank == stalled.rank:
         return None
+    if _waits_for(other, stalled):
+        return None
     stopped_before = other.since_s <= stalled.since_s + slack_s
     is_behind = (other.step or 0) <= (stalled.step or 0)
     works_on = other.waited_s(now) < stalled.waited_s(now) / 2
     is_missing = bool(stalled.waits_in) and other.waits_in == ""
+    works_on |= other.is_under_way and stalled.entered is not None
     if stopped_before or is_missing or (is_behind and (works_on or other.phase in _LONG)):
         return left_s
     return None
+
+
+def _waits_for(one: Place, late: Place) -> bool:
+    return one.awaits is not None and late.entered is not None and late.entered < one.awaits
 
 
 def _live(view: View) -> list[LaneReading]:

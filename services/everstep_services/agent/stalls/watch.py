@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from everstep.clock import Clock
 from everstep.messages import LimitsDocument, NameExcuse, SectionSeen, StartRanks
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
 from everstep_services.agent.stalls.kernel import PROC, ProcessState, state_of, threads_of
@@ -21,6 +23,8 @@ from trainer_sdk.page import BadPageError, CountedBy, Kind, LaneReading, PageRea
 log = logging.getLogger(__name__)
 
 _ASKED_RANK = -1
+_ASKED_AGAIN_S = 15.0
+"""Rendezvous asks for an excuse again sooner than this, as long as it wants one."""
 _SLACK_S = 0.25
 """A question takes its time from node to node."""
 
@@ -46,8 +50,8 @@ class Standing:
     section_age_s: float
     limit: Limit | None
     collectives: int | None = None
-    """Those that it had entered when somebody looked; only ranks with silent pages are looked at
-    for them."""
+    """Those that it had entered when somebody looked, which is where a page is silent or a rank is
+    late."""
     collective_s: float = 0.0
     """When it was last seen to enter one; 0 if it was not."""
     collective: str | None = None
@@ -80,11 +84,14 @@ class StallWatch:
         self._watched = watched
         self._proc = proc
         self._judge: Judge | None = None
-        self._closer = CloserLook(clock)
+        self._closer = CloserLook(clock, proc)
         self._interpreters = Interpreters(clock, rules.interpreter_within_s)
         self._unsaid: dict[int, _Unsaid] = {}
         self._troubled: set[int] = set()
         self._due = asyncio.Event()
+        self._in_question: set[int] = set()
+        self._asked_until_s = 0.0
+        self._closer_due = asyncio.Event()
 
     @property
     def state(self) -> str:
@@ -110,6 +117,7 @@ class StallWatch:
         self._interpreters.begins()
         self._unsaid.clear()
         self._troubled.clear()
+        self._in_question, self._asked_until_s = set(), 0.0
         self._due.set()
 
     def ends(self) -> None:
@@ -136,10 +144,15 @@ class StallWatch:
                     continue
 
     async def look_closer_for_ever(self) -> None:
-        """See by other signs whether ranks work whose pages are silent."""
+        """See by other signs what ranks do whose pages are silent, or that may be late."""
         while True:
-            await self._clock.sleep(look_every_s(self.limits))
-            await self._closer.look(self._silent())
+            self._closer_due.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(look_every_s(self.limits)):
+                    await self._closer_due.wait()
+            await self._closer.look(self._silent(), self._compiling())
+            if self._in_question:
+                self._due.set()
 
     def look(self) -> None:
         """Look now: what a rank has done is seen before its script is forgotten."""
@@ -154,9 +167,18 @@ class StallWatch:
         if judge is None:
             return None
         now = self._clock.now()
+        if order.entered is not None:
+            self._asked_until_s = now + _ASKED_AGAIN_S
         self._look(judge)
         since_s = now - order.waited_s
-        stalled = Place(_ASKED_RANK, "section", since_s, Limit(0.0, ""), step=order.step)
+        stalled = Place(
+            _ASKED_RANK,
+            "section",
+            since_s,
+            Limit(0.0, ""),
+            step=order.step,
+            entered=order.entered,
+        )
         return judge.excuse(stalled, now, _SLACK_S)
 
     def standing(self, rank: int) -> Standing | None:
@@ -169,6 +191,8 @@ class StallWatch:
         limit = place.limit if isinstance(place, Place) else None
         state = states(judge).get(rank, "running")
         entered, entered_s = self._closer.entered(rank), self._closer.signs(rank).collective_s
+        if _is_modified(known.reading()):
+            entered_s = None  # its progress is what it says itself
         waits_in = (
             self._closer.collective(rank, place.since_s) if isinstance(place, Place) else None
         )
@@ -199,11 +223,20 @@ class StallWatch:
                 case Excused():
                     log.info("stall_excused rank=%d by=%d", news.place.rank, news.by)
         now = self._clock.now()
+        self._question(judge, now)
         for rank, unsaid in list(self._unsaid.items()):
             if now - unsaid.found_s >= self._interpreters.within_s or not self._is_worth_waiting(
                 unsaid
             ):
                 self._say(rank)
+
+    def _question(self, judge: Judge, now: float) -> None:
+        """Look closer at all ranks as long as one may be late, here or on a node that asks."""
+        before, self._in_question = self._in_question, judge.in_question(now)
+        if now < self._asked_until_s:
+            self._in_question.add(_ASKED_RANK)
+        if self._in_question - before:
+            self._closer_due.set()
 
     def _found(self, stalled: Stalled) -> None:
         place = stalled.place
@@ -254,7 +287,13 @@ class StallWatch:
         known = self._watched.rank(rank)
         if known is None or (known.gone and rank not in judge.stalled):
             return
-        blank = View(rank, judge.began_s, signs=self._closer.signs(rank))
+        blank = View(
+            rank,
+            judge.began_s,
+            signs=self._closer.signs(rank),
+            looked_s=self._closer.looked_s(rank),
+            compile_idle_s=self._closer.compile_idle_s(rank),
+        )
         try:
             page = known.page.read()
             lanes = known.page.lanes() if page is not None else ()
@@ -272,7 +311,7 @@ class StallWatch:
             yield replace(blank, trouble=str(error))
 
     def _silent(self) -> dict[int, WatchedRank]:
-        """Ranks of which only other signs can tell whether they work."""
+        """Ranks of which only other signs can tell whether they work, and for whom they wait."""
         judge, now = self._judge, self._clock.now()
         if judge is None:
             return {}
@@ -284,10 +323,25 @@ class StallWatch:
                 continue
             page = known.reading()
             moved_s = judge.began_s if page is None else page.progress_s
-            is_modified = page is not None and page.steps and page.counted_by is CountedBy.SDK
-            if not is_modified and now - moved_s >= silent_s:
+            is_silent = not _is_modified(page) and now - moved_s >= silent_s
+            if is_silent or self._in_question:
                 silent[rank] = known
         return silent
+
+    def _compiling(self) -> dict[int, Compiling]:
+        """Ranks that compile for longer than what holds where they are."""
+        judge, now = self._judge, self._clock.now()
+        if judge is None:
+            return {}
+        return {
+            place.rank: Compiling(place.pid, self.limits.idle_compile_s(place.ordinary))
+            for place in judge.places.values()
+            if isinstance(place, Place)
+            and place.pid
+            and place.ordinary is not None
+            and place.ordinary.s < self.limits.first_step().s
+            and place.waited_s(now) >= place.ordinary.s
+        }
 
     def _open_section(self, known: WatchedRank) -> tuple[str | None, float]:
         try:
@@ -299,6 +353,11 @@ class StallWatch:
             return known.page.section(frame.section).name, age_s
         except BadPageError:
             return None, 0.0
+
+
+def _is_modified(page: PageReading | None) -> bool:
+    """Its script uses the SDK, as far as its steps show."""
+    return page is not None and page.steps > 0 and page.counted_by is CountedBy.SDK
 
 
 def _in_use(page: PageReading | None, lanes: Collection[LaneReading]) -> set[int]:

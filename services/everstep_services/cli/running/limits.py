@@ -15,6 +15,7 @@ def limits_of(given: Given, agent: AgentSettings) -> LimitRules:
         checkpoint_s=agent.checkpoint_limit_s,
         evaluation_s=agent.evaluation_limit_s,
         step_s=agent.step_limit_s,
+        idle_compile_s=agent.idle_compile_s,
         interpreter_within_s=agent.interpreter_within_s,
         configured=configured,
     )

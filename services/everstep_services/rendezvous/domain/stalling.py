@@ -111,6 +111,7 @@ def _ask(turn: Turn, stall: OpenStall, within_s: float) -> None:
         rank=stall.rank,
         waited_s=_waited_s(turn, stall),
         step=stall.step,
+        entered=stall.entered,
         within_s=within_s,
     )
     turn.send(order)
@@ -153,6 +154,7 @@ def _opened(turn: Turn, report: Report) -> OpenStall:
         fact=report.fact,
         fingerprint=report.fingerprint,
         step=report.step,
+        entered=report.entered,
         waited_s=(report.waited_s or report.last_progress_age_s or 0.0) + report.age_s,
     )
     turn.since("stalled", stall.id)

@@ -1,0 +1,113 @@
+"""Whether a compilation computes: the processor time of a rank and of all that it has started."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.clock import Clock
+from everstep_services.agent.stalls.kernel import PROC
+
+_BUSY_RATIO = 0.02
+"""Of one core: less is what threads take that look whether there is something to do."""
+_GAP_S = 15.0
+"""Who has not looked for so long does not know what was meanwhile."""
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """A rank that compiles for longer than is usual where it is."""
+
+    pid: int
+    window_s: float
+    """It has hung if it computes next to nothing for so long."""
+
+
+@dataclass(slots=True)
+class _Since:
+    """What was used when it was last seen to compute."""
+
+    pid: int
+    at: float
+    cpu_s: float
+    seen_s: float
+    """What was used when it was last looked at."""
+    looked_s: float
+
+
+class Compilers:
+    """Looked at every few seconds, and only while a rank compiles for longer than is usual."""
+
+    def __init__(self, clock: Clock, proc: Path = PROC) -> None:
+        self._clock = clock
+        self._proc = proc
+        self._since: dict[int, _Since] = {}
+
+    def begins(self) -> None:
+        """Another round: other processes."""
+        self._since.clear()
+
+    def idle_s(self, rank: int) -> float:
+        """For how long it has computed next to nothing, as far as that was witnessed."""
+        known = self._since.get(rank)
+        return 0.0 if known is None else known.looked_s - known.at
+
+    def look(self, ranks: Mapping[int, Compiling]) -> None:
+        """See to these ranks, and no others."""
+        self._since = {rank: one for rank, one in self._since.items() if rank in ranks}
+        if not ranks:
+            return
+        used_s, now = self._used_s([one.pid for one in ranks.values()]), self._clock.now()
+        for rank, one in ranks.items():
+            cpu_s, known = used_s[one.pid], self._since.get(rank)
+            if known is None or _has_computed(known, one, cpu_s, now):
+                self._since[rank] = _Since(one.pid, now, cpu_s, cpu_s, now)
+            else:
+                known.seen_s, known.looked_s = cpu_s, now
+
+    def overlook(self) -> None:
+        """What was used since the look does not count: we have made them answer."""
+        used_s = self._used_s([known.pid for known in self._since.values()])
+        for known in self._since.values():
+            more_s = max(0.0, used_s[known.pid] - known.seen_s)
+            known.cpu_s, known.seen_s = known.cpu_s + more_s, known.seen_s + more_s
+
+    def _used_s(self, pids: list[int]) -> dict[int, float]:
+        """What each has used, with all below it."""
+        if not pids:
+            return {}
+        own_s, children = dict[int, float](), dict[int, list[int]]()
+        for name in os.listdir(self._proc):
+            found = self._stat(name) if name.isdigit() else None
+            if found is not None:
+                parent, own_s[int(name)] = found
+                children.setdefault(parent, []).append(int(name))
+        return {pid: _sum_s(pid, own_s, children) for pid in pids}
+
+    def _stat(self, pid: str) -> tuple[int, float] | None:
+        """Its parent, and its processor time with that of children that it has waited for."""
+        try:
+            fields = (self._proc / pid / "stat").read_text().rpartition(")")[2].split()
+            return int(fields[1]), sum(map(int, fields[11:15])) * _TICK_S
+        except (OSError, ValueError, IndexError):
+            return None  # it has just ended
+
+
+def _has_computed(known: _Since, one: Compiling, cpu_s: float, now: float) -> bool:
+    if known.pid != one.pid or now - known.looked_s > _GAP_S or cpu_s < known.seen_s:
+        return True  # as far as anybody knows: a child that is gone has taken what it used along
+    return cpu_s - known.cpu_s >= _BUSY_RATIO * one.window_s
+
+
+def _sum_s(pid: int, own_s: Mapping[int, float], children: Mapping[int, list[int]]) -> float:
+    below, total_s = {pid}, 0.0
+    open_ = [pid]
+    while open_:
+        one = open_.pop()
+        total_s += own_s.get(one, 0.0)
+        # Numbers are used again while they are read: in a circle, at worst.
+        new = set(children.get(one, ())) - below
+        below |= new
+        open_ += new
+    return total_s
