@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.checkpointing.contenders import SLOW_BYTES_PER_S
 from benchmarks.checkpointing.flat import flat
 from benchmarks.rig import HEAD, row
 
@@ -58,10 +59,13 @@ def main() -> int:
             show(name, found[name])
         step = run(sys.executable, asked.ranks, ["everstep-lazy", str(mib), "1", folder, "busy"])
         show("busy step", step)
+        slow = ["everstep-slow", str(mib), "1", folder, "busy"]
+        slow_step = run(sys.executable, asked.ranks, slow)
+        show(f"busy step, no more than {SLOW_BYTES_PER_S >> 20} MiB/s written", slow_step)
         back = run(sys.executable, asked.ranks, ["restore", str(mib), str(asked.rounds), folder])
         show("restore from own memory", back)
     is_flat = not asked.saves or flat(asked.saves)
-    return 0 if judge(found, step, back, asked.gib / asked.ranks) and is_flat else 1
+    return 0 if judge(found, step, slow_step, back, asked.gib / asked.ranks) and is_flat else 1
 
 
 def run(python: str, ranks: int, case: Sequence[str]) -> Samples:
@@ -115,7 +119,9 @@ def show(name: str, samples: Samples) -> None:
         print(f"  stores {what} at the call")
 
 
-def judge(found: dict[str, Samples], step: Samples, back: Samples, gib: float) -> bool:
+def judge(
+    found: dict[str, Samples], step: Samples, slow: Samples, back: Samples, gib: float
+) -> bool:
     middle = {
         name: {key: statistics.median(values) for key, values in samples.items() if values}
         for name, samples in found.items()
@@ -131,6 +137,9 @@ def judge(found: dict[str, Samples], step: Samples, back: Samples, gib: float) -
         alone, limit, draining = (statistics.median(values) for values in step.values())
         print(f"busy step beside a plain write: {limit / alone:.2f}")
         lines.append(at_most("busy step while a save drains", draining / alone, MOST_BUSY))
+    if slow:
+        alone, _, draining = (statistics.median(values) for values in slow.values())
+        lines.append(at_most("the same, written slowly", draining / alone, MOST_BUSY))
     if back:
         restore, copy = (statistics.median(back[key]) for key in ("restore", "copy"))
         lines.append(at_most("restore from own memory, of one copy", restore / copy, MOST_RESTORE))

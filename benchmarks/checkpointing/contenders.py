@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint import state_dict_saver
 
 State = dict[str, Any]
 _CHUNK = 16 << 20
+SLOW_BYTES_PER_S = 128 << 20
 
 
 class Contender(Protocol):
@@ -76,17 +78,24 @@ class Limit:
 class Everstep:
     """With the optimizer known, or with all copied at once."""
 
-    def __init__(self, root: Path, optimizer: Any, *, lazy: bool) -> None:
+    def __init__(self, root: Path, optimizer: Any, *, lazy: bool, bytes_per_s: int = 0) -> None:
         from trainer_sdk.checkpoint import Checkpointer
 
         optimizers = (optimizer,) if lazy else ()
         self._root = root
-        self._saves = Checkpointer(root, every=1, lazy=lazy, optimizers=optimizers, job="bench")
+        self._saves = Checkpointer(
+            root,
+            every=1,
+            lazy=lazy,
+            optimizers=optimizers,
+            write_bytes_per_s=bytes_per_s,
+            job="bench",
+        )
         self._step = 0
 
     def save(self, path: Path, state: State) -> None:  # noqa: ARG002 - it names them itself
         self._step += 1
-        assert self._saves.save(self._step, state) is not None
+        assert self._saves.save(self._step, state, occasion="interval") is not None
 
     def settle(self) -> None:
         self._saves._saver.settle()
@@ -99,6 +108,14 @@ class Everstep:
 
     def close(self) -> None:
         self._saves.close()
+
+
+class Slow(Everstep):
+    """It may write so much a second, as nobody waits for it."""
+
+    def finish(self) -> None:
+        while not self._saves.maybe_finalize():
+            time.sleep(0.01)
 
 
 class Torch:
@@ -197,6 +214,8 @@ def contender(name: str, root: Path, state: State, optimizer: Any) -> Contender:
             return Limit(state)
         case "everstep" | "everstep-lazy":
             return Everstep(root / "own", optimizer, lazy=name.endswith("lazy"))
+        case "everstep-slow":
+            return Slow(root / "own", optimizer, lazy=True, bytes_per_s=SLOW_BYTES_PER_S)
         case "nvrx" | "nvrx-fork":
             return Nvrx(is_persistent=name == "nvrx")
         case _:
