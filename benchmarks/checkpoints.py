@@ -3,8 +3,7 @@
     python -m benchmarks.checkpoints [--gib 1] [--ranks 1] [--rounds 5] [--folder DIR]
                                      [--nvrx NVRX/bin/python] [--saves 200]
 
-The limit and ours run once more after all others, in the other order: disks grow slower with what
-they have just written, and whoever came later would seem to be.
+The limit and ours save in turns: a disk is now faster and now slower, by what it has just written.
 
 Exit code 1 when a median misses: eager, 1.15 of a copy of the bytes into warm memory; lazy, 10 ms a
 GiB; durable, 1/0.9 of a plain write of them, synced; a busy step meanwhile, 1.05; a restore
@@ -47,16 +46,17 @@ def main() -> int:
     parser.add_argument("--nvrx", type=Path, metavar="PYTHON", help="one that has NVRx, as a peer")
     parser.add_argument("--saves", type=int, default=200, help="for memory; 0 leaves it out")
     asked = parser.parse_args()
-    names = ["limit", *OURS, *PEERS, *(NVRX if asked.nvrx else ())]
+    together = ",".join(("limit", *OURS))
     mib = int(asked.gib * 1024 / asked.ranks)
     print(f"{asked.gib:g} GiB, {asked.ranks} ranks, load {os.getloadavg()[0]:.1f}; milliseconds")
     found: dict[str, Samples] = {}
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="everstep-bench-") as folder:
-        for name in [*names, *reversed(("limit", *OURS))]:
-            python = str(asked.nvrx) if name in NVRX else sys.executable
-            case = [name, str(mib), str(asked.rounds), folder]
-            found[name] = both(found.get(name, {}), run(python, asked.ranks, case))
-            show(name, found[name])
+        for names in [together, *PEERS, *(NVRX if asked.nvrx else ())]:
+            python = str(asked.nvrx) if names in NVRX else sys.executable
+            samples = run(python, asked.ranks, [names, str(mib), str(asked.rounds), folder])
+            for name in names.split(","):
+                found[name] = of(name, samples)
+                show(name, found[name])
         step = run(sys.executable, asked.ranks, ["everstep-lazy", str(mib), "1", folder, "busy"])
         show("busy step", step)
         slow = ["everstep-slow", str(mib), "1", folder, "busy"]
@@ -101,9 +101,10 @@ def run(python: str, ranks: int, case: Sequence[str]) -> Samples:
     return samples
 
 
-def both(before: Samples, after: Samples) -> Samples:
-    """The samples of two runs."""
-    return {key: [*before.get(key, ()), *values] for key, values in after.items()} or before
+def of(name: str, samples: Samples) -> Samples:
+    """Those of one contender."""
+    by_names = ((key.split(), values) for key, values in samples.items())
+    return {what: values for (whose, what), values in by_names if whose == name}
 
 
 def show(name: str, samples: Samples) -> None:
@@ -127,7 +128,7 @@ def judge(
         for name, samples in found.items()
         if samples
     }
-    copy, write = middle["limit"]["stall"], middle["limit"]["durable"] - middle["limit"]["stall"]
+    copy, write = middle["limit"]["stall"], middle["limit"]["written"]
     lines = [
         at_most("eager stall, of one copy", middle["everstep"]["stall"] / copy, MOST_EAGER),
         at_most("lazy stall, ms a GiB", middle["everstep-lazy"]["stall"] / gib, MOST_LAZY_MS_A_GIB),

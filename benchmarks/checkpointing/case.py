@@ -1,7 +1,7 @@
-"""One contender on one rank, in a process of its own; rank 0 prints JSON.
+"""Contenders on one rank, in a process of its own; rank 0 prints JSON.
 
-python -m benchmarks.checkpointing.case NAME MIB ROUNDS FOLDER [busy]
-NAME is a contender, or `restore`.
+python -m benchmarks.checkpointing.case NAMES MIB ROUNDS FOLDER [busy]
+NAMES are contenders that save in turns, with commas between them; or `restore`.
 """
 
 import json
@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import state_dict_loader
 from benchmarks.checkpointing.contenders import Contender, State, contender, do_without_cuda
 
 TENSORS = 16
+OWNED = frozenset({"everstep", "everstep-lazy", "everstep-slow", "back"})
 WARM = 2
 _BUSY = 512
 _STEPS = 300
@@ -34,14 +35,15 @@ if any(one.startswith("nvrx") for one in sys.argv):
 
 
 def main() -> None:
-    name, mib, rounds, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    names, mib, rounds, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     state, optimizer = made(mib)
-    if name == "restore":
+    if names == "restore":
         found = restored_by_us(folder, state, rounds)
     else:
-        found = saved(contender(name, folder, state, optimizer), folder, state, optimizer, rounds)
+        ones = {name: contender(name, folder, state, optimizer) for name in names.split(",")}
+        found = saved(ones, folder, state, optimizer, rounds)
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, found)
     if dist.get_rank() == 0:
@@ -70,41 +72,46 @@ def restored_by_us(folder: Path, state: State, rounds: int) -> dict[str, list[fl
 
 
 def saved(
-    one: Contender, folder: Path, state: State, optimizer: Any, rounds: int
+    ones: dict[str, Contender], folder: Path, state: State, optimizer: Any, rounds: int
 ) -> dict[str, list[float]]:
+    """By `name what`."""
+    found: dict[str, list[float]] = {}
     if "busy" in sys.argv:
+        (one,) = ones.values()
         found = busy(one, folder, state)
     else:
-        found = timed(one, folder, state, rounds)
-        found["later"] = later(one, folder, state, optimizer)
-    one.close()
+        for number in range(WARM + rounds):
+            for name in sorted(ones, reverse=bool(number % 2)):
+                took = timed(ones[name], folder / f"{name}-{number}", state)
+                for what, ms in took.items() if number >= WARM else [("first", took["stall"])]:
+                    found.setdefault(f"{name} {what}", []).append(ms)
+                if dist.get_rank() == 0:
+                    clean(folder)
+                dist.barrier()
+        for name, one in ones.items():
+            found[f"{name} later"] = later(one, folder, state, optimizer)
+    for one in ones.values():
+        one.close()
     return found
 
 
-def timed(one: Contender, folder: Path, state: State, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds; the first saves, which make plans and memory, are not counted."""
-    found: dict[str, list[float]] = {"stall": [], "settle": [], "durable": [], "first": []}
-    for number in range(WARM + rounds):
-        dist.barrier()
-        path = folder / f"{one.__class__.__name__}-{number}"
-        began = time.perf_counter()
-        one.save(path, state)
-        stalled = time.perf_counter()
-        one.settle()
-        settled = time.perf_counter()
-        one.finish()
-        ended = time.perf_counter()
-        dist.barrier()
-        if number < WARM:
-            found["first"].append((stalled - began) * 1e3)
-        else:
-            found["stall"].append((stalled - began) * 1e3)
-            found["settle"].append((settled - stalled) * 1e3)
-            found["durable"].append((ended - began) * 1e3)
-        if dist.get_rank() == 0:
-            clean(folder)
-        dist.barrier()
-    return found
+def timed(one: Contender, path: Path, state: State) -> dict[str, float]:
+    """One save, in milliseconds; the first ones of each make plans and memory."""
+    dist.barrier()
+    began = time.perf_counter()
+    one.save(path, state)
+    stalled = time.perf_counter()
+    one.settle()
+    settled = time.perf_counter()
+    one.finish()
+    ended = time.perf_counter()
+    dist.barrier()
+    return {
+        "stall": (stalled - began) * 1e3,
+        "settle": (settled - stalled) * 1e3,
+        "written": (ended - stalled) * 1e3,
+        "durable": (ended - began) * 1e3,
+    }
 
 
 def later(one: Contender, folder: Path, state: State, optimizer: Any) -> list[float]:
@@ -197,8 +204,8 @@ def deciles(values: list[float]) -> list[float]:
 
 def clean(folder: Path) -> None:
     """All but who owns it: a disk that fills up gets slower."""
-    for one in [*folder.iterdir(), *folder.glob("own/step-*")]:
-        if one.name == "own":
+    for one in [*folder.iterdir(), *folder.glob("everstep*/step-*")]:
+        if one.name in OWNED:
             continue
         if one.is_dir():
             shutil.rmtree(one)

@@ -213,9 +213,9 @@ def contender(name: str, root: Path, state: State, optimizer: Any) -> Contender:
         case "limit":
             return Limit(state)
         case "everstep" | "everstep-lazy":
-            return Everstep(root / "own", optimizer, lazy=name.endswith("lazy"))
+            return Everstep(root / name, optimizer, lazy=name.endswith("lazy"))
         case "everstep-slow":
-            return Slow(root / "own", optimizer, lazy=True, bytes_per_s=SLOW_BYTES_PER_S)
+            return Slow(root / name, optimizer, lazy=True, bytes_per_s=SLOW_BYTES_PER_S)
         case "nvrx" | "nvrx-fork":
             return Nvrx(is_persistent=name == "nvrx")
         case _:

@@ -7,6 +7,7 @@ shorten it meanwhile: that would be the death of this process. Whoever saves clo
 import mmap
 import os
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.fitting import Form, check_fit, check_values, read_value
 from trainer_sdk.checkpoint.restore.target import Target, local
 
+_PIECE_BYTES = 1 << 20
+
 
 class Image:
     """One rank's state, in its folder."""
@@ -34,6 +37,7 @@ class Image:
         self._folder = Path(folder)
         self._identity = identity
         self._index: ImageIndex | None = None
+        self._mapping: mmap.mmap | None = None
         self._octets: torch.Tensor | None = None
         self._values: dict[str, object] = {}
 
@@ -42,17 +46,20 @@ class Image:
         path = self._folder / IMAGE
         try:
             index = decode((self._folder / INDEX).read_bytes(), ImageIndex, str(self._folder))
-            octets = _mapped(path, index.size_bytes)
+            mapping = _mapped(path, index.size_bytes)
         except (OSError, BadManifestError) as error:
             raise UnfitError(f"{self._folder} cannot be read: {error}") from error
         if index.identity != self._identity:
             raise UnfitError(f"{self._folder} has become another state meanwhile")
+        octets = torch.empty(0, dtype=torch.uint8)
+        if mapping is not None:
+            octets = torch.frombuffer(mapping, dtype=torch.uint8)
         found = xxhash.xxh3_128_hexdigest(octets.numpy().data)
         if found != index.hash:
             raise UnfitError(
                 f"{path} is not what was saved: its hash is {found}, and was {index.hash}"
             )
-        self._index, self._octets = index, octets
+        self._index, self._mapping, self._octets = index, mapping, octets
 
     def fit(self, target: Target) -> None:
         """Compare it with the live state, and read what is no tensor."""
@@ -89,9 +96,11 @@ class Image:
 
     def close(self) -> None:
         """Let go of it, which takes a while, for which nobody waits."""
-        held = [self._octets]
-        self._octets = None
-        threading.Thread(target=held.clear, name="everstep-unmap", daemon=True).start()
+        mapping, self._mapping, self._octets = self._mapping, None, None
+        if mapping is not None:
+            threading.Thread(
+                target=_unmap, args=(mapping,), name="everstep-unmap", daemon=True
+            ).start()
 
     def _copy(self, entry: Entry, live: torch.Tensor) -> None:
         is_direct = live.is_cpu and live.is_contiguous()
@@ -115,16 +124,22 @@ class Image:
                 target.put(key, value)
 
 
-def _mapped(path: Path, size: int) -> torch.Tensor:
+def _mapped(path: Path, size: int) -> mmap.mmap | None:
     with path.open("rb") as file:
         there = os.fstat(file.fileno()).st_size
         if there < size:
             raise UnfitError(f"{path} is cut short: {there} of {size} bytes")
         if not size:
-            return torch.empty(0, dtype=torch.uint8)
-        return torch.frombuffer(
-            mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), dtype=torch.uint8
-        )
+            return None
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    """Piece by piece: until one is gone, no thread of this process gets new memory or begins."""
+    for at in range(0, len(mapping), _PIECE_BYTES):
+        mapping.madvise(mmap.MADV_DONTNEED, at, min(_PIECE_BYTES, len(mapping) - at))
+        time.sleep(0)  # leaves the interpreter to others, too
+    mapping.close()
 
 
 def _form(entry: Entry) -> Form:

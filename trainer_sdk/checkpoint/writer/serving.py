@@ -75,7 +75,7 @@ class Service:
                 return
             case WriteState():
                 self._waves[order.save] = queue.SimpleQueue()
-                self._throttles[order.save] = Throttle(order.bytes_per_s)
+                self._throttle(order)  # before it is asked to hurry
             case WriteFile():
                 pass
         threading.Thread(target=self.work, args=(order,), daemon=True).start()
@@ -105,7 +105,7 @@ class Service:
             if order.root:
                 self._claim(order, stage)
                 stage.name = "write"
-                windows, throttle = self._windows(order, octets), self._throttles[order.save]
+                windows, throttle = self._windows(order, octets), self._throttle(order)
                 write_s = write_shard(order, windows, hasher, throttle, going)
             else:
                 stage.name = "hash"
@@ -134,6 +134,9 @@ class Service:
                 if self._waves[order.save].get().is_given_up:
                     raise _GivenUpByRankError
             yield octets[: min(size, order.file_bytes - at)]
+
+    def _throttle(self, order: WriteState) -> Throttle:
+        return self._throttles.setdefault(order.save, Throttle(order.bytes_per_s))
 
     def _claim(self, order: WriteState, stage: "_Stage") -> None:
         if order.root not in self._claimed:
