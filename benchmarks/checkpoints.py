@@ -3,7 +3,8 @@
     python -m benchmarks.checkpoints [--gib 1] [--ranks 1] [--rounds 5] [--folder DIR]
                                      [--nvrx NVRX/bin/python] [--saves 200]
 
-The limit and ours save in turns: a disk is now faster and now slower, by what it has just written.
+The limit and ours save in turns, if the memory is enough for that: a disk is now faster and now
+slower, by what it has just written.
 
 Exit code 1 when a median misses: eager, 1.15 of a copy of the bytes into warm memory; lazy, 10 ms a
 GiB; durable, 1/0.9 of a plain write of them, synced; a busy step meanwhile, 1.05; a restore
@@ -22,6 +23,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from benchmarks.checkpointing.contenders import SLOW_BYTES_PER_S
 from benchmarks.checkpointing.flat import flat
 from benchmarks.rig import HEAD, row
@@ -29,6 +32,8 @@ from benchmarks.rig import HEAD, row
 OURS = ("everstep", "everstep-lazy")
 PEERS = ("dcp", "dcp-async-thread", "dcp-async-process")
 NVRX = ("nvrx", "nvrx-fork")
+_STATES_IN_TURNS = 8
+"""The state, a copy of each contender, gradients, and what is read back."""
 MOST_EAGER, MOST_LAZY_MS_A_GIB, LEAST_OF_WRITE, MOST_BUSY = 1.15, 10.0, 0.9, 1.05
 MOST_RESTORE = 1.3
 _WITHIN_S = 900.0
@@ -46,12 +51,14 @@ def main() -> int:
     parser.add_argument("--nvrx", type=Path, metavar="PYTHON", help="one that has NVRx, as a peer")
     parser.add_argument("--saves", type=int, default=200, help="for memory; 0 leaves it out")
     asked = parser.parse_args()
-    together = ",".join(("limit", *OURS))
+    limits = ("limit", *OURS)
+    has_room = psutil.virtual_memory().available > _STATES_IN_TURNS * asked.gib * 2**30
+    first = (",".join(limits),) if has_room else limits
     mib = int(asked.gib * 1024 / asked.ranks)
     print(f"{asked.gib:g} GiB, {asked.ranks} ranks, load {os.getloadavg()[0]:.1f}; milliseconds")
     found: dict[str, Samples] = {}
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="everstep-bench-") as folder:
-        for names in [together, *PEERS, *(NVRX if asked.nvrx else ())]:
+        for names in [*first, *PEERS, *(NVRX if asked.nvrx else ())]:
             python = str(asked.nvrx) if names in NVRX else sys.executable
             samples = run(python, asked.ranks, [names, str(mib), str(asked.rounds), folder])
             for name in names.split(","):
