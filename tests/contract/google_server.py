@@ -13,12 +13,9 @@ from pathlib import Path
 from tests.contract.s3_server import make_bucket, served
 
 BUCKET = "checkpoints"
-_SERVE = """
-import itertools, sys, threading
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
+_BEFORE_MOTO = """
+import itertools
 
-moto = DomainDispatcherApplication(create_backend_app)
 generations, made = {}, itertools.count(1)
 known_to_moto = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, "
 
@@ -49,19 +46,14 @@ def google(environ, start):
 
     return moto(environ, answer)
 
-# One request at a time: it looks and then writes, which is atomic only so.
-server = make_server("127.0.0.1", 0, google)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-sys.stdout.write("%d\\n" % server.port)
-sys.stdout.flush()
-sys.stdin.read()
+app = google
 """
 
 
 @contextmanager
 def google_server(folder: Path) -> Generator[dict[str, str]]:
     """The environment in which the bucket can be used."""
-    with served(folder, _SERVE) as url:
+    with served(folder, _BEFORE_MOTO) as url:
         make_bucket(url, BUCKET)
         account = {
             "gcs_base_url": url,

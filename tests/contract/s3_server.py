@@ -9,12 +9,16 @@ from pathlib import Path
 from tests.waiting import until
 
 BUCKET = "checkpoints"
-# One request at a time: moto looks and then writes, which is atomic only so, as it is in S3.
-_SERVE = """
+_MOTO = """
 import sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app))
+
+app = moto = DomainDispatcherApplication(create_backend_app)
+"""
+# One request at a time: moto looks and then writes, which is atomic only so, as it is in S3.
+_SERVE = """
+server = make_server("127.0.0.1", 0, app)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 sys.stdout.write("%d\\n" % server.port)
 sys.stdout.flush()
@@ -25,7 +29,7 @@ sys.stdin.read()
 @contextmanager
 def s3_server(folder: Path) -> Generator[dict[str, str]]:
     """The environment in which the bucket can be used."""
-    with served(folder, _SERVE) as url:
+    with served(folder) as url:
         make_bucket(url, BUCKET)
         yield {
             "AWS_ENDPOINT_URL": url,
@@ -37,12 +41,15 @@ def s3_server(folder: Path) -> Generator[dict[str, str]]:
 
 
 @contextmanager
-def served(folder: Path, program: str) -> Generator[str]:
-    """The URL of this program, which says its port, and ends when nobody writes to it any more."""
+def served(folder: Path, before_moto: str = "") -> Generator[str]:
+    """The URL of moto, or of the `app` that stands before it; nobody is left of it at the end."""
     said = folder / "port"
     with said.open("w") as out, (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=out, stderr=log
+            [sys.executable, "-c", _MOTO + before_moto + _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=log,
         )
     try:
         port = until(said.read_text, "the server says where it listens", holds=str.strip)

@@ -1,8 +1,6 @@
 """Limits on a real bus: two replicas learn the same, once; people set them; nothing is lost."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,45 +44,35 @@ class Agents:
         self.round = 1
         self.config = "one"
         self.sections: dict[str, tuple[SectionSeen, ...]] = {}
+        self._sequence = 0
 
-    async def beat_for_ever(self) -> None:
-        sequence = 0
-        while True:
-            sequence += 1
-            for node, sections in self.sections.items():
-                beat = NodeBeat(
-                    job=self._job,
-                    node=node,
-                    sequence=sequence,
-                    at=datetime.now(UTC),
-                    state="running",
-                    round=self.round,
-                    slot=0,
-                    sections=sections,
-                    config_fingerprint=self.config,
-                )
-                self._bus.send(subjects.beat(self._job, node), beat)
-            await asyncio.sleep(0.02)
+    def beat(self) -> None:
+        self._sequence += 1
+        for node, sections in self.sections.items():
+            beat = NodeBeat(
+                job=self._job,
+                node=node,
+                sequence=self._sequence,
+                at=datetime.now(UTC),
+                state="running",
+                round=self.round,
+                slot=0,
+                sections=sections,
+                config_fingerprint=self.config,
+            )
+            self._bus.send(subjects.beat(self._job, node), beat)
 
+    async def teach(self, section: str, limit_s: float) -> LimitsDocument:
+        """Beat until this limit was learned."""
 
-@asynccontextmanager
-async def beating(bus: NatsBus, job: str) -> AsyncIterator[Agents]:
-    agents = Agents(bus, job)
-    async with asyncio.TaskGroup() as tasks:
-        loop = tasks.create_task(agents.beat_for_ever())
-        try:
-            yield agents
-        finally:
-            loop.cancel()
+        def look() -> Awaitable[LimitsDocument | None]:
+            self.beat()
+            return limits(self._bus, self._job)
 
+        def holds(document: LimitsDocument) -> bool:
+            return (section, limit_s) in {(one.section, one.limit_s) for one in document.limits}
 
-async def limit_is(bus: NatsBus, job: str, section: str, limit_s: float) -> LimitsDocument:
-    def holds(document: LimitsDocument) -> bool:
-        return (section, limit_s) in {(one.section, one.limit_s) for one in document.limits}
-
-    return await until_async(
-        lambda: limits(bus, job), f"a limit of {limit_s} s for {section!r}", holds=holds
-    )
+        return await until_async(look, f"a limit of {limit_s} s for {section!r}", holds=holds)
 
 
 async def test_two_replicas_learn_the_longest_of_all_nodes_and_say_so_once_each(
@@ -97,17 +85,17 @@ async def test_two_replicas_learn_the_longest_of_all_nodes_and_say_so_once_each(
         connect(settings, "agents", spool=tmp_path / "agents") as agents_bus,
         at_work(one, QUICK),
         at_work(other, QUICK),
-        beating(agents_bus, job) as agents,
     ):
+        agents = Agents(agents_bus, job)
         agents.sections = {"a": (seen("data", 40),), "b": (seen("data", 60), seen("", 1))}
-        document = await limit_is(one, job, "data", 300)
+        document = await agents.teach("data", 300)
         assert {(one.section, one.source) for one in document.limits} == {
             ("data", "learned"),
             ("", "floor"),
         }
         assert (document.round, document.config_fingerprint) == (1, "one")
         agents.sections["a"] = (seen("data", 200),)
-        await limit_is(one, job, "data", 1000)
+        await agents.teach("data", 1000)
         started = ProgressMade(
             id=ids.new_id(),
             job=job,
@@ -124,7 +112,7 @@ async def test_two_replicas_learn_the_longest_of_all_nodes_and_say_so_once_each(
         )
         agents.round, agents.config = 2, "two"
         agents.sections = {"a": (seen("data", 30),)}
-        document = await limit_is(one, job, "data", 150)
+        document = await agents.teach("data", 150)
         assert [one.section for one in document.limits] == ["data"]
         assert document.first_step_limit_s == 7200
         learned = await until_async(
@@ -150,20 +138,20 @@ async def test_people_set_a_limit_and_have_it_learned_again(
         connect(settings, "health", spool=tmp_path / "one") as bus,
         connect(settings, "agents", spool=tmp_path / "agents") as agents_bus,
         at_work(bus, QUICK),
-        beating(agents_bus, job) as agents,
     ):
+        agents = Agents(agents_bus, job)
         shown = await bus.ask(
             "health", "limits", ShowLimits(job=job), LimitsDocument, job=job, within_s=30
         )
         assert (shown.limits, shown.first_step_limit_s) == ((), 7200)
         agents.sections = {"a": (seen("data", 40),)}
-        await limit_is(bus, job, "data", 200)
+        await agents.teach("data", 200)
         assert "section data is 7 s from now on" in (await set_limit(bus, 7)).text
         agents.sections = {"a": (seen("data", 100), seen("more", 100))}
-        document = await limit_is(bus, job, "more", 500)
+        document = await agents.teach("more", 500)
         assert document.limits[0].limit_s == 7
         await set_limit(bus, 0)
-        await limit_is(bus, job, "data", 500)
+        await agents.teach("data", 500)
         with pytest.raises(AskRefusedError, match="a limit of -1 s for 'data' cannot be"):
             await set_limit(bus, -1)
         acts = await facts_of(bus, OperatorActed, 3, job=job)
@@ -181,12 +169,12 @@ async def test_a_document_that_was_lost_is_made_again(
     async with (
         connect(shared_nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
         at_work(bus, QUICK),
-        beating(bus, job) as agents,
     ):
+        agents = Agents(bus, job)
         agents.sections = {"a": (seen("data", 40),)}
-        before = await limit_is(bus, job, "data", 200)
+        before = await agents.teach("data", 200)
         await bus.documents("LIMITS").delete(job, revision=None)
-        assert await limit_is(bus, job, "data", 200) == before
+        assert await agents.teach("data", 200) == before
 
 
 async def test_what_a_newer_release_has_written_is_left_alone(
@@ -196,8 +184,8 @@ async def test_what_a_newer_release_has_written_is_left_alone(
     async with (
         connect(shared_nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
         at_work(bus, QUICK) as health,
-        beating(bus, job) as agents,
     ):
+        agents = Agents(bus, job)
         await bus.documents("LIMITS").put(job, strange, revision=0)
         agents.sections = {"a": (seen("data", 40),)}
         with pytest.raises(AskRefusedError, match="limits_document.v2"):
@@ -205,5 +193,10 @@ async def test_what_a_newer_release_has_written_is_left_alone(
                 "health", "limits", ShowLimits(job=job), LimitsDocument, job=job, within_s=30
             )
         beats = health.statistics()["beats_total"] + 20
-        await until_async(lambda: health.statistics()["beats_total"] >= beats, "it goes on")
+
+        def heard() -> bool:
+            agents.beat()
+            return health.statistics()["beats_total"] >= beats
+
+        await until_async(heard, "it goes on")
         assert (await bus.documents("LIMITS").get(job)).data == strange

@@ -35,7 +35,7 @@ QUICK = HealthSettings(
 
 
 class Agents:
-    """Nodes that beat ten times a second until they fall silent."""
+    """Nodes that beat until they fall silent."""
 
     def __init__(self, bus: NatsBus, job: str, names: list[str]) -> None:
         self._bus = bus
@@ -43,19 +43,29 @@ class Agents:
         self.speaking = set(names)
         self._sequence = 0
 
-    async def beat_for_ever(self) -> None:
-        while True:
-            self._sequence += 1
-            for name in self.speaking:
-                beat = NodeBeat(
-                    job=self._job,
-                    node=name,
-                    sequence=self._sequence,
-                    at=datetime.now(UTC),
-                    state="standby",
-                )
-                self._bus.send(subjects.beat(self._job, name), beat)
-            await asyncio.sleep(0.1)
+    def beat(self) -> None:
+        self._sequence += 1
+        for name in self.speaking:
+            beat = NodeBeat(
+                job=self._job,
+                node=name,
+                sequence=self._sequence,
+                at=datetime.now(UTC),
+                state="standby",
+            )
+            self._bus.send(subjects.beat(self._job, name), beat)
+
+
+class BeatClock(NotedClock):
+    """Whenever an observer begins to wait, as before each of its ticks, the nodes beat."""
+
+    def __init__(self, agents: Agents) -> None:
+        super().__init__()
+        self._agents = agents
+
+    async def sleep(self, seconds: float) -> None:
+        self._agents.beat()
+        await super().sleep(seconds)
 
 
 @asynccontextmanager
@@ -63,17 +73,6 @@ async def watched(bus: NatsBus, clock: Clock | None = None) -> AsyncIterator[Obs
     """An observer at work, in a whole replica."""
     async with at_work(bus, QUICK, clock) as health:
         yield health.observer
-
-
-@asynccontextmanager
-async def beating(bus: NatsBus, job: str, *names: str) -> AsyncIterator[Agents]:
-    agents = Agents(bus, job, list(names))
-    async with asyncio.TaskGroup() as tasks:
-        loop = tasks.create_task(agents.beat_for_ever())
-        try:
-            yield agents
-        finally:
-            loop.cancel()
 
 
 async def facts_of(bus: NatsBus, job: str, until: type[Fact]) -> list[Fact]:
@@ -103,8 +102,7 @@ async def test_two_observers_record_one_loss_and_one_return(
         connect(settings, "health", spool=tmp_path / "one") as one,
         connect(settings, "health", spool=tmp_path / "other") as other,
         connect(settings, "agents") as agents_bus,
-        beating(agents_bus, job, "n1", "n2") as agents,
-        watched(one) as first,
+        watched(one, BeatClock(agents := Agents(agents_bus, job, ["n1", "n2"]))) as first,
         watched(other) as second,
         one.subscribe(subjects.lost(job), NodeLost) as heard,
     ):
@@ -145,13 +143,13 @@ async def test_a_server_that_goes_and_comes_back_costs_nobody_a_node(
     settings = msgspec.structs.replace(
         nats.settings(SERVICE), reconnect_jitter_s=0.01, reconnect_wait_s=0.1
     )
-    clock = NotedClock()
     async with (
         connect(settings, "health", spool=tmp_path / "health") as bus,
         connect(settings, "agents") as agents_bus,
     ):
         await topology.init(bus.jetstream)
-        async with beating(agents_bus, job, "n1", "n2", "n3"), watched(bus, clock) as observer:
+        clock = BeatClock(Agents(agents_bus, job, ["n1", "n2", "n3"]))
+        async with watched(bus, clock) as observer:
             await known(observer, 3)
             await stopped(nats.pid)  # the connection looks fine
             ticks, past = len(clock.waits), QUICK.silence_limit_s + 5 * QUICK.tick_s

@@ -17,7 +17,7 @@ from trainer_sdk import layout
 pytest.importorskip("torch")
 
 HANGING = """
-import ctypes, sys, threading, time
+import ctypes, signal, sys, threading
 from torch._C._distributed_c10d import _WorkerServer
 
 server = _WorkerServer(sys.argv[1])
@@ -25,8 +25,8 @@ print("up", flush=True)
 
 def hang():
     match sys.argv[2]:
-        case "sleep":
-            time.sleep(1000)
+        case "asleep":
+            signal.pause()
         case "busy":
             while True:
                 pass
@@ -35,10 +35,10 @@ def hang():
             lock.acquire()
             lock.acquire()
         case "gil":
-            ctypes.PyDLL(None).sleep(1000)  # called without giving the interpreter's lock away
+            ctypes.PyDLL(None).pause()  # called without giving the interpreter's lock away
         case "gil-of-another-thread":
-            threading.Thread(target=ctypes.PyDLL(None).sleep, args=(1000,)).start()
-            time.sleep(1000)
+            threading.Thread(target=ctypes.PyDLL(None).pause).start()
+            signal.pause()
 
 hang()
 """
@@ -73,7 +73,7 @@ async def _settled(folder: Path, *, runs: bool) -> Interpreter:
     return found
 
 
-@pytest.mark.parametrize("how", ["sleep", "busy", "lock"])
+@pytest.mark.parametrize("how", ["asleep", "busy", "lock"])
 async def test_a_rank_that_hangs_in_python_says_where(tmp_path: Path, how: str) -> None:
     with hanging(tmp_path, how):
         found = await _settled(tmp_path, runs=True)
@@ -89,7 +89,7 @@ async def test_one_that_holds_the_lock_is_told_apart(tmp_path: Path, how: str) -
 
 
 async def test_of_one_that_is_stopped_nothing_can_be_told(tmp_path: Path) -> None:
-    with hanging(tmp_path, "sleep") as rank:
+    with hanging(tmp_path, "asleep") as rank:
         rank.send_signal(signal.SIGSTOP)
         until(lambda: _is_stopped(rank.pid) or None, "it is stopped")
         assert await look_into(tmp_path) is None

@@ -14,8 +14,6 @@ TESTS = Path(__file__).parents[1]
 PACED = {
     "chaos/outages.py",
     "chaos/recorder.py",
-    "integration/test_health_limits.py",
-    "integration/test_health_service.py",
 }
 """They make a load of so many messages a second, or let so much time pass."""
 
