@@ -83,6 +83,22 @@ async def test_what_trainings_use_works(tmp_path: Path, warm: bool) -> None:
         assert node.err() == ""
 
 
+@pytest.mark.parametrize("warm", [False, True])
+async def test_an_optimizer_of_ones_own_needs_no_compiler(tmp_path: Path, warm: bool) -> None:
+    async with opened(tmp_path, "own_optimizer.py", warm=warm) as node:
+        (said,) = await ran(node, warm=warm)
+        assert not said["was_imported"]
+        assert said["weight"] == 1.0
+        assert "Add a param group" in said["about"]
+        assert said["name"] == "Optimizer.add_param_group"
+        # From then on torch is as it was, but for what the script has changed.
+        assert said["is_imported"]
+        assert (said["compiled"], said["grad"]) == (2.0, None)
+        assert said["files"] == ["_compile.py"]
+        assert said["patched"] == {"of": "Descent"}
+        assert node.err() == ""
+
+
 async def test_gloo_forms_round_after_round(tmp_path: Path) -> None:
     async with opened(tmp_path, "allreduce.py", "wait", warm=True) as node:
         (ready,) = await node.next(ForgeReady)

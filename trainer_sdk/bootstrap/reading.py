@@ -17,6 +17,8 @@ _MOST_FILES = 20
 _MOST_BYTES = 2**20
 """Of a script, and of all the user's modules that it imports: nobody waits for more to be read."""
 _TORCH, _OPTIM, _DDP = "torch", "optim", "DistributedDataParallel"
+_BASE = "Optimizer"
+"""Of all optimizers; it does not need dynamo by itself (see `sparing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,9 @@ class Script:
     def needs_dynamo(self) -> bool:
         """Whether its ranks will import `torch._dynamo`, as far as the text tells.
 
-        They do if its code, or that of a module of the user's that it imports, uses `torch.optim`
-        or DDP. What stands in texts and comments, or only for a type checker, does not count.
-        A class derived from torch's `Optimizer` counts: its base's `add_param_group`, `zero_grad`
-        and `state_dict` import it, and no text tells that none of them is ever called.
+        They do if its code, or that of a module of the user's that it imports, uses DDP, or more
+        of `torch.optim` than the base class. What stands in texts and comments, or only for a type
+        checker, does not count.
         """
         return _needs_dynamo(self.tree) or any(_needs_dynamo(tree) for tree in self._beside())
 
@@ -156,14 +157,23 @@ def _needs_dynamo(tree: ast.Module) -> bool:
         for alias in node.names
         if alias.name == _TORCH or (alias.name.startswith(f"{_TORCH}.") and not alias.asname)
     }
-    return any(_is_optim(node, torch) or _is_ddp(node) for node in code)
+    bases = {
+        id(node.value) for node in code if isinstance(node, ast.Attribute) and node.attr == _BASE
+    }
+    return any((_is_optim(node, torch) and id(node) not in bases) or _is_ddp(node) for node in code)
 
 
 def _is_optim(node: ast.AST, torch: set[str]) -> bool:
-    """Whether a node imports the module, or takes it from what is torch in this file."""
-    if isinstance(node, ast.Attribute):
-        return node.attr == _OPTIM and isinstance(node.value, ast.Name) and node.value.id in torch
-    return any(name.split(".")[:2] == [_TORCH, _OPTIM] for name in _imported(node, ""))
+    """Whether a node imports of the module, or takes it from what is torch in this file."""
+    match node:
+        case ast.Attribute():
+            return (
+                node.attr == _OPTIM and isinstance(node.value, ast.Name) and node.value.id in torch
+            )
+        case ast.ImportFrom(module="torch.optim" | "torch.optim.optimizer", level=0):
+            return any(alias.name != _BASE for alias in node.names)
+        case _:
+            return any(name.split(".")[:2] == [_TORCH, _OPTIM] for name in _imported(node, ""))
 
 
 def _is_ddp(node: ast.AST) -> bool:

@@ -8,6 +8,7 @@ from trainer_sdk import layout
 from trainer_sdk.bootstrap.coming import watch_compiling, when_imported
 from trainer_sdk.bootstrap.link import Link, ShortPath
 from trainer_sdk.bootstrap.meeting import meet_promptly
+from trainer_sdk.bootstrap.sparing import spare_compiler
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def _arm(link: Link, environ: "MutableMapping[str, str]") -> None:
         _count_steps(link)
         watch_compiling(link)
         meet_promptly()
+        spare_compiler()
         if link.folder:
             _serve(link.folder)
     # A torch without distributed, a release that has moved a name, a folder that is gone: what
