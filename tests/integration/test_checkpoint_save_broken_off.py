@@ -16,7 +16,7 @@ from tests.waiting import until
 from trainer_sdk.checkpoint import FileSaves, SaveError, saver, staging, waves
 from trainer_sdk.checkpoint.save import OnError, Patience
 from trainer_sdk.checkpoint.staging import Stager
-from trainer_sdk.checkpoint.writer.orders import Wave, WriteFile
+from trainer_sdk.checkpoint.writer.orders import Filled, GiveUp, WriteFile
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 17), "value": {"lr": 0.5}}
 BLANK: dict[str, Any] = {"a": torch.zeros(1 << 17, dtype=torch.int64), "value": {"lr": 0}}
@@ -166,11 +166,12 @@ def test_a_writer_that_dies_between_waves_takes_no_other_with_it(
     assert same(load(folder, 2, dict(BLANK)), STATE)
 
 
-def test_a_wave_that_nobody_waits_for_does_no_harm(folder: Path) -> None:
+def test_word_of_a_save_that_is_over_does_no_harm(folder: Path) -> None:
     with saving(folder) as rank:
         rank.queue.delivery.warm()
         pid = rank.queue.delivery.writer_pid
-        rank.queue.delivery._ready_writer().send(Wave(save=99))
+        rank.queue.delivery._ready_writer().send(Filled(save=99, end=1))
+        rank.queue.delivery._ready_writer().send(GiveUp(save=99))
         rank.save(1, STATE)
         assert rank.finish() == [1]
         assert rank.queue.delivery.writer_pid == pid

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from trainer_sdk.checkpoint import staging
-from trainer_sdk.checkpoint.staging import ChangedError, Copy, Owned, Stager, Staging
+from trainer_sdk.checkpoint.owned import Owned
+from trainer_sdk.checkpoint.staging import ChangedError, Copy, Stager, Staging
 
 
 class Held:
@@ -45,7 +46,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def copy_of(source: torch.Tensor) -> Copy:
-    return Copy("w", source, torch.zeros_like(source), source._version)
+    return Copy("w", source, torch.zeros_like(source), version=source._version)
 
 
 def test_what_cannot_wait_is_copied_before_the_call_returns(held: Held) -> None:

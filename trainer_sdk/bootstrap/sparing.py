@@ -6,7 +6,6 @@ so that they may run as they are.
 """
 
 import sys
-from functools import wraps
 
 from trainer_sdk.bootstrap.coming import when_imported
 
@@ -42,6 +41,8 @@ def spare_compiler() -> None:
 
 
 def _plain(asking: "Callable[..., Any]") -> "Callable[..., Any]":
+    from functools import wraps  # torch has loaded it
+
     method = asking.__wrapped__  # type: ignore[attr-defined]
 
     @wraps(method)

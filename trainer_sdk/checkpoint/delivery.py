@@ -1,8 +1,11 @@
 """Saves on their way through the writer: what it says of each, and what follows when one fails."""
 
+import math
 import threading
 import time
 from contextlib import suppress
+
+import msgspec
 
 from trainer_sdk.checkpoint.news import News
 from trainer_sdk.checkpoint.save import OnError, Patience, Save, SaveError
@@ -10,12 +13,14 @@ from trainer_sdk.checkpoint.storage.port import StorageError
 from trainer_sdk.checkpoint.writer.orders import (
     Done,
     Failed,
+    Filled,
     FromWriter,
+    GiveUp,
     Going,
     Hurry,
     Kept,
     NextWave,
-    Wave,
+    ToWriter,
     WriteFile,
     WriteState,
     Written,
@@ -59,27 +64,35 @@ class Delivery:
         with self.lock, suppress(WriterGoneError):
             self._ready_writer()
 
-    def send(self, save: Save, order: WriteState | WriteFile) -> None:
-        """All of it is in its buffer: have it written, unless it was abandoned meanwhile."""
+    def send_ahead(self, save: Save, order: WriteState) -> None:
+        """It is on its way into its buffer: a writer that is there begins with what it has."""
         with self.lock:
-            save.order = order
-            if save.result is None:
+            if save.result is None and self.writer_pid is not None:
+                save.order = msgspec.structs.replace(order, is_filling=True)
                 self._send(save)
 
-    def wave(self, save: Save) -> None:
-        """The next window is in its buffer, unless it was abandoned meanwhile."""
+    def filled(self, save: Save, end: int) -> None:
+        """So much of it is, or was, in its buffer."""
         with self.lock:
-            writer = self._writer
-            if save.result is None and writer is not None:
-                writer.send(Wave(save=save.number))
+            save.news_at = time.monotonic()
+            self._tell_of(save, Filled(save=save.number, end=end))
+
+    def send(self, save: Save, order: WriteState | WriteFile) -> None:
+        """It is in its buffer, or its first window: have it written, unless it was abandoned."""
+        with self.lock:
+            is_begun, save.order = save.is_filling and save.is_sent, order
+            if is_begun and isinstance(order, WriteState):
+                whole = Filled(save=save.number, end=order.image_bytes, stall_s=order.stall_s)
+                self._tell_of(save, whole)
+            elif save.result is None:
+                self._send(save)
 
     def hurry(self) -> None:
         """The training waits for what it has: as fast as can be from now on."""
         with self.lock:
             for save in self.saves.values():
                 save.is_urgent = True
-                if save.is_sent and self._writer is not None:
-                    self._writer.send(Hurry(save=save.number))
+                self._tell_of(save, Hurry(save=save.number))
 
     def fail(self, save: Save, failed: Failed) -> None:
         """It comes to nothing, or is tried again."""
@@ -206,6 +219,11 @@ class Delivery:
         except WriterGoneError as error:
             self._fail(save, _failed(save, str(error), "no_writer"))
 
+    def _tell_of(self, save: Save, line: ToWriter) -> None:
+        """If it works on it."""
+        if save.is_sent and self._writer is not None:
+            self._writer.send(line)
+
     def _ready_writer(self) -> Writer:
         if self._writer is None or not self._writer.is_alive:
             self._writer = Writer(self._hear, self._lost, self._look)
@@ -229,8 +247,8 @@ class Delivery:
         self._news.failed(
             save.step, failed, tier=tier, attempt=save.attempts, last_good=self.last_good
         )
-        may_retry = self._on_error == "retry" and failed.error not in _IN_VAIN and save.is_whole
-        if may_retry and save.attempts < _MOST_ATTEMPTS:
+        may_retry = self._on_error == "retry" and failed.error not in _IN_VAIN
+        if may_retry and not save.is_in_waves and save.attempts < _MOST_ATTEMPTS:
             self._retry(save, failed)
             return
         error = SaveError(self._rank, save.step, failed)
@@ -241,7 +259,9 @@ class Delivery:
 
     def _retry(self, save: Save, failed: Failed) -> None:
         save.attempts += 1
-        if failed.error in ("writer_died", "timeout"):
+        if save.is_filling:
+            save.retry_at = math.inf  # when it is whole
+        elif failed.error in ("writer_died", "timeout"):
             self._send(save)  # nobody would do it later: the writer's thread ends, too
         else:
             save.retry_at = time.monotonic() + save.attempts
@@ -249,8 +269,9 @@ class Delivery:
     def _settle(self, save: Save, result: Done | SaveError) -> None:
         save.result, save.retry_at = result, None
         self._goes_on(save)
-        if self._writer is not None and not save.is_whole and isinstance(result, SaveError):
-            self._writer.send(Wave(save=save.number, is_given_up=True))  # it may wait for the next
+        waits_for_more = save.is_filling or save.is_in_waves
+        if self._writer is not None and waits_for_more and isinstance(result, SaveError):
+            self._writer.send(GiveUp(save=save.number))
         save.leave_buffer()
         save.over.set()
         save.windows.put(None)

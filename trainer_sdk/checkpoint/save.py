@@ -89,11 +89,14 @@ class Save:
         return not isinstance(self.order, WriteState) or bool(self.order.root)
 
     @property
-    def is_whole(self) -> bool:
-        """All of it is still in its buffer, so that it can be written once more."""
-        return isinstance(self.order, WriteFile) or (
-            self.order is not None and not self.order.window_bytes
-        )
+    def is_filling(self) -> bool:
+        """The writer has its order, and the buffer is still being filled."""
+        return isinstance(self.order, WriteState) and self.order.is_filling
+
+    @property
+    def is_in_waves(self) -> bool:
+        """Its buffer never has all of it, so that it cannot be written once more."""
+        return isinstance(self.order, WriteState) and self.order.window_bytes > 0
 
     @property
     def place(self) -> str:

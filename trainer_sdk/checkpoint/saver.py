@@ -8,6 +8,7 @@ import msgspec
 
 from trainer_sdk.checkpoint.filling import fill, put
 from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.owned import Owned, optimizers_in
 from trainer_sdk.checkpoint.planning import shard_name
 from trainer_sdk.checkpoint.reading import found_at
 from trainer_sdk.checkpoint.readying import Ready, Readying, Setup, Wish
@@ -17,15 +18,16 @@ from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.staging import (
     ChangedError,
     Copy,
-    Owned,
     Stager,
     Staging,
-    optimizers_in,
 )
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.waves import fill_window, stretches, windows
 from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
+
+_ALONE = 0.5
+"""So much of a state is copied before the writer begins, where the training waits for the copy."""
 
 
 class Saver:
@@ -92,18 +94,29 @@ class Saver:
         if buffer.filled_for is not ready.plan:
             fill(buffer, ready.plan)
 
+        delivery = self._queue.delivery
+
+        now, later = self._copies(ready)
+        is_on_host = all(one.source.is_cpu for one in (*now, *later))
+        # Who copies while the disk reads takes longer: a training that waits has a start.
+        ahead_from = 0.0 if later else _ALONE * order.file_bytes
+
+        def there(end: int) -> None:
+            if not is_on_host or not order.root or not ahead_from <= end < order.file_bytes:
+                return  # the end of the file comes with the whole, once that is checked
+            if not save.is_filling:
+                delivery.send_ahead(save, order)
+            delivery.filled(save, end)
+
         def then(error: Exception | None) -> None:
             if error is None:
-                self._queue.delivery.send(
-                    save, msgspec.structs.replace(order, stall_s=save.stall_s)
-                )
+                delivery.send(save, msgspec.structs.replace(order, stall_s=save.stall_s))
                 return
             is_changed = isinstance(error, ChangedError)
             self._is_lazy = self._is_lazy and not is_changed
             self._fail(save, str(error), "changed" if is_changed else "copy")
 
-        now, later = self._copies(ready)
-        staging = Staging(later, then)
+        staging = Staging(later, then, there)
         try:
             self._stager.copy(now, staging)
             save.stall_s = time.monotonic() - save.called_at
@@ -124,7 +137,7 @@ class Saver:
                 return
             fill_window(octets[:size], at, whole)
             if at:
-                self._queue.delivery.wave(save)
+                self._queue.delivery.filled(save, at + size)
             else:
                 self._queue.delivery.send(save, order)
         save.stall_s = time.monotonic() - save.called_at
@@ -152,7 +165,7 @@ class Saver:
             is_large = self._is_lazy and source.nbytes > SMALL_BYTES
             waits = is_large and self._owned.has(index.fqn, source)
             version = source._version if waits else 0  # noqa: SLF001 - torch has no public name
-            copy = Copy(index.fqn, source, buffer.targets[at], version)
+            copy = Copy(index.fqn, source, buffer.targets[at], placed.offset, version)
             (later if waits else now).append(copy)
         return now, later
 

@@ -8,13 +8,17 @@ same is found out: by torch's count of changes, and for those that torch does no
 import ctypes
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from trainer_sdk.checkpoint.samples import Samples
+
+_PIECE_BYTES = 32 << 20
+There = Callable[[int], None]
+"""Hears up to where the arena is filled."""
 
 
 class ChangedError(Exception):
@@ -29,8 +33,15 @@ class Copy:
     source: torch.Tensor
     target: torch.Tensor
     """Of the source's type and shape."""
+    begin: int = 0
+    """Where that is in the arena."""
     version: int = 0
     """How often the source had been changed when the save began."""
+
+    @property
+    def end(self) -> int:
+        """Where it ends there."""
+        return self.begin + self.source.nbytes
 
 
 @dataclass(slots=True)
@@ -51,6 +62,8 @@ class Staging:
     later: Sequence[Copy]
     then: Callable[[Exception | None], None]
     """Called from another thread when all of it is there, or cannot be, and why."""
+    there: There = lambda _: None
+    """Called as the host copies, in the arena's order, and all before is there."""
     events: list[Any] = field(default_factory=list)
     """Of what a GPU copies."""
     watched: list[Watched] = field(default_factory=list)
@@ -82,8 +95,12 @@ class Stager:
         self.settle()
         self._present = staging
         for one in now:
-            if one.source.is_cpu:
-                one.target.copy_(one.source)
+            if not one.source.is_cpu:
+                continue
+            for piece in _pieces(one):
+                piece.target.copy_(piece.source)
+                if not staging.later:
+                    staging.there(piece.end)
         staging.watched = _by_device(staging.later)
         for copies in _on_gpus(now):
             event = self._on_device(copies)
@@ -143,7 +160,9 @@ class Stager:
     def _copy_later(self, staging: Staging) -> None:
         for watched in filter(_is_on_host, staging.watched):
             for one in watched.copies:
-                _copy_beside(one)
+                for piece in _pieces(one):
+                    _copy_beside(piece)
+                    staging.there(piece.end)
             watched.after = Samples([one.source for one in watched.copies])
             staging.error = _recounted(watched.copies) or _resampled(watched)
         staging.left.set()
@@ -178,57 +197,6 @@ class Stager:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
         return event
-
-
-class Owned:
-    """What only optimizers change, between their steps."""
-
-    def __init__(self) -> None:
-        self._optimizers: list[Any] = []
-        self._known: dict[str, tuple[int, bool]] = {}
-        """Where each tensor was when it was last asked for, and the answer."""
-        self._storages: set[int] | None = None
-
-    def add(self, optimizers: Iterable[Any]) -> list[Any]:
-        """More of them; those that were not known."""
-        new = [one for one in optimizers if not any(one is known for known in self._optimizers)]
-        self._optimizers += new
-        if new:
-            self._known.clear()
-        self._storages = None
-        return new
-
-    def has(self, key: str, source: torch.Tensor) -> bool:
-        """Whether an optimizer owns it, and any other change would be seen."""
-        address = source.data_ptr()
-        before = self._known.get(key)
-        if before is not None and before[0] == address:
-            return before[1]
-        if self._storages is None:
-            self._storages = _storages_of(self._optimizers)
-        found = not source.is_inference() and _storage(source) in self._storages
-        self._known[key] = address, found
-        return found
-
-
-def _storages_of(optimizers: Iterable[Any]) -> set[int]:
-    found: set[int] = set()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            found.update(_storage(one) for one in group["params"])
-        for state in optimizer.state.values():
-            found.update(_storage(one) for one in state.values() if isinstance(one, torch.Tensor))
-    return found
-
-
-def optimizers_in(state: Iterable[object]) -> list[Any]:
-    """The optimizers among these objects."""
-    return [one for one in state if hasattr(one, "register_step_pre_hook")]
-
-
-def _storage(tensor: Any) -> int:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return int(local.untyped_storage().data_ptr())
 
 
 def _on_gpus(copies: Sequence[Copy]) -> list[list[Copy]]:
@@ -272,6 +240,18 @@ def _changed(one: Copy) -> ChangedError:
         f"{one.key} was changed before the optimizer's step, while it was being copied: "
         "lazy=False copies it at once, as all saves from now on do"
     )
+
+
+def _pieces(one: Copy) -> Iterator[Copy]:
+    """A large tensor in parts, so that it is known how far it is."""
+    is_plain = type(one.source) in (torch.Tensor, torch.nn.Parameter)
+    if one.source.nbytes <= _PIECE_BYTES or not (is_plain and one.source.is_contiguous()):
+        yield one
+        return
+    count, each = _PIECE_BYTES // one.source.itemsize, one.source.itemsize
+    sources, targets = (torch.split(whole.view(-1), count) for whole in (one.source, one.target))
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        yield Copy(one.key, source, target, one.begin + number * count * each)
 
 
 def _copy_beside(one: Copy) -> None:

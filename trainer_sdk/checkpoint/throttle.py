@@ -14,9 +14,14 @@ class Throttle:
         if not bytes_per_s:
             self.lift()
 
+    @property
+    def is_lifted(self) -> bool:
+        """Nobody waits here."""
+        return self._lifted.is_set()
+
     def let(self, size: int) -> bool:
         """Wait until so many bytes may have passed in all; False once it is lifted."""
-        if self._lifted.is_set():
+        if self.is_lifted:
             return False
         now = time.monotonic()
         if self._began is None:

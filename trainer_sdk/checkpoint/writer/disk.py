@@ -3,14 +3,17 @@
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from xxhash import xxh3_128
 
-from trainer_sdk.checkpoint.throttle import Throttle
+from trainer_sdk.checkpoint.writer.passage import Passage
 
 CHUNK_BYTES = 16 << 20
+_MOST_CHUNK_BYTES = 64 << 20
+_SHORT_S, _LONG_S = 0.25, 1.0
 _THREADS = 2  # one writes while the other is on its way into the kernel; more gain nothing
 
 Going = Callable[[], None]
@@ -21,7 +24,7 @@ def write_hashed(
     size: int,
     windows: Iterable[memoryview],
     hasher: xxh3_128,
-    throttle: Throttle,
+    passage: Passage,
     going: Going,
 ) -> None:
     """Write a file of whole pages, window after window, and sync it; `going` hears of progress."""
@@ -29,7 +32,7 @@ def write_hashed(
     try:
         _check_room(descriptor, size)
         for octets in windows:
-            _write(_Line(descriptor, at, octets, throttle), hasher, going)
+            _write(_Line(descriptor, at, octets, passage), hasher, going)
             at += len(octets)
         os.fsync(descriptor)
     finally:
@@ -40,7 +43,7 @@ def _write(line: "_Line", hasher: xxh3_128, going: Going) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="write") as pool:
         writing = [pool.submit(line.work) for _ in range(_THREADS)]
         try:
-            for octets in line.as_they_may_pass():
+            for octets in line.once_all_is_there():
                 hash_in_parts(octets, hasher, going)
             while wait(writing, timeout=1.0, return_when=FIRST_EXCEPTION).not_done:
                 line.news_for(going)
@@ -62,35 +65,38 @@ def hash_in_parts(octets: memoryview, hasher: xxh3_128, going: Going) -> None:
 class _Line:
     """Chunks that wait to be written; each is taken by one thread."""
 
-    def __init__(self, descriptor: int, begin: int, octets: memoryview, throttle: Throttle) -> None:
+    def __init__(self, descriptor: int, begin: int, octets: memoryview, passage: Passage) -> None:
         self._descriptor = descriptor
         self._begin = begin
         self._octets = octets
-        self._throttle = throttle
-        self._starts = iter(range(0, len(octets), CHUNK_BYTES))
+        self._passage = passage
+        self._taken, self._chunk = 0, CHUNK_BYTES
         self._taking = threading.Lock()
         self._written = self._told = 0
 
     def work(self) -> None:
         """Write until there is nothing left."""
-        while (at := self._take()) is not None:
-            end = min(at + CHUNK_BYTES, len(self._octets))
-            self._throttle.let(self._begin + at)
+        while (taken := self._take()) is not None:
+            at, end = taken
+            self._passage.let(self._begin + at, self._begin + end)
+            began = time.monotonic()
             while at < end:
                 at += os.pwrite(self._descriptor, self._octets[at:end], self._begin + at)
             self._written += 1
+            self._adapt(time.monotonic() - began)
 
-    def as_they_may_pass(self) -> Iterator[memoryview]:
-        """The same chunks for whoever does something else with them meanwhile."""
+    def once_all_is_there(self) -> Iterator[memoryview]:
+        """The same chunks for the hash, which is quick: whoever copies them has the processor."""
+        end = self._begin + len(self._octets)
         for at in range(0, len(self._octets), CHUNK_BYTES):
-            self._throttle.let(self._begin + at)
+            self._passage.let(self._begin + at, end)
             yield self._octets[at : at + CHUNK_BYTES]
 
     def stop(self) -> None:
         """Take nothing more."""
         with self._taking:
-            self._starts = iter(())
-        self._throttle.lift()
+            self._taken = len(self._octets)
+        self._passage.hurry()
 
     def news_for(self, going: Going) -> None:
         """Tell of progress, if there was some."""
@@ -98,9 +104,17 @@ class _Line:
             self._told = self._written
             going()
 
-    def _take(self) -> int | None:
+    def _take(self) -> tuple[int, int] | None:
         with self._taking:
-            return next(self._starts, None)
+            at, self._taken = self._taken, min(self._taken + self._chunk, len(self._octets))
+            return (at, self._taken) if at < self._taken else None
+
+    def _adapt(self, took_s: float) -> None:
+        """Long writes while the disk takes them at once: each wakes a thread on a busy machine."""
+        if took_s < _SHORT_S and not self._passage.is_throttled:
+            self._chunk = min(2 * self._chunk, _MOST_CHUNK_BYTES)
+        elif took_s > _LONG_S:
+            self._chunk = CHUNK_BYTES
 
 
 def _open(path: str) -> int:

@@ -8,8 +8,8 @@ from xxhash import xxh3_128
 
 from trainer_sdk.checkpoint.storage import lasting, storage_for
 from trainer_sdk.checkpoint.storage.folder import sync_folder
-from trainer_sdk.checkpoint.throttle import Throttle
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
+from trainer_sdk.checkpoint.writer.passage import Passage
 
 
 def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
@@ -22,7 +22,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
     beside = f"{folder}/.{name}.{os.getpid()}"
     try:
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        write_hashed(beside, whole, (octets[:whole],), xxh3_128(), Throttle(0), going)
+        write_hashed(beside, whole, (octets[:whole],), xxh3_128(), Passage(whole), going)
         _cut(beside, size)
         os.replace(beside, path)
         sync_folder(folder or "/")

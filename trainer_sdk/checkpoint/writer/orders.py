@@ -34,7 +34,9 @@ class WriteState(Line, frozen=True, kw_only=True):
     keep: bool = False
     """The image is kept in the memory of the node."""
     window_bytes: int = 0
-    """How much of the file is in the buffer, where it comes in waves; 0 where all of it is."""
+    """How much of the file is in the buffer, where it comes in waves; 0 where all of it will be."""
+    is_filling: bool = False
+    """Nothing of it is there yet; `Filled` says what is."""
     bytes_per_s: int = 0
     """No faster than this, until the training waits for it; 0: as fast as can be."""
     stall_s: float = 0.0
@@ -45,12 +47,19 @@ class WriteState(Line, frozen=True, kw_only=True):
     """How long the parts of other ranks are waited for."""
 
 
-class Wave(Line, frozen=True, kw_only=True):
-    """The buffer has the next window of a state."""
+class Filled(Line, frozen=True, kw_only=True):
+    """More of a state is in the buffer."""
 
     save: int
-    is_given_up: bool = False
-    """It has not, and no window follows."""
+    end: int
+    """All of its bytes before this one; the end of the image once they are what they should be."""
+    stall_s: float = 0.0
+
+
+class GiveUp(Line, frozen=True, kw_only=True):
+    """What is missing of a state will not come."""
+
+    save: int
 
 
 class Hurry(Line, frozen=True, kw_only=True):
@@ -68,7 +77,7 @@ class WriteFile(Line, frozen=True, kw_only=True):
     path: str
 
 
-ToWriter = WriteState | Wave | Hurry | WriteFile
+ToWriter = WriteState | Filled | GiveUp | Hurry | WriteFile
 
 
 class Going(Line, frozen=True, kw_only=True):

@@ -26,9 +26,9 @@ from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
-from trainer_sdk.checkpoint.throttle import Throttle
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, hash_in_parts, write_hashed
 from trainer_sdk.checkpoint.writer.orders import WriteState
+from trainer_sdk.checkpoint.writer.passage import Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def write_shard(
     order: WriteState,
     windows: Iterable[memoryview],
     hasher: xxh3_128,
-    throttle: Throttle,
+    passage: Passage,
     going: Going,
 ) -> float:
     """Write a rank's shard and its part, and hash the one; how long that took.
@@ -105,20 +105,21 @@ def write_shard(
     place, began = place_of(order.root, order.saving, order.identity.step), time.monotonic()
     if _is_durable(order, place):
         for octets in windows:
+            passage.wait_for(len(octets))
             hash_in_parts(octets, hasher, going)
         return time.monotonic() - began
     if isinstance(place.storage, Folder):
         with _whole(os.path.join(place.storage.path, place.before), order.shard) as path:
-            write_hashed(path, order.file_bytes, windows, hasher, throttle, going)
+            write_hashed(path, order.file_bytes, windows, hasher, passage, going)
     else:
-        parts = _hashed(windows, hasher, throttle, going)
+        parts = _hashed(windows, hasher, passage, going)
         place.storage.put(f"{place.before}/{order.shard}", parts)
     file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hasher.hexdigest())
     part = Part(
         identity=order.identity,
         rank=order.rank,
         files=(file,),
-        stall_s=order.stall_s,
+        stall_s=passage.stall_s,
         write_s=time.monotonic() - began,
     )
     place.storage.put(f"{place.before}/{part_name(order.rank)}", (encode(part),))
@@ -172,15 +173,15 @@ def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: G
 
 
 def _hashed(
-    windows: Iterable[memoryview], hasher: xxh3_128, throttle: Throttle, going: Going
+    windows: Iterable[memoryview], hasher: xxh3_128, passage: Passage, going: Going
 ) -> Generator[bytes | memoryview]:
     passed = 0
     for octets in windows:
         for at in range(0, len(octets), CHUNK_BYTES):
-            throttle.let(passed)
+            begin, passed = passed, passed + len(octets[at : at + CHUNK_BYTES])
+            passage.let(begin, passed)
             # A copy: the client may hold it for longer than the window stays as it is.
             part = bytes(octets[at : at + CHUNK_BYTES])
             hasher.update(part)
-            passed += len(part)
             yield part
             going()

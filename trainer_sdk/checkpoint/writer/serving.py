@@ -3,7 +3,6 @@
 import errno
 import mmap
 import os
-import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 
@@ -12,24 +11,25 @@ from xxhash import xxh3_128
 from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError
-from trainer_sdk.checkpoint.throttle import Throttle
 from trainer_sdk.checkpoint.writer.disk import hash_in_parts
 from trainer_sdk.checkpoint.writer.files import write_file
 from trainer_sdk.checkpoint.writer.orders import (
     Done,
     Failed,
+    Filled,
     FromWriter,
+    GiveUp,
     Going,
     Hurry,
     Kept,
     NextWave,
     ToWriter,
-    Wave,
     WriteFile,
     WriteState,
     Written,
 )
 from trainer_sdk.checkpoint.writer.parts import keep_image, write_shard
+from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
 from trainer_sdk.checkpoint.writer.publishing import (
     GivenUpError,
     OtherOwnerError,
@@ -57,56 +57,54 @@ class Service:
         self._writing = threading.Lock()
         self._claimed: set[str] = set()
         self._mappings = _Mappings()
-        self._waves: dict[int, queue.SimpleQueue[Wave]] = {}
-        self._throttles: dict[int, Throttle] = {}
+        self._passages: dict[int, Passage] = {}
+        """Of the saves that are being written, or wait for that."""
 
     def take(self, order: ToWriter) -> None:
         """Begin with an order; what is said of a save that is over comes too late."""
+        passage = self._passages.get(order.save)
         match order:
-            case Wave():
-                waves = self._waves.get(order.save)
-                if waves is not None:
-                    waves.put(order)
-                return
-            case Hurry():
-                throttle = self._throttles.get(order.save)
-                if throttle is not None:
-                    throttle.lift()
-                return
-            case WriteState():
-                self._waves[order.save] = queue.SimpleQueue()
-                self._throttle(order)  # before it is asked to hurry
-            case WriteFile():
+            case WriteState() | WriteFile():
+                if isinstance(order, WriteState):
+                    self._passages[order.save] = _passage(order)
+                threading.Thread(target=self.work, args=(order,), daemon=True).start()
+            case _ if passage is None:
                 pass
-        threading.Thread(target=self.work, args=(order,), daemon=True).start()
+            case Filled():
+                passage.come(order.end, order.stall_s)
+            case GiveUp():
+                passage.give_up()
+            case Hurry():
+                passage.hurry()
 
     def work(self, order: WriteState | WriteFile) -> None:
         """Carry it out, and say what has come of it."""
-        stage = _Stage()
+        stage, failed = _Stage(), None
         try:
             match order:
                 case WriteState():
                     self._write_state(order, stage)
                 case WriteFile():
                     self._write_file(order, stage)
-        except _GivenUpByRankError:
-            return  # it knows
+        except GivenUpByRankError:
+            pass  # it knows
         # Whatever it is, the rank must hear of it: it holds memory for this save.
         except Exception as error:  # noqa: BLE001
-            self._tell(_failed(order.save, stage.name, _place(order), error))
-        finally:
-            self._waves.pop(order.save, None)
-            self._throttles.pop(order.save, None)
+            failed = _failed(order.save, stage.name, _place(order), error)
+        self._passages.pop(order.save, None)  # before the rank hears, which may send it again
+        if failed is not None:
+            self._tell(failed)
 
     def _write_state(self, order: WriteState, stage: "_Stage") -> None:
         going = self._going(order.save, stage)
         octets, hasher, write_s = self._mappings.of(order.image), xxh3_128(), 0.0
+        passage = self._passages.setdefault(order.save, _passage(order))
         with self._writing:
             if order.root:
                 self._claim(order, stage)
                 stage.name = "write"
-                windows, throttle = self._windows(order, octets), self._throttle(order)
-                write_s = write_shard(order, windows, hasher, throttle, going)
+                windows = self._windows(order, octets, passage)
+                write_s = write_shard(order, windows, hasher, passage, going)
             else:
                 stage.name = "hash"
                 hash_in_parts(octets[: order.file_bytes], hasher, going)
@@ -125,18 +123,17 @@ class Service:
 
         self._tell(settle(order, metadata, waiting))
 
-    def _windows(self, order: WriteState, octets: memoryview) -> Generator[memoryview]:
-        """The shard file as it comes: all at once, or in waves."""
+    def _windows(
+        self, order: WriteState, octets: memoryview, passage: Passage
+    ) -> Generator[memoryview]:
+        """The shard file as it comes: in one, or in waves."""
         size = order.window_bytes or order.file_bytes or 1  # a rank may have nothing to write
         for at in range(0, order.file_bytes, size):
+            end = min(at + size, order.file_bytes)
             if at:
                 self._tell(NextWave(save=order.save))
-                if self._waves[order.save].get().is_given_up:
-                    raise _GivenUpByRankError
-            yield octets[: min(size, order.file_bytes - at)]
-
-    def _throttle(self, order: WriteState) -> Throttle:
-        return self._throttles.setdefault(order.save, Throttle(order.bytes_per_s))
+                passage.wait_for(end)
+            yield octets[: end - at]
 
     def _claim(self, order: WriteState, stage: "_Stage") -> None:
         if order.root not in self._claimed:
@@ -155,14 +152,15 @@ class Service:
         return lambda: self._tell(Going(save=save, stage=stage.name))
 
 
-class _GivenUpByRankError(Exception):
-    """What is missing of a state will not come."""
-
-
 class _Stage:
     """What is being done, for whoever asks when it fails."""
 
     name = "write"
+
+
+def _passage(order: WriteState) -> Passage:
+    there = 0 if order.is_filling else order.window_bytes or order.image_bytes
+    return Passage(there, order.stall_s, order.bytes_per_s)
 
 
 class _Mappings:

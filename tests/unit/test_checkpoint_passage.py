@@ -1,0 +1,204 @@
+"""What of a state may be written already, while it is still being copied."""
+
+import mmap
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+from tests.waiting import until
+from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.storage.names import SAVING
+from trainer_sdk.checkpoint.writer import disk, parts
+from trainer_sdk.checkpoint.writer.orders import Failed, Filled, FromWriter, GiveUp, WriteState
+from trainer_sdk.checkpoint.writer.parts import part_of, place_of, write_shard
+from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
+from trainer_sdk.checkpoint.writer.serving import Service
+
+PAGE = mmap.PAGESIZE
+PAGES = 8
+SHARD = "__0_0.distcp"
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (disk, parts):
+        monkeypatch.setattr(module, "CHUNK_BYTES", PAGE)
+    monkeypatch.setattr(disk, "_MOST_CHUNK_BYTES", PAGE)
+
+
+def order(root: str, image: str = "") -> WriteState:
+    return WriteState(
+        save=1,
+        image=image,
+        is_filling=True,
+        identity=Identity(job="j", round=1, step=5, world_size=1, layout="l"),
+        rank=0,
+        file_bytes=PAGES * PAGE,
+        image_bytes=PAGES * PAGE,
+        metadata=(0, 0),
+        entries=(0, 0),
+        root=root,
+        saving="5-r1-0a-1",
+        shard=SHARD,
+        within_s=0.0,
+    )
+
+
+def buffer() -> mmap.mmap:
+    return mmap.mmap(-1, PAGES * PAGE)
+
+
+def fill(octets: mmap.mmap, begin: int, end: int) -> None:
+    for page in range(begin, end):
+        octets[page * PAGE : (page + 1) * PAGE] = bytes([page + 1]) * PAGE
+
+
+def test_a_piece_may_pass_once_all_before_its_end_has_come(beside: ThreadPoolExecutor) -> None:
+    passage = Passage(0)
+    first, second = beside.submit(passage.let, 0, 10), beside.submit(passage.let, 10, 20)
+    passage.come(10, 0.0)
+    first.result(30)
+    assert not second.done()
+    passage.come(20, 0.25)
+    second.result(30)
+    assert passage.stall_s == 0.25
+
+
+def test_who_waits_for_what_will_not_come_hears_it(beside: ThreadPoolExecutor) -> None:
+    passage = Passage(10)
+    waiting = beside.submit(passage.wait_for, 11)
+    passage.give_up()
+    with pytest.raises(GivenUpByRankError):
+        waiting.result(30)
+    passage.wait_for(10)
+
+
+def test_what_comes_is_held_to_the_throttle_too(beside: ThreadPoolExecutor) -> None:
+    passage = Passage(100, bytes_per_s=1)
+    assert passage.is_throttled
+    passage.let(0, 10)
+    waiting = beside.submit(passage.let, 90, 100)
+    passage.hurry()
+    waiting.result(30)
+    assert not passage.is_throttled
+
+
+def begun(
+    beside: ThreadPoolExecutor, root: str, octets: mmap.mmap, passage: Passage
+) -> tuple[Future[float], xxh3_128]:
+    hasher = xxh3_128()
+    windows = [memoryview(octets)]
+    done = beside.submit(write_shard, order(root), windows, hasher, passage, lambda: None)
+    return done, hasher
+
+
+def test_a_shard_is_written_as_it_comes(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
+    octets, passage = buffer(), Passage(0)
+    done, hasher = begun(beside, str(tmp_path), octets, passage)
+    fill(octets, 0, 3)
+    passage.come(3 * PAGE + PAGE // 2, 0.0)
+    hidden = tmp_path / SAVING / "5-r1-0a-1" / f".{SHARD}"
+    until(
+        lambda: hidden.stat().st_size,
+        "three pages",
+        holds=lambda size: size == 3 * PAGE,
+        despite=FileNotFoundError,
+    )
+    fill(octets, 3, PAGES)
+    passage.come(PAGES * PAGE, 0.5)
+    done.result(30)
+    found = hidden.with_name(SHARD).read_bytes()
+    assert found == bytes(octets)
+    part = part_of(place_of(str(tmp_path), "5-r1-0a-1", 5), 0)
+    assert part is not None
+    assert part.files[0].hash == hasher.hexdigest() == xxh3_128_hexdigest(found)
+    assert part.stall_s == 0.5
+
+
+def test_an_object_is_sent_as_it_comes(beside: ThreadPoolExecutor) -> None:
+    root, octets, passage = f"memory://{uuid.uuid4().hex}", buffer(), Passage(0)
+    done, hasher = begun(beside, root, octets, passage)
+    fill(octets, 0, 3)
+    passage.come(3 * PAGE, 0.0)
+    fill(octets, 3, PAGES)
+    assert not done.done()
+    passage.come(PAGES * PAGE, 0.0)
+    done.result(30)
+    part = part_of(place_of(root, "5-r1-0a-1", 5), 0)
+    assert part is not None
+    assert part.files[0].hash == hasher.hexdigest() == xxh3_128_hexdigest(bytes(octets))
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_nothing_is_left_of_what_was_given_up(
+    tmp_path: Path, beside: ThreadPoolExecutor, kind: str
+) -> None:
+    root = str(tmp_path) if kind == "folder" else f"memory://{uuid.uuid4().hex}"
+    octets, passage = buffer(), Passage(0)
+    done, _ = begun(beside, root, octets, passage)
+    passage.come(4 * PAGE, 0.0)
+    passage.give_up()
+    with pytest.raises(GivenUpByRankError):
+        done.result(30)
+    place = place_of(root, "5-r1-0a-1", 5)
+    assert place.storage.files(place.before) == []
+
+
+class Heard:
+    """A writer in this process, and what it says."""
+
+    def __init__(self) -> None:
+        self.lines: list[FromWriter] = []
+        self.service = Service(self._tell)
+        self.on: Callable[[FromWriter], None] = lambda _: None
+
+    def _tell(self, line: FromWriter) -> None:
+        self.lines.append(line)
+        self.on(line)
+
+
+def image(tmp_path: Path) -> str:
+    path = tmp_path / "image"
+    path.write_bytes(b"\1" * PAGES * PAGE)
+    return str(path)
+
+
+def test_a_writer_lets_go_of_a_save_that_is_given_up(tmp_path: Path) -> None:
+    heard, root = Heard(), tmp_path / "root"
+    heard.service.take(order(str(root), image(tmp_path)))
+    until(lambda: list(root.rglob(f".{SHARD}")), "it has begun")
+    heard.service.take(GiveUp(save=1))
+    until(lambda: not heard.service._passages, "nobody works on it")
+    assert heard.lines == []
+    assert list(root.rglob(f"*{SHARD}")) == []
+
+
+def test_who_hears_of_a_failure_may_send_it_again_at_once(tmp_path: Path) -> None:
+    """The word for the attempt that has failed is not taken from the next one."""
+    heard, root = Heard(), tmp_path / "root"
+    root.write_text("in the way of the folder")
+    again = threading.Event()
+
+    def resend(line: FromWriter) -> None:
+        if isinstance(line, Failed) and not again.is_set():
+            root.unlink()
+            heard.service.take(order(str(root), image(tmp_path)))
+            again.set()
+
+    heard.on = resend
+    heard.service.take(order(str(root), image(tmp_path)))
+    assert again.wait(30)
+    until(lambda: list(root.rglob(f".{SHARD}")), "it has begun", despite=FileNotFoundError)
+    heard.service.take(Filled(save=1, end=PAGES * PAGE))
+    until(lambda: list(root.glob("step-*")), "it is visible")
