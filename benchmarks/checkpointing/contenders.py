@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_saver
 
 State = dict[str, Any]
-_CHUNK = 16 << 20
+_CHUNK = 64 << 20
 SLOW_BYTES_PER_S = 128 << 20
 
 
