@@ -52,7 +52,7 @@ class Limit:
             target = self._octets[at : at + one.nbytes].view(one.dtype).view(one.shape)
             target.copy_(one.detach())
             at += one.nbytes
-        self._path = path
+        self._path = path.with_name(f"{path.name}-{dist.get_rank()}")
 
     def settle(self) -> None:
         pass
