@@ -14,7 +14,7 @@ import torch
 
 from tests.saved_by import Saving, load, path_of, same, saving
 from tests.waiting import until
-from trainer_sdk.checkpoint import staging
+from trainer_sdk.checkpoint import saver, staging
 from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.save import OnError
 
@@ -178,7 +178,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Words:
     return words
 
 
-def test_a_training_that_waits_has_copied_half_before_the_writer_begins(
+def test_a_training_that_waits_has_copied_most_before_the_writer_begins(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_PIECE_BYTES", PIECE_BYTES)
@@ -191,7 +191,7 @@ def test_a_training_that_waits_has_copied_half_before_the_writer_begins(
     (ahead,) = [end for what, end in words if what == "ahead"]
     ends = [end for what, end in words if what == "filled"]
     assert words[0][0] == "ahead"
-    assert ahead / 2 <= ends[0] < ends[-1] < ahead
+    assert saver._ALONE * ahead <= ends[0] < ends[-1] < ahead
     blank = {key: torch.zeros_like(value) for key, value in state.items()}
     assert same(load(folder, 1, blank), state)
 

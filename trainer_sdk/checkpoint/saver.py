@@ -26,7 +26,7 @@ from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.waves import fill_window, stretches, windows
 from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
 
-_ALONE = 0.5
+_ALONE = 0.6
 """So much of a state is copied before the writer begins, where the training waits for the copy."""
 
 
