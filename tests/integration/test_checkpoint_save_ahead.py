@@ -62,6 +62,10 @@ class Halfway:
         rank.saver.settle()
         return rank.finish()
 
+    def saves_next(self, rank: Saving, step: int) -> None:
+        assert rank.save(step, self.state) is not None
+        assert self.finish(rank) == [step]
+
     def is_saved(self, folder: Path, step: int) -> bool:
         return same(load(folder, step, {"weight": torch.zeros(SIZE // 4)}), self.expected)
 
@@ -93,8 +97,7 @@ def test_a_writer_that_dies_while_the_state_is_copied(
         until(lambda: rank.events("failed"), "word of its end")
         assert halfway.finish(rank) == ([1] if on_error == "retry" else [])
         assert [one["error"] for one in rank.events("failed")] == ["writer_died"]
-        rank.save(2, halfway.state)
-        assert halfway.finish(rank) == [2]
+        halfway.saves_next(rank, 2)
     assert path_of(folder, 1).exists() is (on_error == "retry")
     assert halfway.is_saved(folder, 2)
 
@@ -113,8 +116,7 @@ def test_a_writer_that_fails_while_the_state_is_copied(
         (folder / "root").unlink()
         assert halfway.finish(rank) == ([1] if on_error == "retry" else [])
         assert len(rank.events("failed")) == 1
-        rank.save(2, halfway.state)
-        assert halfway.finish(rank) == [2]
+        halfway.saves_next(rank, 2)
     assert halfway.is_saved(folder, 2)
 
 
@@ -127,8 +129,7 @@ def test_a_state_that_changes_meanwhile_is_given_up(folder: Path, halfway: Halfw
         assert [one["error"] for one in rank.events("failed")] == ["changed"]
         until(lambda: not list((folder / "root" / ".saving").glob("*")), "nothing half")
         halfway.expected = {"weight": halfway.weight.detach().clone()}
-        rank.save(2, halfway.state)
-        assert halfway.finish(rank) == [2]
+        halfway.saves_next(rank, 2)
         assert rank.queue.delivery.writer_pid == writer
     assert not path_of(folder, 1).exists()
     assert halfway.is_saved(folder, 2)

@@ -65,13 +65,19 @@ def fill(octets: mmap.mmap, begin: int, end: int) -> None:
 
 
 def test_a_piece_may_pass_once_all_before_its_end_has_come(beside: ThreadPoolExecutor) -> None:
-    passage = Passage(0)
-    first, second = beside.submit(passage.let, 0, 10), beside.submit(passage.let, 10, 20)
+    passage, come = Passage(0), [0]
+
+    def seen_after(begin: int, end: int) -> int:
+        passage.let(begin, end)
+        return come[0]
+
+    first, second = beside.submit(seen_after, 0, 10), beside.submit(seen_after, 10, 20)
+    come[0] = 10
     passage.come(10, 0.0)
-    first.result(30)
-    assert not second.done()
+    assert first.result(30) >= 10
+    come[0] = 20
     passage.come(20, 0.25)
-    second.result(30)
+    assert second.result(30) == 20
     assert passage.stall_s == 0.25
 
 
@@ -84,13 +90,16 @@ def test_who_waits_for_what_will_not_come_hears_it(beside: ThreadPoolExecutor) -
     passage.wait_for(10)
 
 
-def test_what_comes_is_held_to_the_throttle_too(beside: ThreadPoolExecutor) -> None:
-    passage = Passage(100, bytes_per_s=1)
+def test_what_comes_is_held_to_the_throttle_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    passage, waits = Passage(20_000, bytes_per_s=1), list[float]()
     assert passage.is_throttled
+    monkeypatch.setattr(passage._throttle._lifted, "wait", waits.append)
     passage.let(0, 10)
-    waiting = beside.submit(passage.let, 90, 100)
+    passage.let(10_000, 20_000)
+    assert waits == [0.0, pytest.approx(10_000, abs=300)]
     passage.hurry()
-    waiting.result(30)
+    passage.let(20_000, 20_000)
+    assert len(waits) == 2
     assert not passage.is_throttled
 
 

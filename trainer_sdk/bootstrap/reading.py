@@ -17,6 +17,13 @@ _MOST_FILES = 20
 _MOST_BYTES = 2**20
 """Of a script, and of all the user's modules that it imports: nobody waits for more to be read."""
 _TORCH, _OPTIM, _DDP = "torch", "optim", "DistributedDataParallel"
+_NEEDING = (
+    "torch.optim.",
+    "torch.utils.checkpoint.",
+    "torch.distributed.fsdp.",
+    "torch.distributed.tensor.",
+)
+"""Modules that import dynamo once they are used, and what is in them."""
 _BASE = "Optimizer"
 """Of all optimizers; it does not need dynamo by itself (see `sparing`)."""
 
@@ -42,9 +49,9 @@ class Script:
     def needs_dynamo(self) -> bool:
         """Whether its ranks will import `torch._dynamo`, as far as the text tells.
 
-        They do if its code, or that of a module of the user's that it imports, uses DDP, or more
-        of `torch.optim` than the base class. What stands in texts and comments, or only for a type
-        checker, does not count.
+        They do if its code, or that of a module of the user's that it imports, uses DDP, FSDP2,
+        DTensor, activation checkpoints, or more of `torch.optim` than the base class. What stands
+        in texts and comments, or only for a type checker, does not count.
         """
         return _needs_dynamo(self.tree) or any(_needs_dynamo(tree) for tree in self._beside())
 
@@ -160,11 +167,13 @@ def _needs_dynamo(tree: ast.Module) -> bool:
     bases = {
         id(node.value) for node in code if isinstance(node, ast.Attribute) and node.attr == _BASE
     }
-    return any((_is_optim(node, torch) and id(node) not in bases) or _is_ddp(node) for node in code)
+    return any(
+        (_is_needing(node, torch) and id(node) not in bases) or _is_ddp(node) for node in code
+    )
 
 
-def _is_optim(node: ast.AST, torch: set[str]) -> bool:
-    """Whether a node imports of the module, or takes it from what is torch in this file."""
+def _is_needing(node: ast.AST, torch: set[str]) -> bool:
+    """Whether a node imports of such a module, or takes `optim` from what is torch in this file."""
     match node:
         case ast.Attribute():
             return (
@@ -173,7 +182,7 @@ def _is_optim(node: ast.AST, torch: set[str]) -> bool:
         case ast.ImportFrom(module="torch.optim" | "torch.optim.optimizer", level=0):
             return any(alias.name != _BASE for alias in node.names)
         case _:
-            return any(name.split(".")[:2] == [_TORCH, _OPTIM] for name in _imported(node, ""))
+            return any(f"{name}.".startswith(_NEEDING) for name in _imported(node, ""))
 
 
 def _is_ddp(node: ast.AST) -> bool:
