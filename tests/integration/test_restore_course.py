@@ -122,6 +122,9 @@ def test_who_saves_at_once_lets_go_of_the_image_that_was_checked_ahead(
 
     monkeypatch.setattr(Image, "close", close)
     second = Training(tmp_path, keep_memory=True)
+    ahead = second.saves._way_back._ahead
+    assert ahead is not None
+    ahead._thread.join()
     second.saves.save(6, {"weights": torch.zeros(1)})
     assert len(closed) == 1
     second.saves.close()

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 
 import msgspec
 import xxhash
@@ -57,11 +58,12 @@ class _Offering(msgspec.Struct):
     is_sure: bool = True
 
 
-def wait_for_agent(home: Home) -> str:
-    """Wait until the agent has fetched what it can for this round.
+def wait_for_agent(home: Home, is_over: Event | None = None) -> str:
+    """Wait until the agent has fetched what it can for this round, or nobody wants to know.
 
     Why there may be states in the memory of other nodes that nobody can have, if so.
     """
+    is_over = is_over or Event()
     deadline = monotonic() + home.agent_within_s
     while home.images is not None and home.agent_within_s:
         try:
@@ -72,7 +74,8 @@ def wait_for_agent(home: Home) -> str:
             return "" if said.complete or said.is_sure else said.reason
         if monotonic() > deadline:
             return f"the agent has fetched nothing within {home.agent_within_s:g} s"
-        sleep(_LOOK_EVERY_S)
+        if is_over.wait(_LOOK_EVERY_S):
+            break
     return ""
 
 
