@@ -17,6 +17,7 @@ from trainer_sdk.checkpoint.readying import Setup, Wish
 from trainer_sdk.checkpoint.save import OnError, Patience, Save
 from trainer_sdk.checkpoint.saver import Saver
 from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.tempo import Tempo
 from trainer_sdk.checkpoint.whose import Whose
 
 JOB = "vit-l"
@@ -71,7 +72,7 @@ def saving(
     }
     told = Told()
     queue = SaveQueue(group.rank, told, on_error, patience)
-    saver = Saver(Setup(**known | changes), queue, told, optimizers)
+    saver = Saver(Setup(**known | changes), queue, told, Tempo(), optimizers)
     try:
         yield Saving(saver, queue, told)
     finally:

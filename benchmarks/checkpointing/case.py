@@ -1,6 +1,6 @@
 """Contenders on one rank, in a process of its own; rank 0 prints JSON.
 
-python -m benchmarks.checkpointing.case NAMES MIB ROUNDS FOLDER [busy]
+python -m benchmarks.checkpointing.case NAMES MIB ROUNDS FOLDER [busy | paced]
 NAMES are contenders that save in turns, with commas between them; or `restore`.
 """
 
@@ -21,14 +21,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader
 
-from benchmarks.checkpointing.contenders import Contender, State, contender, do_without_cuda
+from benchmarks.checkpointing.contenders import (
+    Contender,
+    Everstep,
+    State,
+    contender,
+    do_without_cuda,
+)
 
 TENSORS = 16
-OWNED = frozenset({"everstep", "everstep-lazy", "everstep-slow", "back"})
+OWNED = frozenset({"everstep", "everstep-lazy", "back"})
 WARM = 2
 _BUSY = 512
 _STEPS = 300
 _MOST_SAVES = 5
+_LEARNING, _EVERY_S = 4, 15.0
 
 if any(one.startswith("nvrx") for one in sys.argv):
     do_without_cuda()  # here, so that its process, which imports this module, does it, too
@@ -76,9 +83,10 @@ def saved(
 ) -> dict[str, list[float]]:
     """By `name what`."""
     found: dict[str, list[float]] = {}
-    if "busy" in sys.argv:
+    if sys.argv[5:]:
+        while_saving = {"busy": busy, "paced": paced}[sys.argv[5]]
         (one,) = ones.values()
-        found = busy(one, folder, state)
+        found = while_saving(one, folder, state)
     else:
         for number in range(WARM + rounds):
             for name in sorted(ones, reverse=bool(number % 2)):
@@ -137,15 +145,12 @@ def busy(one: Contender, folder: Path, state: State) -> dict[str, list[float]]:
 
     Alone, while another process does nothing but write as much, and while saves drain.
     """
-    matrix = torch.randn(_BUSY, _BUSY)
+    step = busy_step()
 
     def steps(until: threading.Event | None, most: int) -> list[float]:
         found: list[float] = []
         while len(found) < most and not (until is not None and until.is_set()):
-            began = time.perf_counter()
-            for _ in range(4):
-                torch.mm(matrix, matrix)
-            found.append((time.perf_counter() - began) * 1e3)
+            found.append(step())
         return found
 
     for number in range(WARM):
@@ -168,6 +173,51 @@ def busy(one: Contender, folder: Path, state: State) -> dict[str, list[float]]:
         draining += steps_while(steps, one.finish)
     found = {"alone": alone, "beside a plain write": writing, "draining": draining}
     return {what: deciles(values) for what, values in found.items()}
+
+
+def paced(one: Contender, folder: Path, state: State) -> dict[str, list[float]]:
+    """The same as a training has it, which calls `step`, and waits for no save.
+
+    Steps between saves, and while one drains; and how long that takes. The first saves are those
+    that the pace is learnt from.
+    """
+    assert isinstance(one, Everstep)
+    step, saves, number = busy_step(), one.saves, 0
+    alone: list[float] = []
+    draining: list[float] = []
+    lasted: list[float] = []
+    for count in range(_LEARNING + _MOST_SAVES):
+        dist.barrier()
+        began = time.perf_counter()
+        one.save(folder / f"paced-{count}", state)
+        one.settle()
+        ended = began
+        while (now := time.perf_counter()) < began + _EVERY_S:
+            took, number = step(), number + 1
+            saves.step(number, state)
+            if count >= _LEARNING:
+                (draining if saves.unfinished else alone).append(took)
+            if saves.unfinished:
+                ended = now
+        if count >= _LEARNING:
+            lasted.append((ended - began) * 1e3)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            clean(folder)
+    return {"alone": deciles(alone), "draining": deciles(draining), "durable": lasted}
+
+
+def busy_step() -> Callable[[], float]:
+    """On all cores that torch uses; its milliseconds."""
+    matrix = torch.randn(_BUSY, _BUSY)
+
+    def step() -> float:
+        began = time.perf_counter()
+        for _ in range(4):
+            torch.mm(matrix, matrix)
+        return (time.perf_counter() - began) * 1e3
+
+    return step
 
 
 Steps = Callable[[threading.Event | None, int], list[float]]

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.distributed.checkpoint import state_dict_saver
 
 State = dict[str, Any]
 _CHUNK = 64 << 20
-SLOW_BYTES_PER_S = 128 << 20
+NEVER = 1 << 40
 
 
 class Contender(Protocol):
@@ -78,44 +77,29 @@ class Limit:
 class Everstep:
     """With the optimizer known, or with all copied at once."""
 
-    def __init__(self, root: Path, optimizer: Any, *, lazy: bool, bytes_per_s: int = 0) -> None:
+    def __init__(self, root: Path, optimizer: Any, *, lazy: bool) -> None:
         from trainer_sdk.checkpoint import Checkpointer
 
         optimizers = (optimizer,) if lazy else ()
         self._root = root
-        self._saves = Checkpointer(
-            root,
-            every=1,
-            lazy=lazy,
-            optimizers=optimizers,
-            write_bytes_per_s=bytes_per_s,
-            job="bench",
-        )
+        self.saves = Checkpointer(root, every=NEVER, lazy=lazy, optimizers=optimizers, job="bench")
         self._step = 0
 
     def save(self, path: Path, state: State) -> None:  # noqa: ARG002 - it names them itself
         self._step += 1
-        assert self._saves.save(self._step, state, occasion="interval") is not None
+        assert self.saves.save(self._step, state, occasion="interval") is not None
 
     def settle(self) -> None:
-        self._saves._saver.settle()
+        self.saves._saver.settle()
 
     def finish(self) -> None:
-        assert self._saves.maybe_finalize(blocking=True, within_s=600), "it came to nothing"
+        assert self.saves.maybe_finalize(blocking=True, within_s=600), "it came to nothing"
 
     def place(self, path: Path) -> Path:  # noqa: ARG002 - it names them itself
         return self._root / f"step-{self._step:09d}"
 
     def close(self) -> None:
-        self._saves.close()
-
-
-class Slow(Everstep):
-    """It may write so much a second, as nobody waits for it."""
-
-    def finish(self) -> None:
-        while not self._saves.maybe_finalize():
-            time.sleep(0.01)
+        self.saves.close()
 
 
 class Torch:
@@ -214,8 +198,6 @@ def contender(name: str, root: Path, state: State, optimizer: Any) -> Contender:
             return Limit(state)
         case "everstep" | "everstep-lazy":
             return Everstep(root / name, optimizer, lazy=name.endswith("lazy"))
-        case "everstep-slow":
-            return Slow(root / name, optimizer, lazy=True, bytes_per_s=SLOW_BYTES_PER_S)
         case "nvrx" | "nvrx-fork":
             return Nvrx(is_persistent=name == "nvrx")
         case _:

@@ -83,6 +83,14 @@ def test_a_store_that_is_away_is_told_with_the_way_to_it(
         assert msgspec.json.encode(rank.events("failed"))
 
 
+def test_an_image_is_kept_before_its_state_is_sent(url: str, tmp_path: Path) -> None:
+    with saving(tmp_path, root=url, write_bytes_per_s=1, keeps=True, buffers=2) as rank:
+        rank.save(1, {"a": torch.arange(10 << 20, dtype=torch.int32)})
+        until(lambda: rank.events("image"), "it is kept", within_s=WITHIN_S)
+        assert not rank.events("part_written")
+        assert rank.finish() == [1]
+
+
 def test_it_is_written_no_faster_than_it_may(url: str, tmp_path: Path) -> None:
     with saving(tmp_path, root=url, write_bytes_per_s=64 << 20) as rank:
         began = time.monotonic()

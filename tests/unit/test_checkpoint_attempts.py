@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_128
 
 from trainer_sdk.checkpoint.manifest import Identity, step_name
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.storage.shelf import Verdict, look, verify
+from trainer_sdk.checkpoint.writer.disk import Hashing
 from trainer_sdk.checkpoint.writer.orders import Done, WriteState
 from trainer_sdk.checkpoint.writer.parts import place_of, write_shard
 from trainer_sdk.checkpoint.writer.passage import Passage
@@ -52,7 +52,7 @@ def state(rank: int) -> memoryview:
 
 def write(root: str, rank: int) -> str:
     """An attempt to make this rank's part durable; the hash of its bytes, as it goes on with."""
-    hasher = xxh3_128()
+    hasher = Hashing(SIZE, lambda _: None)
     write_shard(order(root, rank), [state(rank)], hasher, Passage(SIZE), lambda: None)
     return hasher.hexdigest()
 
@@ -81,7 +81,9 @@ def test_a_part_that_is_there_is_not_written_again(root: str) -> None:
     write(root, 0)
     first = write(root, 1)
     with pytest.raises(DiskError):
-        write_shard(order(root, 1), broken(1), xxh3_128(), Passage(SIZE), lambda: None)
+        write_shard(
+            order(root, 1), broken(1), Hashing(SIZE, lambda _: None), Passage(SIZE), lambda: None
+        )
     assert write(root, 1) == first
     publish(root)
     assert seen(root).is_good
@@ -104,7 +106,9 @@ def test_the_part_of_a_writer_that_hung_names_no_torn_shard(tmp_path: Path) -> N
         yield state(1)[SIZE // 2 :]
 
     with pytest.raises(FileNotFoundError):
-        write_shard(order(root, 1), windows(), xxh3_128(), Passage(SIZE), lambda: None)
+        write_shard(
+            order(root, 1), windows(), Hashing(SIZE, lambda _: None), Passage(SIZE), lambda: None
+        )
     assert seen(root).is_good
     write(root, 1)
     assert publish(root, 1).given_up == ""

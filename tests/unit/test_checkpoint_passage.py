@@ -8,12 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_128_hexdigest
 
 from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.writer import disk, parts
+from trainer_sdk.checkpoint.writer.disk import Hashing
 from trainer_sdk.checkpoint.writer.orders import Failed, Filled, FromWriter, GiveUp, WriteState
 from trainer_sdk.checkpoint.writer.parts import part_of, place_of, write_shard
 from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
@@ -103,10 +104,21 @@ def test_what_comes_is_held_to_the_throttle_too(monkeypatch: pytest.MonkeyPatch)
     assert not passage.is_throttled
 
 
+def test_who_waits_for_a_hash_has_it_once_all_bytes_have_come() -> None:
+    found: list[str] = []
+    hashing = Hashing(5, lambda hasher: found.append(hasher.hexdigest()))
+    hashing.update(b"ab")
+    assert not found
+    hashing.update(b"cde")
+    assert found == [hashing.hexdigest()] == [xxh3_128_hexdigest(b"abcde")]
+    Hashing(0, lambda hasher: found.append(hasher.hexdigest()))
+    assert found[1:] == [xxh3_128_hexdigest(b"")], "a rank may have nothing to write"
+
+
 def begun(
     beside: ThreadPoolExecutor, root: str, octets: mmap.mmap, passage: Passage
-) -> tuple[Future[float], xxh3_128]:
-    hasher = xxh3_128()
+) -> tuple[Future[float], Hashing]:
+    hasher = Hashing(PAGES * PAGE, lambda _: None)
     windows = [memoryview(octets)]
     done = beside.submit(write_shard, order(root), windows, hasher, passage, lambda: None)
     return done, hasher

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from trainer_sdk import layout
@@ -17,6 +18,7 @@ from trainer_sdk.checkpoint.saver import Saver
 from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.storage import lasting
 from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.tempo import LEAST_BYTES_PER_S, Tempo
 from trainer_sdk.checkpoint.way_back import WayBack
 from trainer_sdk.checkpoint.whose import whose
 from trainer_sdk.rank_session import session
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 State = Mapping[str, Any]
-_LEAST_BYTES_PER_S = 4 << 20
 
 
 class Checkpointer:
@@ -39,9 +40,9 @@ class Checkpointer:
     for what is left; the optimizers are found in the state, or given.
     `memory_limit` is in bytes, for this rank: a larger state is written in waves, and the training
     waits for them.
-    `write_bytes_per_s` is the most that this rank writes of the saves that are due by `every`, so
-    that they leave disks, links and processors to the training; what the training waits for is
-    written as fast as can be.
+    `write_bytes_per_s` is the most that this rank writes of the saves that are due by `every`; by
+    default, what steps allow that are measured meanwhile; 0 is as fast as can be. What the training
+    waits for is written as fast as can be.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the training
@@ -56,7 +57,7 @@ class Checkpointer:
         optimizers: tuple[Any, ...] = (),
         in_flight: int = 1,
         memory_limit: int = 0,
-        write_bytes_per_s: int = 0,
+        write_bytes_per_s: int | None = None,
         job: str = "",
         patience: Patience | None = None,
     ) -> None:
@@ -82,7 +83,8 @@ class Checkpointer:
         self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
         self._queue = SaveQueue(group.rank, self._teller, on_error, setup.patience)
         self._queue.delivery.warm()
-        self._saver = Saver(setup, self._queue, self._teller, optimizers)
+        self._tempo = Tempo()
+        self._saver = Saver(setup, self._queue, self._teller, self._tempo, optimizers)
         self._way_back = WayBack(
             about, group, self._teller, root=self._root, has_images=keeps or about.has_keeper
         )
@@ -129,6 +131,7 @@ class Checkpointer:
     def step(self, step: int, state: State) -> None:
         """Call it after each step: saves when it is due, and when the training is to stop."""
         self._queue.maybe_finalize()
+        self._tempo.stepped(monotonic(), is_saving=self._queue.unfinished > 0)
         if self._session.should_stop:
             if not self._has_saved_to_stop:
                 self._has_saved_to_stop = True
@@ -241,10 +244,10 @@ class Checkpointer:
         return self._session.section("last save", "checkpoint")
 
 
-def _checked(bytes_per_s: int) -> int:
-    if bytes_per_s and bytes_per_s < _LEAST_BYTES_PER_S:
+def _checked(bytes_per_s: int | None) -> int | None:
+    if bytes_per_s and bytes_per_s < LEAST_BYTES_PER_S:
         raise ValueError(
-            f"write_bytes_per_s must be 0 or at least {_LEAST_BYTES_PER_S}, got {bytes_per_s}: "
+            f"write_bytes_per_s must be 0 or at least {LEAST_BYTES_PER_S}, got {bytes_per_s}: "
             "a save so slow would look like one that hangs"
         )
     return bytes_per_s

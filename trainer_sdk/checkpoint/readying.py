@@ -61,8 +61,8 @@ class Setup:
     buffers: int
     memory_limit: int
     """Of all buffers; 0 for none."""
-    write_bytes_per_s: int
-    """Of a save for which nobody waits; 0 for as many as can be."""
+    write_bytes_per_s: int | None
+    """Of a save for which nobody waits; 0 for as many as can be, None for what steps allow."""
     patience: Patience
 
 

@@ -1,7 +1,7 @@
 """Saves the state of a rank: planned with all ranks, copied, and given to the writer."""
 
-import time
 from collections.abc import Iterable, Mapping
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from trainer_sdk.checkpoint.staging import (
 )
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.tempo import Tempo
 from trainer_sdk.checkpoint.waves import fill_window, stretches, windows
 from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
 
@@ -34,9 +35,15 @@ class Saver:
     """All of a rank's saves. The ranks call it together."""
 
     def __init__(
-        self, setup: Setup, queue: SaveQueue, teller: Teller, optimizers: Iterable[Any]
+        self,
+        setup: Setup,
+        queue: SaveQueue,
+        teller: Teller,
+        tempo: Tempo,
+        optimizers: Iterable[Any],
     ) -> None:
         self._setup = setup
+        self._tempo = tempo
         self._queue = queue
         self._teller = teller
         self._group = setup.group
@@ -49,7 +56,7 @@ class Saver:
 
     def save(self, wish: Wish, state: Mapping[str, Any]) -> Save | None:
         """Begin a save; None if it was not begun, which was said."""
-        called_at = time.monotonic()
+        called_at = monotonic()
         self._stager.settle()
         self._watch(optimizers_in(state.values()))
         if wish.wait:
@@ -58,6 +65,7 @@ class Saver:
         if ready is None:
             return None
         self._count += 1
+        self._pace(wish, ready, called_at)
         save = self._queue.begin(wish.step, ready.buffer, wish.finalize, called_at)
         try:
             self._begin(wish, ready, save)
@@ -119,7 +127,7 @@ class Saver:
         staging = Staging(later, then, there)
         try:
             self._stager.copy(now, staging)
-            save.stall_s = time.monotonic() - save.called_at
+            save.stall_s = monotonic() - save.called_at
             self._stager.go_on(staging)
         except BaseException:
             self._stager.drop(staging)
@@ -140,7 +148,7 @@ class Saver:
                 self._queue.delivery.filled(save, at + size)
             else:
                 self._queue.delivery.send(save, order)
-        save.stall_s = time.monotonic() - save.called_at
+        save.stall_s = monotonic() - save.called_at
 
     def settle(self) -> None:
         """Wait until the tensors of the latest save may be changed."""
@@ -201,12 +209,26 @@ class Saver:
             within_s=self._setup.patience.write_within_s,
         )
 
+    def _pace(self, wish: Wish, ready: Ready, called_at: float) -> None:
+        is_paced = wish.to_root and not _is_awaited(wish, ready)
+        self._tempo.saved(called_at, is_paced=is_paced)
+        if self._setup.write_bytes_per_s is None and not self._group.rank:
+            news = self._tempo.news()
+            if news is not None:
+                self._teller.warn(news)
+
     def _bytes_per_s(self, wish: Wish, ready: Ready) -> int:
-        """As many as may be written while nobody waits; in waves, the training does."""
-        is_awaited = wish.occasion != "interval" or ready.window
-        return 0 if is_awaited else self._setup.write_bytes_per_s
+        if _is_awaited(wish, ready):
+            return 0
+        asked = self._setup.write_bytes_per_s
+        return self._tempo.bytes_per_s(ready.plan.file_bytes) if asked is None else asked
 
     def _fail(self, save: Save, reason: str, error: str) -> None:
         self._queue.delivery.fail(
             save, Failed(save=save.number, stage="copy", reason=reason, error=error)
         )
+
+
+def _is_awaited(wish: Wish, ready: Ready) -> bool:
+    """In waves, the training waits for each save."""
+    return wish.occasion != "interval" or ready.window > 0

@@ -90,6 +90,7 @@ class SaveQueue:
 
     def skip(self, step: int) -> None:
         """Earlier saves still have all buffers; that is told once, until one is begun again."""
+        self.delivery.hurry()
         with self.delivery.lock:
             waiting = [one for one in self._saves.values() if one.result is None]
             if waiting and not self._is_skipping:

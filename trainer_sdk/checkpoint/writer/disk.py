@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from xxhash import xxh3_128
@@ -19,11 +19,33 @@ _THREADS = 2  # one writes while the other is on its way into the kernel; more g
 Going = Callable[[], None]
 
 
+class Hashing:
+    """The hash of so many bytes as they come; `then` is called once all have."""
+
+    def __init__(self, size: int, then: Callable[[xxh3_128], None]) -> None:
+        self._left = size
+        self._hasher = xxh3_128()
+        self._then = then
+        if not size:
+            then(self._hasher.copy())
+
+    def update(self, octets: memoryview | bytes) -> None:
+        """Add these."""
+        self._hasher.update(octets)
+        self._left -= len(octets)
+        if not self._left:
+            self._then(self._hasher.copy())
+
+    def hexdigest(self) -> str:
+        """Of what has come."""
+        return self._hasher.hexdigest()
+
+
 def write_hashed(
     path: str,
     size: int,
     windows: Iterable[memoryview],
-    hasher: xxh3_128,
+    hashing: Hashing | None,
     passage: Passage,
     going: Going,
 ) -> None:
@@ -32,19 +54,19 @@ def write_hashed(
     try:
         _check_room(descriptor, size)
         for octets in windows:
-            _write(_Line(descriptor, at, octets, passage), hasher, going)
+            _write(_Line(descriptor, at, octets, passage), hashing, going)
             at += len(octets)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _write(line: "_Line", hasher: xxh3_128, going: Going) -> None:
+def _write(line: "_Line", hashing: Hashing | None, going: Going) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="write") as pool:
         writing = [pool.submit(line.work) for _ in range(_THREADS)]
         try:
-            for octets in line.once_all_is_there():
-                hash_in_parts(octets, hasher, going)
+            if hashing is not None:
+                hash_in_parts(line.once_all_is_there(), hashing, going)
             while wait(writing, timeout=1.0, return_when=FIRST_EXCEPTION).not_done:
                 line.news_for(going)
                 if any(one.done() and one.exception() for one in writing):
@@ -55,10 +77,10 @@ def _write(line: "_Line", hasher: xxh3_128, going: Going) -> None:
             one.result()
 
 
-def hash_in_parts(octets: memoryview, hasher: xxh3_128, going: Going) -> None:
+def hash_in_parts(octets: memoryview, hashing: Hashing | xxh3_128, going: Going) -> None:
     """Add these bytes to a hash."""
     for at in range(0, len(octets), CHUNK_BYTES):
-        hasher.update(octets[at : at + CHUNK_BYTES])
+        hashing.update(octets[at : at + CHUNK_BYTES])
         going()
 
 
@@ -85,12 +107,10 @@ class _Line:
             self._written += 1
             self._adapt(time.monotonic() - began)
 
-    def once_all_is_there(self) -> Iterator[memoryview]:
-        """The same chunks for the hash, which is quick: whoever copies them has the processor."""
-        end = self._begin + len(self._octets)
-        for at in range(0, len(self._octets), CHUNK_BYTES):
-            self._passage.let(self._begin + at, end)
-            yield self._octets[at : at + CHUNK_BYTES]
+    def once_all_is_there(self) -> memoryview:
+        """The same for the hash, which is quick: whoever copies them has the processor."""
+        self._passage.wait_for(self._begin + len(self._octets))
+        return self._octets
 
     def stop(self) -> None:
         """Take nothing more."""

@@ -4,8 +4,6 @@ import mmap
 import os
 from contextlib import suppress
 
-from xxhash import xxh3_128
-
 from trainer_sdk.checkpoint.storage import lasting, storage_for
 from trainer_sdk.checkpoint.storage.folder import sync_folder
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
@@ -22,7 +20,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
     beside = f"{folder}/.{name}.{os.getpid()}"
     try:
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        write_hashed(beside, whole, (octets[:whole],), xxh3_128(), Passage(whole), going)
+        write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
         _cut(beside, size)
         os.replace(beside, path)
         sync_folder(folder or "/")

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -26,7 +26,13 @@ from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
-from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, hash_in_parts, write_hashed
+from trainer_sdk.checkpoint.writer.disk import (
+    CHUNK_BYTES,
+    Going,
+    Hashing,
+    hash_in_parts,
+    write_hashed,
+)
 from trainer_sdk.checkpoint.writer.orders import WriteState
 from trainer_sdk.checkpoint.writer.passage import Passage
 
@@ -94,7 +100,7 @@ def is_ours(there: Manifest, order: WriteState) -> bool:
 def write_shard(
     order: WriteState,
     windows: Iterable[memoryview],
-    hasher: xxh3_128,
+    hashing: Hashing,
     passage: Passage,
     going: Going,
 ) -> float:
@@ -104,17 +110,19 @@ def write_shard(
     """
     place, began = place_of(order.root, order.saving, order.identity.step), time.monotonic()
     if _is_durable(order, place):
-        for octets in windows:
-            passage.wait_for(len(octets))
-            hash_in_parts(octets, hasher, going)
+        _hash(windows, hashing, passage, going)
         return time.monotonic() - began
     if isinstance(place.storage, Folder):
         with _whole(os.path.join(place.storage.path, place.before), order.shard) as path:
-            write_hashed(path, order.file_bytes, windows, hasher, passage, going)
+            write_hashed(path, order.file_bytes, windows, hashing, passage, going)
     else:
-        parts = _hashed(windows, hasher, passage, going)
-        place.storage.put(f"{place.before}/{order.shard}", parts)
-    file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hasher.hexdigest())
+        if order.keep:  # its image is needed sooner than all of it can be sent
+            windows = tuple(windows)
+            _hash(windows, hashing, passage, going)
+        parts = _parts(windows, passage, going)
+        name = f"{place.before}/{order.shard}"
+        place.storage.put(name, parts if order.keep else _hashed(parts, hashing))
+    file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hashing.hexdigest())
     part = Part(
         identity=order.identity,
         rank=order.rank,
@@ -172,16 +180,24 @@ def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: G
     return index.hash
 
 
-def _hashed(
-    windows: Iterable[memoryview], hasher: xxh3_128, passage: Passage, going: Going
-) -> Generator[bytes | memoryview]:
+def _hash(windows: Iterable[memoryview], hashing: Hashing, passage: Passage, going: Going) -> None:
+    for octets in windows:
+        passage.wait_for(len(octets))
+        hash_in_parts(octets, hashing, going)
+
+
+def _parts(windows: Iterable[memoryview], passage: Passage, going: Going) -> Iterator[bytes]:
+    """Copies: the client may hold one for longer than the window stays as it is."""
     passed = 0
     for octets in windows:
         for at in range(0, len(octets), CHUNK_BYTES):
             begin, passed = passed, passed + len(octets[at : at + CHUNK_BYTES])
             passage.let(begin, passed)
-            # A copy: the client may hold it for longer than the window stays as it is.
-            part = bytes(octets[at : at + CHUNK_BYTES])
-            hasher.update(part)
-            yield part
+            yield bytes(octets[at : at + CHUNK_BYTES])
             going()
+
+
+def _hashed(parts: Iterable[bytes], hashing: Hashing) -> Iterator[bytes]:
+    for part in parts:
+        hashing.update(part)
+        yield part

@@ -1,4 +1,7 @@
-"""Takes orders from a rank, and works on each in a thread of its own; one writes at a time."""
+"""Takes orders from a rank, and works on each in a thread of its own; one writes at a time.
+
+An image is kept as soon as it is hashed, whatever becomes of its way to the global tier.
+"""
 
 import errno
 import mmap
@@ -11,7 +14,7 @@ from xxhash import xxh3_128
 from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError
-from trainer_sdk.checkpoint.writer.disk import hash_in_parts
+from trainer_sdk.checkpoint.writer.disk import Hashing, hash_in_parts
 from trainer_sdk.checkpoint.writer.files import write_file
 from trainer_sdk.checkpoint.writer.orders import (
     Done,
@@ -97,25 +100,30 @@ class Service:
 
     def _write_state(self, order: WriteState, stage: "_Stage") -> None:
         going = self._going(order.save, stage)
-        octets, hasher, write_s = self._mappings.of(order.image), xxh3_128(), 0.0
+        octets = self._mappings.of(order.image)
         passage = self._passages.setdefault(order.save, _passage(order))
-        with self._writing:
-            if order.root:
-                self._claim(order, stage)
-                stage.name = "write"
-                windows = self._windows(order, octets, passage)
-                write_s = write_shard(order, windows, hasher, passage, going)
-            else:
-                stage.name = "hash"
-                hash_in_parts(octets[: order.file_bytes], hasher, going)
+
+        def keep(hasher: xxh3_128) -> None:
             if order.keep:
-                stage.name = "hash"
-                self._tell(Kept(save=order.save, hash=keep_image(order, octets, hasher, going)))
+                before, stage.name = stage.name, "hash"
+                kept = keep_image(order, octets, hasher, going)
+                self._tell(Kept(save=order.save, hash=kept))
+                stage.name = before
+
+        if not order.root:
+            stage.name = "hash"
+            hash_in_parts(octets[: order.file_bytes], Hashing(order.file_bytes, keep), going)
+            self._tell(Written(save=order.save, size_bytes=order.file_bytes, write_s=0.0))
+            return
+        with self._writing:
+            self._claim(order, stage)
+            stage.name = "write"
+            windows = self._windows(order, octets, passage)
+            hashing = Hashing(order.file_bytes, keep)
+            write_s = write_shard(order, windows, hashing, passage, going)
         begin, length = order.metadata
         metadata = bytes(octets[begin : begin + length])
         self._tell(Written(save=order.save, size_bytes=order.file_bytes, write_s=write_s))
-        if not order.root:
-            return
         stage.name = "publish"
 
         def waiting(ranks: Sequence[int]) -> None:
