@@ -214,7 +214,13 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [(Broken(), "not initialised"), (lambda: None, "pickle")]
+    ("what", "said"),
+    [
+        (Broken(), "not initialised"),
+        (lambda: None, "pickle"),
+        ({1: torch.ones(2), "1": torch.ones(3)}, "two values of the state are called it.1:"),
+        ({"b.0": 0, "b": [torch.ones(2)]}, "two values of the state are called it.b.0:"),
+    ],
 )
 def test_a_state_that_cannot_be_saved_is_told(folder: Path, what: object, said: str) -> None:
     with saving(folder) as rank:
