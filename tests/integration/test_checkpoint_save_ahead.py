@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.saved_by import Saving, load, path_of, same, saving
+from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import saver, staging
 from trainer_sdk.checkpoint.delivery import Delivery
@@ -195,6 +196,29 @@ def test_a_training_that_waits_has_copied_most_before_the_writer_begins(
     assert saver._ALONE * ahead <= ends[0] < ends[-1] < ahead
     blank = {key: torch.zeros_like(value) for key, value in state.items()}
     assert same(load(folder, 1, blank), state)
+
+
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_a_writer_that_takes_no_word_holds_up_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_lazy: bool
+) -> None:
+    """However many tensors there are: what its socket cannot hold would be waited for."""
+    weights = [torch.nn.Parameter(torch.randn(9000)) for _ in range(900)]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    state = {"weights": {str(number): one for number, one in enumerate(weights)}}
+    words = said(monkeypatch)
+    with saving(folder, is_lazy=is_lazy, optimizers=(optimizer,)) as rank:
+        rank.queue.delivery.warm()
+        writer = rank.queue.delivery.writer_pid or 0
+        rank.save(1, state)
+        rank.saver.settle()
+        assert rank.finish() == [1]
+        assert 1 < len(words) < 40
+        stop(writer)
+        rank.save(2, state)
+        rank.saver.settle()
+        os.kill(writer, signal.SIGCONT)
+        assert rank.finish() == [2]
 
 
 def test_what_stays_in_memory_waits_for_all_of_it(

@@ -1,10 +1,14 @@
 """Saves that go wrong: it is said, by whom and why; the training goes on, and so do later saves."""
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -134,6 +138,49 @@ def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
         assert rank.finish() == [2]
 
 
+def test_a_save_that_is_late_at_the_end_is_written_by_nobody(folder: Path) -> None:
+    """The next one has its memory: it would have that one's values."""
+    with saving(folder, patience=Patience(exit_within_s=0.1)) as rank:
+        rank.queue.delivery.warm()
+        late = writer_of(rank)
+        stop(late)
+        assert rank.save(1, STATE) is not None
+        rank.saver.settle()
+        rank.queue.await_all()
+        assert rank.save(2, STATE | {"a": -STATE["a"]}) is not None
+        with suppress(ProcessLookupError):
+            os.kill(late, signal.SIGCONT)
+        assert rank.finish() == [2]
+    assert not path_of(folder, 1).exists()
+
+
+@pytest.mark.parametrize("what", ["descriptor", "thread"])
+def test_a_writer_that_cannot_be_started_holds_nothing_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def no_pair() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    plain = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "everstep-writer":
+            raise RuntimeError("can't start new thread")
+        plain(self)
+
+    with saving(folder) as rank:
+        if what == "descriptor":
+            monkeypatch.setattr(socket, "socketpair", no_pair)
+        else:
+            monkeypatch.setattr(threading.Thread, "start", start)
+        assert rank.save(1, STATE) is not None
+        assert rank.finish() == []
+        assert "the writer cannot be started" in rank.told.warned[0]
+        monkeypatch.undo()
+        assert rank.save(2, STATE) is not None
+        assert rank.finish() == [2]
+
+
 def test_a_full_disk_is_seen_before_anything_is_written(small: Path) -> None:
     state = {"a": torch.zeros(8 << 20, dtype=torch.uint8)}
     with saving(small.parent, root=str(small)) as rank:
@@ -214,7 +261,13 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [(Broken(), "not initialised"), (lambda: None, "pickle")]
+    ("what", "said"),
+    [
+        (Broken(), "not initialised"),
+        (lambda: None, "pickle"),
+        ({1: torch.ones(2), "1": torch.ones(3)}, "two values of the state are called it.1:"),
+        ({"b.0": 0, "b": [torch.ones(2)]}, "two values of the state are called it.b.0:"),
+    ],
 )
 def test_a_state_that_cannot_be_saved_is_told(folder: Path, what: object, said: str) -> None:
     with saving(folder) as rank:

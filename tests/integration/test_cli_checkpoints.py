@@ -181,6 +181,9 @@ def test_a_checkpoint_is_pulled_only_when_it_is_good(run: Run, root: str, tmp_pa
     assert "is not what was saved" in err
     assert steps(to) == [200]
     assert not list((Path(to) / ".saving").iterdir())
+    code, _, err = run("pull", root, "200", "s3://bucket/llama")
+    assert code == Exit.USAGE
+    assert "s3://bucket/llama is a URL" in err
 
 
 def test_what_is_not_there_is_3_and_said_in_one_line(run: Run, root: str, tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ class Delivery:
         """The training ends, and has waited for it."""
         late = f"it was not durable within {within_s:g} s of the end of the training"
         with self.lock:
+            if save.is_sent and save.has_buffer and not save.is_filling:
+                self._kill_writer()  # it would write what the next save has in the same memory
             self._fail(save, _failed(save, late, "late"), is_stuck=True)
 
     def close(self) -> None:
@@ -181,9 +183,7 @@ class Delivery:
         # The writer itself gives up the other ranks after as long; then there is a rest for it.
         most_s = 2 * within_s + self._patience.delayed_after_s
         if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
-            writer, self._writer = self._writer, None  # it may hang where even a kill waits
-            if writer is not None:
-                writer.kill()
+            self._kill_writer()
             self._fail_sent(f"the writer was not done within {now - save.sent_at:.0f} s", "timeout")
         elif now >= self._next_word_at(save):
             save.told_lag_s = now - save.called_at
@@ -228,6 +228,11 @@ class Delivery:
         if self._writer is None or not self._writer.is_alive:
             self._writer = Writer(self._hear, self._lost, self._look)
         return self._writer
+
+    def _kill_writer(self) -> None:
+        writer, self._writer = self._writer, None  # it may hang where even a kill waits
+        if writer is not None:
+            writer.kill()
 
     def _lost(self, gone: WriterGoneError) -> None:
         with self.lock:

@@ -156,20 +156,29 @@ def async_save(obj: object, path: "str | os.PathLike[str]") -> int | None:
     """Like `torch.save`, but the file is written in the background; `torch.load` reads it.
 
     The file appears whole or not at all. The end of the interpreter waits for it. What fails is
-    said, and None is returned where it was not even begun.
+    said, and None is returned where it was not even begun. Any thread may call it, and a fork.
     """
     global _own  # noqa: PLW0603 - a process has one
     with _opening:
         if _own is None:
             _own = FileSaves()
-    _own.maybe_finalize()
-    return _own.schedule(obj, path)
+        _own.maybe_finalize()
+        return _own.schedule(obj, path)
 
 
 def wait_for_files(within_s: float | None = None) -> None:
     """Wait for all files of `async_save`."""
     if _own is not None:
         _own.maybe_finalize(blocking=True, within_s=within_s)
+
+
+def _forget() -> None:
+    """In a fork: the memory of its parent is not its own."""
+    global _own, _opening
+    _own, _opening = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _size_of(obj: object) -> int:

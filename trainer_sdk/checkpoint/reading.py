@@ -154,13 +154,21 @@ def _collect(prefix: str, path: tuple[Any, ...], mapping: Mapping[Any, Any], int
     for key, value in mapping.items():
         name, kind = f"{prefix}{key}", type(value)
         if kind in _PLAIN:
+            if name in into.values:
+                raise _called_alike(name)
             into.values[name], into.paths[name] = value, (*path, str(key))
         elif kind in _DICTS:
             _collect(f"{name}.", (*path, str(key)), value, into)
         else:
             values, paths = flatten_state_dict({str(key): value})
+            if twice := into.values.keys() & {prefix + one for one in values}:
+                raise _called_alike(min(twice))
             into.values.update({prefix + one: found for one, found in values.items()})
             into.paths.update({prefix + one: (*path, *rest) for one, rest in paths.items()})
+
+
+def _called_alike(key: str) -> ValueError:
+    return ValueError(f"two values of the state are called {key}: rename one")
 
 
 def _form(value: object) -> object:

@@ -29,6 +29,8 @@ from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
 
 _ALONE = 0.6
 """So much of a state is copied before the writer begins, where the training waits for the copy."""
+_MOST_WORDS = 32
+"""Of how far it is: a writer that takes none holds nobody up; its socket holds some 250."""
 
 
 class Saver:
@@ -107,11 +109,13 @@ class Saver:
         now, later = self._copies(ready)
         is_on_host = all(one.source.is_cpu for one in (*now, *later))
         # Who copies while the disk reads takes longer: a training that waits has a start.
-        ahead_from = 0.0 if later else _ALONE * order.file_bytes
+        next_at = 0.0 if later else _ALONE * order.file_bytes
 
         def there(end: int) -> None:
-            if not is_on_host or not order.root or not ahead_from <= end < order.file_bytes:
+            nonlocal next_at
+            if not is_on_host or not order.root or not next_at <= end < order.file_bytes:
                 return  # the end of the file comes with the whole, once that is checked
+            next_at = end + order.file_bytes / _MOST_WORDS
             if not save.is_filling:
                 delivery.send_ahead(save, order)
             delivery.filled(save, end)

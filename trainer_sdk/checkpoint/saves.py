@@ -146,7 +146,8 @@ class SaveQueue:
 
     def _finalize(self, save: Save) -> None:
         with self.delivery.lock:
-            del self._saves[save.number]
+            if self._saves.pop(save.number, None) is None:
+                return  # by another thread
         self._failure = self._unsaid_after(save, self._failure)
         if not isinstance(save.result, SaveError):
             for call in save.finalize:

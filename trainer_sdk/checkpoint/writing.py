@@ -39,14 +39,18 @@ class Writer:
         self._hear = hear
         self._lost = lost
         self._look = look
-        self._begun: queue.SimpleQueue[Channel[FromWriter] | OSError] = queue.SimpleQueue()
+        self._begun: queue.SimpleQueue[Channel[FromWriter] | Exception] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._is_wanted = True
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="everstep-writer", daemon=True)
-        self._thread.start()
-        begun = self._begun.get()
-        if isinstance(begun, OSError):
+        begun: Channel[FromWriter] | Exception
+        try:
+            self._thread.start()
+            begun = self._begun.get()
+        except RuntimeError as error:  # no thread is to be had, as at the end of the interpreter
+            begun = error
+        if isinstance(begun, Exception):
             raise WriterGoneError(f"the writer cannot be started: {begun}") from begun
         self._channel = begun
 
@@ -78,12 +82,9 @@ class Writer:
         self._thread.join(_GONE_WITHIN_S)
 
     def _run(self) -> None:
-        ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                self._process = _spawn(theirs.fileno())
+            ours, self._process = _started()
         except OSError as error:
-            ours.close()
             self._begun.put(error)
             return
         channel: Channel[FromWriter] = Channel(ours, FromWriter)
@@ -98,6 +99,16 @@ class Writer:
         was_wanted, self._is_wanted = self._is_wanted, False
         if was_wanted:
             self._lost(gone)
+
+
+def _started() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return ours, _spawn(theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
 
 
 def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":

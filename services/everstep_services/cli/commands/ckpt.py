@@ -211,18 +211,20 @@ def gc(
 @command.command()
 @click.argument("where")
 @click.argument("step", type=_STEP)
-@click.argument("to", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("to", type=click.Path(file_okay=False))
 @with_api_options
 @click.pass_obj
-def pull(invocation: Invocation, *, where: str, step: int, to: Path) -> None:
+def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     """Copy a checkpoint into a folder of this machine, comparing every byte.
 
     It is seen there when it is whole and good. Of a job, the catalog says where it is.
     """
     from everstep_services.cli.checkpoints.files import pull_to
 
+    if "://" in to:
+        raise click.UsageError(f"TO is a folder of this machine, and {to} is a URL")
     place = where if is_place(where) else _path(invocation, where, step)
-    pull_to(invocation, place, step, to)
+    pull_to(invocation, place, step, Path(to))
 
 
 def _of_files_only(tier: str | None) -> None:

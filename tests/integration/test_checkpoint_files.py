@@ -1,0 +1,81 @@
+"""`async_save`, called as `torch.save` is: from several threads, and in forks."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.stopping import stop
+from trainer_sdk.checkpoint import async_save, files, wait_for_files
+from trainer_sdk.checkpoint.arena import Arena, Buffer
+
+
+@pytest.fixture(autouse=True)
+def _own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A queue of this test's."""
+    monkeypatch.setattr(files, "_own", None)
+    yield
+    if files._own is not None:
+        files._own.close()
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((1000,), value)}
+
+
+def is_saved(path: Path, value: float) -> bool:
+    return torch.equal(torch.load(path, weights_only=True)["a"], state(value)["a"])
+
+
+def test_threads_that_save_at_once_have_each_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met, plain = threading.Barrier(2), Arena.next
+
+    def slowly(self: Arena) -> Buffer | None:
+        found = plain(self)
+        if found is not None and not met.broken:
+            try:
+                met.wait(0.5)
+            except threading.BrokenBarrierError:
+                """The other one is not let in meanwhile."""
+        return found
+
+    monkeypatch.setattr(Arena, "next", slowly)
+    paths = [tmp_path / "1.pt", tmp_path / "2.pt"]
+    threads = [
+        threading.Thread(target=async_save, args=(state(value), path))
+        for value, path in enumerate(paths)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    wait_for_files(40)
+    assert [is_saved(path, value) for value, path in enumerate(paths)] == [True, True]
+
+
+def test_a_fork_has_memory_of_its_own(tmp_path: Path) -> None:
+    async_save(state(0), tmp_path / "before.pt")
+    wait_for_files(40)
+    assert files._own is not None
+    writer = files._own._queue.delivery.writer_pid or 0
+    stop(writer)
+    receive, send = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(receive, 1)
+        async_save(state(2), tmp_path / "child.pt")
+        wait_for_files(40)
+        os._exit(0)
+    async_save(state(1), tmp_path / "parent.pt")
+    os.write(send, b".")
+    os.waitpid(child, 0)
+    os.kill(writer, signal.SIGCONT)
+    wait_for_files(40)
+    assert is_saved(tmp_path / "parent.pt", 1)
+    assert is_saved(tmp_path / "child.pt", 2)
