@@ -9,6 +9,7 @@ from tests.waiting import until
 
 def stop(pid: int) -> None:
     """Until none of its threads runs any more: SIGSTOP alone has not happened when it was sent."""
+    assert pid > 1, "0 is everybody of this group"
     os.kill(pid, signal.SIGSTOP)
     until(
         lambda: _states(pid),

@@ -1,5 +1,6 @@
 """`async_save`, called as `torch.save` is: from several threads, and in forks."""
 
+import fcntl
 import os
 import signal
 import threading
@@ -59,11 +60,24 @@ def test_threads_that_save_at_once_have_each_their_own(
     assert [is_saved(path, value) for value, path in enumerate(paths)] == [True, True]
 
 
+def test_what_a_writer_has_left_that_was_killed_goes_with_the_next_file(tmp_path: Path) -> None:
+    left, others = tmp_path / ".old.pt.1.saving", tmp_path / ".other.pt.2.saving"
+    for path in (left, others):
+        path.write_bytes(bytes(100))
+    with others.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as a writer does that lives
+        async_save(state(1), tmp_path / "new.pt")
+        wait_for_files(40)
+    assert sorted(tmp_path.iterdir()) == [others, tmp_path / "new.pt"]
+    assert is_saved(tmp_path / "new.pt", 1)
+
+
 def test_a_fork_has_memory_of_its_own(tmp_path: Path) -> None:
     async_save(state(0), tmp_path / "before.pt")
     wait_for_files(40)
     assert files._own is not None
-    writer = files._own._queue.delivery.writer_pid or 0
+    writer = files._own._queue.delivery.writer_pid
+    assert writer is not None
     stop(writer)
     receive, send = os.pipe()
     child = os.fork()

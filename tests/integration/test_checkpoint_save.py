@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from tests.saved_by import load, manifest_of, path_of, same, saving
-from trainer_sdk.checkpoint import FileSaves, staging
+from trainer_sdk.checkpoint import Checkpointer, FileSaves, staging
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.readying import Wish
 
@@ -329,6 +329,33 @@ def test_finalize_hooks_are_called_in_order_when_a_save_is_durable(tmp_path: Pat
         assert rank.finish() == [1, 2]
     assert called == [1, 2]
     assert rank.queue.unfinished == 0
+
+
+def test_a_hook_that_fails_keeps_no_other_from_being_called_at_the_end(tmp_path: Path) -> None:
+    called: list[int] = []
+
+    def fail() -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"), Checkpointer(tmp_path, in_flight=2) as saves:
+        saves.save(1, {"a": torch.ones(5)}, finalize=(fail,))
+        saves.save(2, {"a": torch.ones(5)}, wait=True, finalize=(lambda: called.append(2),))
+    assert called == [2]
+    assert saves.unfinished == 0
+    assert saves._saver._stager._thread is None, "and nothing is left of it"
+
+
+def test_a_plan_is_made_anew_when_the_bytes_of_a_tensor_lie_otherwise(tmp_path: Path) -> None:
+    plain = torch.randn(100, dtype=torch.complex64)
+    sparse = torch.eye(10).to_sparse()
+    with saving(tmp_path, on_error="fatal") as rank:
+        rank.save(1, {"a": plain, "b": torch.zeros(10, 10)})
+        rank.save(2, {"a": plain.conj(), "b": torch.zeros(10, 10)}, wait=True)
+        rank.save(3, {"a": plain, "b": sparse}, wait=True)
+        assert rank.finish() == [1, 2, 3]
+    found = load(tmp_path, 2, {"a": torch.zeros_like(plain)})
+    assert same(found, {"a": plain.conj().resolve_conj()})
+    assert same(load(tmp_path, 3, {"a": torch.zeros_like(plain)}), {"a": plain})
 
 
 def _in_memory(step: int) -> Wish:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.saved_by import load, path_of, same, saving
+from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import FileSaves, SaveError, saver, staging, waves
 from trainer_sdk.checkpoint.save import OnError, Patience
@@ -37,7 +38,7 @@ def lazy_state() -> tuple[dict[str, Any], torch.optim.Optimizer]:
     return {"weight": weight}, torch.optim.SGD([weight], lr=0.1)
 
 
-@pytest.mark.parametrize("where", ["copy", "go_on", "order"])
+@pytest.mark.parametrize("where", ["copy", "order"])
 def test_nobody_waits_for_a_save_that_ctrl_c_has_broken_off(
     folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -69,6 +70,58 @@ def test_nobody_waits_for_a_save_that_ctrl_c_has_broken_off(
         optimizer.step()
         assert rank.finish() == [2]
     assert same(load(folder, 2, {"weight": torch.zeros(1 << 16)}), expected)
+
+
+def test_ctrl_c_takes_nothing_back_of_which_the_writer_has_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, optimizer = lazy_state()
+    go_on = Stager.go_on
+    with saving(folder, optimizers=(optimizer,)) as rank:
+
+        def late(self: Stager, one: staging.Staging) -> None:
+            go_on(self, one)
+            save = rank.queue.delivery.saves[1]
+            until(lambda: save.is_sent and not save.is_filling, "it is whole")
+            raise KeyboardInterrupt
+
+        _once(monkeypatch, Stager, "go_on", late)
+        rank.queue.delivery.warm()
+        writer = rank.queue.delivery.writer_pid
+        assert writer is not None
+        stop(writer)
+        with pytest.raises(KeyboardInterrupt):
+            rank.save(1, state)
+        expected = {"weight": state["weight"].detach().clone()}
+        state["weight"].data.fill_(3)
+        assert rank.save(2, state) is None, "the writer reads its memory"
+        os.kill(writer, signal.SIGCONT)
+        assert rank.finish() == [1]
+    assert same(load(folder, 1, {"weight": torch.zeros(1 << 16)}), expected)
+
+
+def test_an_optimizer_in_a_fork_does_not_wait_for_the_copy_of_its_parent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, optimizer = lazy_state()
+    may_copy, copy_beside = threading.Event(), staging._copy_beside
+
+    def copy_late(one: staging.Copy) -> None:
+        may_copy.wait(30)
+        copy_beside(one)
+
+    monkeypatch.setattr(staging, "_copy_beside", copy_late)
+    with saving(folder, optimizers=(optimizer,)) as rank:
+        rank.save(1, state)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            rank.saver.settle()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        may_copy.set()
+        assert rank.finish() == [1]
 
 
 def test_a_save_that_was_broken_off_is_not_copied_into_the_next_one(

@@ -232,11 +232,15 @@ class Checkpointer:
         self._is_open = False
         leaving.forget(self)
         self._way_back.close()
-        with self._last_save():
-            self._saver.settle()
-            failure = self._queue.close(abort)
-        self._way_back.saves_are_over()
-        self._saver.close(keeps_images=is_failing or failure is not None)
+        keeps_images = True  # also where what is called after a save fails
+        try:
+            with self._last_save():
+                self._saver.settle()
+                failure = self._queue.close(abort)
+            keeps_images = is_failing or failure is not None
+        finally:
+            self._way_back.saves_are_over()
+            self._saver.close(keeps_images=keeps_images)
         return failure
 
     def _last_save(self) -> Section:

@@ -95,9 +95,10 @@ class Delivery:
                 self._tell_of(save, Hurry(save=save.number))
 
     def fail(self, save: Save, failed: Failed) -> None:
-        """It comes to nothing, or is tried again."""
+        """It comes to nothing, unless the writer has all of it already."""
         with self.lock:
-            self._fail(save, failed)
+            if not save.is_sent or save.is_filling or save.is_in_waves:
+                self._fail(save, failed)
 
     def fail_late(self, save: Save, within_s: float) -> None:
         """The training ends, and has waited for it."""
@@ -290,8 +291,10 @@ class Delivery:
             with suppress(StorageError):
                 abandon(order.root, order.saving, order.identity.step, order.rank, reason)
 
-        self._abandoning = threading.Thread(target=tell, name="everstep-abandon", daemon=True)
-        self._abandoning.start()
+        telling = threading.Thread(target=tell, name="everstep-abandon", daemon=True)
+        with suppress(RuntimeError):  # at the end of the interpreter no thread is to be had
+            telling.start()
+            self._abandoning = telling
 
 
 def _failed(save: Save, reason: str, error: str) -> Failed:

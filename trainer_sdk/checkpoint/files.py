@@ -95,9 +95,10 @@ class FileSaves:
         if os.getpid() != self._pid:
             return None
         leaving.forget(self)
-        failure = self._queue.close(abort)
-        self._arena.close(keeps_images=False)
-        return failure
+        try:
+            return self._queue.close(abort)
+        finally:
+            self._arena.close(keeps_images=False)
 
     def _buffer(self, size: int, where: str) -> Buffer | None:
         """Memory for it; None if there is none, and the policy allows to go on."""

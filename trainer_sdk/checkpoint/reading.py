@@ -172,11 +172,10 @@ def _called_alike(key: str) -> ValueError:
 
 
 def _form(value: object) -> object:
-    if type(value) in _PLAIN and isinstance(value, torch.Tensor):
-        return (value.shape, value.dtype, value.device)
     if isinstance(value, DTensor):
         local = value.to_local()
-        return (value.shape, value.dtype, value.placements, local.shape, local.device)
+        placed = value.placements, local.shape, local.device
+        return (value.shape, value.dtype, *placed, is_bare(local))
     if isinstance(value, torch.Tensor):
-        return (value.shape, value.dtype, value.device)
+        return (value.shape, value.dtype, value.device, is_bare(value))
     return None

@@ -136,12 +136,21 @@ class SaveQueue:
         return None if self._on_error == "warn" else failure
 
     def close(self, abort: bool = False) -> SaveError | None:
-        """Wait for what is unfinished, or abandon it; then end the writer."""
+        """Wait for what is unfinished, or abandon it; then end the writer.
+
+        All that is to be called is, whatever is raised by it, of which the first goes on.
+        """
         failure = None if abort else self.await_all()
         self.delivery.close()
+        raised: list[Exception] = []
         for save in list(self._saves.values()):
-            self._finalize(save)
+            try:
+                self._finalize(save)
+            except Exception as error:  # noqa: BLE001 - it is the training's
+                raised.append(error)
         self._failure = None
+        if raised:
+            raise raised[0]
         return failure
 
     def _finalize(self, save: Save) -> None:

@@ -6,8 +6,10 @@ same is found out: by torch's count of changes, and for those that torch does no
 """
 
 import ctypes
+import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +87,7 @@ class Stager:
         self._checking = threading.Lock()
         self._hooks: list[Any] = []
         self._streams: dict[torch.device, Any] = {}
+        _stagers.add(self)
 
     def watch(self, optimizers: Iterable[Any]) -> None:
         """Have these optimizers wait, before they change anything, until all is copied."""
@@ -197,6 +200,18 @@ class Stager:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
         return event
+
+
+_stagers: "weakref.WeakSet[Stager]" = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """In a fork, where nobody copies, and its parent does."""
+    for one in _stagers:
+        one._present = one._thread = None  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _on_gpus(copies: Sequence[Copy]) -> list[list[Copy]]:

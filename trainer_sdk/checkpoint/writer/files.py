@@ -1,13 +1,18 @@
 """One file or object, in the place of what was there, whole or not at all."""
 
+import fcntl
 import mmap
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
 from trainer_sdk.checkpoint.storage import lasting, storage_for
 from trainer_sdk.checkpoint.storage.folder import sync_folder
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
 from trainer_sdk.checkpoint.writer.passage import Passage
+
+_SAVING = ".saving"
+_cleared: set[str] = set()
 
 
 def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
@@ -17,16 +22,44 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
         parts = (octets[at : min(at + CHUNK_BYTES, size)] for at in range(0, size, CHUNK_BYTES))
         storage_for(lasting(folder)).put(name, parts)
         return
-    beside = f"{folder}/.{name}.{os.getpid()}"
-    try:
+    with _held(f"{folder}/.{name}.{os.getpid()}{_SAVING}") as beside:
+        _clear(folder or "/")
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
         _cut(beside, size)
         os.replace(beside, path)
         sync_folder(folder or "/")
+
+
+@contextmanager
+def _held(path: str) -> Generator[str]:
+    """A file that is made, of which everybody can see by its lock that its writer lives."""
+    while True:
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held), os.stat(path)):
+                break
+        os.close(held)  # somebody has just cleared it away
+    try:
+        yield path
     finally:
         with suppress(FileNotFoundError):
-            os.unlink(beside)
+            os.unlink(path)
+        os.close(held)
+
+
+def _clear(folder: str) -> None:
+    """Remove what writers have left that were killed; once is enough."""
+    if folder in _cleared:
+        return
+    _cleared.add(folder)
+    with os.scandir(folder) as entries:
+        left = [one.path for one in entries if one.name.endswith(_SAVING)]
+    for path in left:
+        with suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
 
 
 def _cut(path: str, size: int) -> None:
