@@ -73,7 +73,7 @@ def copy_of(step: int, digest: str) -> Copy:
 # -- the other process -----------------------------------------------------------------------------
 
 
-def raw_receiver(ready: Connection, folder: str) -> None:
+def raw_receiver(ready: Connection, size: int, folder: str) -> None:
     """Take so many bytes again and again, and say when they came.
 
     Into a buffer that is used again, or, with a folder, into a new file in it.
@@ -81,12 +81,12 @@ def raw_receiver(ready: Connection, folder: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         ready.send(door.getsockname()[1])
         wire, _ = door.accept()
-    buffer = memoryview(bytearray(SIZE))
+    buffer = memoryview(bytearray(size))
     with wire:
         while True:
             at, path = 0, Path(folder, "raw")
             with path.open("wb", buffering=0) if folder else nullcontext() as file:
-                while at < SIZE:
+                while at < size:
                     count = wire.recv_into(buffer[at : at + PIECE] if folder else buffer[at:])
                     if not count:
                         return
@@ -139,16 +139,17 @@ def timed(call: Callable[[], object]) -> float:
 @contextmanager
 def raw_sender(image: Path, *, by_kernel: bool = False, to: str = "") -> Iterator[Way]:
     """Sends it, and returns when it has come."""
+    size = image.stat().st_size
     with (
-        other(raw_receiver, to) as port,
+        other(raw_receiver, size, to) as port,
         image.open("rb") as file,
         socket.create_connection(("127.0.0.1", port)) as wire,
-        mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ) as octets,
+        mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as octets,
     ):
 
         def send() -> None:
             if by_kernel:
-                wire.sendfile(file, 0, SIZE)
+                wire.sendfile(file, 0, size)
             else:
                 wire.sendall(octets)
             wire.recv(1)

@@ -77,7 +77,11 @@ class Everstep(Contender):
         for place, node in enumerate(shape.names):
             own = ["--node-id", node, "--infra-rank", str(place)]
             run = [*everstep, "run", *state, *own, *options, *training.command(stage)]
-            stage.start(node, run, {})
+            stage.start(node, run, self.environ(node))
+
+    def environ(self, _node: str) -> Mapping[str, str]:
+        """What a node has of its own."""
+        return {}
 
     def ledgers(self, _stage: Stage) -> Ledgers:
         return Ledgers(_stage.folder / "state", JOB)
