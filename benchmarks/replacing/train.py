@@ -25,13 +25,11 @@ _SELDOM = 1_000_000
 
 def main(folder: Path, mib: int, saved: int, building_s: float) -> None:
     dist.init_process_group("gloo")
+    saves = Checkpointer(folder / "root", every=_SELDOM, memory_every=saved)
     rank, one = dist.get_rank(), torch.ones(())
     values = [nn.Parameter(begun(rank, number)) for number in range(mib // 32)]
     optimizer = torch.optim.SGD(values, lr=1.0)
     state = {f"rank{rank}.{number}": value for number, value in enumerate(values)}
-    saves = Checkpointer(
-        folder / "root", every=_SELDOM, memory_every=saved, optimizers=(optimizer,)
-    )
     time.sleep(building_s)
     called_at = time.monotonic()
     found = saves.restore(state)

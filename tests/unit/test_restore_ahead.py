@@ -1,6 +1,8 @@
 """Which images are checked before anybody restores, by real files."""
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ from tests.unit.restored_states import state
 from tests.unit.saved_states import Place
 from trainer_sdk.checkpoint.manifest import INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.restore.ahead import Ahead
+from trainer_sdk.checkpoint.restore.choosing import Offer
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.images import Image
-from trainer_sdk.checkpoint.restore.looking import OFFER
+from trainer_sdk.checkpoint.restore.looking import OFFER, see_images
 
 
 @pytest.fixture
@@ -21,10 +24,13 @@ def place(tmp_path: Path) -> Place:
 
 def steps(ahead: Ahead) -> list[int]:
     ahead._thread.join()
-    found = ahead.take()
-    for image in found.values():
-        image.close()
-    return [one.identity.step for one in found]
+    found = [one.identity.step for one in ahead._found]
+    ahead.close()
+    return found
+
+
+def offer(place: Place, step: int) -> Offer:
+    return next(one for one in see_images(place.home(0))[0].offers if one.identity.step == step)
 
 
 def test_the_two_newest_are_checked(place: Place) -> None:
@@ -48,9 +54,56 @@ def test_what_the_agent_fetches_meanwhile_is_checked_as_soon_as_it_is_there(plac
     assert steps(ahead) == [20, 10]
 
 
-def test_who_takes_before_the_agent_has_fetched_does_not_wait_for_it_here(place: Place) -> None:
+def test_who_wants_none_does_not_wait_for_the_agent(place: Place) -> None:
+    ahead = Ahead(place.home(0, agent_within_s=1e6))
+    ahead.close()
+    assert not ahead._thread.is_alive()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator["Slow"]:
+    found = Slow()
+    plain = Image.verify
+
+    def verify(self: Image, is_over: threading.Event | None = None) -> None:
+        found.begun.set()
+        found.may_end.wait(30)
+        plain(self, is_over)
+
+    monkeypatch.setattr(Image, "verify", verify)
+    yield found
+    found.may_end.set()
+
+
+class Slow:
+    """Checks that take as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+
+def test_the_chosen_one_is_waited_for_while_it_is_being_checked(place: Place, slow: Slow) -> None:
     place.keep(10, 0, state(10))
-    assert Ahead(place.home(0, agent_within_s=1e6)).take() == {}
+    place.keep(20, 0, state(20))
+    ahead = Ahead(place.home(0))
+    slow.begun.wait(30)
+    with ThreadPoolExecutor() as beside:
+        chosen = beside.submit(ahead.image, offer(place, 20))
+        slow.may_end.set()
+        image = chosen.result(30)
+    assert image is not None
+    image.close()
+    ahead.close()
+
+
+def test_another_one_than_the_chosen_is_not_waited_for(place: Place, slow: Slow) -> None:
+    place.keep(10, 0, state(10))
+    place.keep(20, 0, state(20))
+    ahead = Ahead(place.home(0))
+    slow.begun.wait(30)
+    assert ahead.image(offer(place, 10)) is None
+    slow.may_end.set()
+    assert steps(ahead) == [], "nor is it checked to the end"
 
 
 def test_an_image_that_nobody_waits_for_is_left(place: Place) -> None:

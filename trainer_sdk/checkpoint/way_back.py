@@ -84,8 +84,7 @@ class WayBack:
     def close(self) -> None:
         """Let go of what was checked ahead, if nobody has restored."""
         if self._ahead is not None:
-            for image in self._ahead.take().values():
-                image.close()
+            self._ahead.close()
             self._ahead = None
 
     def texts(self) -> tuple[tuple[str, str], ...]:

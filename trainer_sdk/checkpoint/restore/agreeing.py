@@ -3,7 +3,7 @@
 Every rank runs this at once, and each call to the group is made by all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,6 +11,7 @@ from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
 from trainer_sdk.checkpoint.planning import layout_of
 from trainer_sdk.checkpoint.reading import Piece
+from trainer_sdk.checkpoint.restore.ahead import Ahead
 from trainer_sdk.checkpoint.restore.choosing import (
     GLOBAL,
     MEMORY,
@@ -59,7 +60,7 @@ class Agreeing:
         group: Group,
         teller: Teller,
         step: int | None,
-        verified: Mapping[Offer, Image],
+        ahead: Ahead | None,
     ) -> None:
         self._home = home
         self._group = group
@@ -69,7 +70,8 @@ class Agreeing:
         self._steps: set[int] = set()
         self.keys: frozenset[str] = frozenset()
         """Of what is in this rank's images."""
-        self._sources: dict[Offer, Image | Shards] = dict(verified)
+        self._ahead = ahead
+        self._sources: dict[Offer, Image | Shards] = {}
         self.passed: list[Passed] = []
         """What is passed over, in the order in which that was found; on all ranks the same."""
         self.failed_at: set[int] = set()
@@ -123,13 +125,18 @@ class Agreeing:
         if known is not None:
             return known
         if offer.tier != GLOBAL:
-            image = Image(offer.place, offer.identity)
-            image.verify()
-            return self._sources.setdefault(offer, image)
+            return self._sources.setdefault(offer, self._image(offer))
         assert self._home.storage is not None
         shards = Shards(self._home.storage, offer.place, offer.identity)
         shards.verify(self._group.rank, self._group.size)
         return self._sources.setdefault(offer, shards)
+
+    def _image(self, offer: Offer) -> Image:
+        image = None if self._ahead is None else self._ahead.image(offer)
+        if image is None:
+            image = Image(offer.place, offer.identity)
+            image.verify()
+        return image
 
     def _pass_over(self, unfit: Sequence[tuple[int, _Unfit]]) -> None:
         """What is in the files is told once, by the first rank that found it."""
@@ -165,6 +172,8 @@ class Agreeing:
 
     def close(self) -> None:
         """Let go of all files."""
+        if self._ahead is not None:
+            self._ahead.close()
         for one in self._sources.values():
             one.close()
 

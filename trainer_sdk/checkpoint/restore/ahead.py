@@ -1,4 +1,4 @@
-"""A rank's images are checked while the training is still being built, not when it waits."""
+"""A rank's images are checked while the training is still being built, or waits for other ranks."""
 
 import threading
 
@@ -12,33 +12,56 @@ _MOST = 2
 
 
 class Ahead:
-    """Begins as soon as the agent has fetched what it can, in a thread."""
+    """From when the agent has fetched what it can until the choice is made, in a thread."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._found: dict[Offer, Image] = {}
-        self._is_taken = threading.Event()
+        self._checking: Offer | None = None
+        self._news = threading.Condition()
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._verify, name="verify", daemon=True)
         self._thread.start()
 
-    def take(self) -> dict[Offer, Image]:
-        """What was found to be good, and the newest if it is being checked; nothing follows."""
-        self._is_taken.set()
+    def image(self, offer: Offer) -> Image | None:
+        """The one that was chosen, if it was found to be good; from now on it is the caller's.
+
+        If it is just being checked, that is waited for; nothing else is checked any more.
+        """
+        with self._news:
+            if self._checking != offer:
+                self._is_over.set()
+            self._news.wait_for(lambda: self._checking != offer)
+            self._is_over.set()
+            return self._found.pop(offer, None)
+
+    def close(self) -> None:
+        """Let go of what nobody has taken."""
+        self._is_over.set()
         self._thread.join()
-        found, self._found = self._found, {}
-        return found
+        for image in self._found.values():
+            image.close()
+        self._found.clear()
 
     def _verify(self) -> None:
-        wait_for_agent(self._home, self._is_taken)
+        wait_for_agent(self._home, self._is_over)
         sight, _ = see_images(self._home)
         newest = sorted(sight.offers, key=lambda one: one.identity.age, reverse=True)
         for offer in newest[:_MOST]:
-            if self._is_taken.is_set():
-                return
-            image = Image(offer.place, offer.identity)
-            try:
-                image.verify(None if offer is newest[0] else self._is_taken)
-            except UnfitError:
-                image.close()  # whoever restores finds it again, and says so
-            else:
-                self._found[offer] = image
+            with self._news:
+                if self._is_over.is_set():
+                    return
+                self._checking = offer
+            self._check(offer)
+            with self._news:
+                self._checking = None
+                self._news.notify_all()
+
+    def _check(self, offer: Offer) -> None:
+        image = Image(offer.place, offer.identity)
+        try:
+            image.verify(self._is_over)
+        except UnfitError:
+            image.close()  # whoever restores finds it again, and says so
+        else:
+            self._found[offer] = image

@@ -62,8 +62,7 @@ class Restoring:
         self._group = group
         self._teller = teller
         self._step = step
-        verified = {} if ahead is None else ahead.take()
-        self._agreeing = Agreeing(home, group, teller, step, verified)
+        self._agreeing = Agreeing(home, group, teller, step, ahead)
 
     def restore(self, state: State, *, allow_fresh_start: bool = False) -> Restored | None:
         """Load the newest state that all ranks can have and verify; None for a fresh start."""
