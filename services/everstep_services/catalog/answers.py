@@ -63,14 +63,14 @@ class Answers:
 
     async def _locate(self, question: Message) -> Message:
         assert isinstance(question, LocateCheckpoint)
-        index = await self._indexer.read(question.job)
+        index = await self._tender.glance(question.job)
         seats = await self._tender.rounds.seats(question.job) if index.slots else ()
         places, rejected = located(index, question.step, question.world_size, seats)
         return CheckpointsLocated(places=tuple(places[:_MOST]), rejected=tuple(rejected[:_MOST]))
 
     async def _list(self, question: Message) -> Message:
         assert isinstance(question, ListCheckpoints)
-        index = await self._indexer.read(question.job)
+        index = await self._tender.glance(question.job)
         seats = await self._tender.rounds.seats(question.job) if index.holdings else ()
         most = min(max(question.most, 1), _MOST)
         return CheckpointsLocated(places=tuple(listed(index, most, question.tier, seats)))
