@@ -298,3 +298,13 @@ def test_a_manifest_that_was_not_committed_is_shown_beside_the_one_that_was(
     assert ["manifest", there] in said
     assert ["committed", hashes[200]] in said
     assert "is not the one that was committed" in out
+
+
+def test_what_goes_is_said_with_its_size_and_how_to_have_it_done(asked: Run, root: str) -> None:
+    code, _, err = asked("gc", JOB, "--keep-last", "1")
+    assert (code, err) == (
+        0,
+        "1 of 3 checkpoints go, which frees 8.0 KiB; nothing was deleted: say --delete\n",
+    )
+    assert "--delete" not in asked("gc", JOB, "--keep-last", "1", "--delete")[2]
+    until(lambda: steps(root), "100 is gone", holds=lambda found: found == [300, 200])

@@ -18,6 +18,7 @@ from everstep.messages import (
     Done,
     KnownCheckpoint,
 )
+from everstep.sizes import size
 from everstep_services.catalog.domain.index import Index, Moment, not_committed
 from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.domain.taking import say
@@ -202,7 +203,7 @@ class Deeds:
 
         await self._indexer.change(job, deed)
         log.info("checkpoint_deleted job=%s path=%s reason=%r", job, one.path, reason)
-        return Done(text=f"step {one.step} is deleted, which frees {freed} bytes")
+        return Done(text=f"step {one.step} is deleted, which frees {size(freed)}")
 
     async def _must_stay(self, job: str, one: KnownCheckpoint) -> str | None:
         """What the files say against it: they are the truth, and may be newer than the index."""

@@ -11,11 +11,12 @@ import click
 import msgspec
 
 from everstep.messages import KnownCheckpoint
+from everstep.sizes import size
 from everstep_services.catalog.domain.retention import Judged, Rules, judged
 from everstep_services.cli.checkpoints.page import print_judged, print_list
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.layout import aligned, counted, moment, size, span
+from everstep_services.cli.layout import aligned, counted, moment, span
 from everstep_services.cli.operating import asker
 from everstep_services.cli.output import cell, print_record, print_records, say
 from trainer_sdk.checkpoint.manifest import step_name, step_of
@@ -137,7 +138,8 @@ def collect_shelf(
         if wants_it:
             freed = sum(storage.remove(step_name(one.step)) for one in reversed(doomed))
             freed += sum(sweep(storage, one) or 0 for one in left)
-    end = "" if wants_it else "; nothing was deleted: say --delete"
+    remedy = ": say --delete" if doomed or left else ""
+    end = "" if wants_it else f"; nothing was deleted{remedy}"
     verb = "are gone, which freed" if wants_it else "go, which would free"
     swept = f" and what {counted(len(left), 'save')} left that came to nothing" if left else ""
     say(f"{len(doomed)} of {len(found)} checkpoints{swept} {verb} {size(freed)}{end}")
