@@ -257,7 +257,8 @@ def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
     assert out.startswith("step 200 (global): verified\n")
     code, out, err = asked("locate", JOB)
     assert (code, [row[0] for row in lines(out)]) == (0, ["200", "100"])
-    assert "step 300 (global) is passed over: quarantined (corrupt)" in err
+    assert f"step 300 (global, {root}) is passed over: quarantined (corrupt)" in err
+    assert "places: a training" not in err
     assert asked("locate", JOB, "--step", "7")[0] == Exit.NOT_FOUND
     code, out, _ = asked("pin", JOB, "100", "--reason", "paper")
     assert (code, out) == (0, "llama: step 100 is kept until somebody unpins it\n")
@@ -308,3 +309,30 @@ def test_what_goes_is_said_with_its_size_and_how_to_have_it_done(asked: Run, roo
     )
     assert "--delete" not in asked("gc", JOB, "--keep-last", "1", "--delete")[2]
     until(lambda: steps(root), "100 is gone", holds=lambda found: found == [300, 200])
+
+
+def test_a_folder_that_somebody_has_removed_is_not_called_good(asked: Run, root: str) -> None:
+    storage_for(root).remove("step-000000200")
+    assert {row[0]: row[5] for row in lines(asked("ls", JOB)[1])} == {
+        "300": "quarantined",
+        "200": "missing",
+        "100": "verified",
+    }
+    code, out, err = asked("locate", JOB)
+    assert (code, [row[0] for row in lines(out)]) == (0, ["100"])
+    assert f"step 200 (global, {root}) is passed over: its files are gone" in err
+
+
+def test_steps_of_several_places_are_said_to_be_of_several(
+    asked: Run, root: str, tmp_path: Path
+) -> None:
+    other = str(tmp_path / "other")
+    save(other, JOB, 150)
+    assert "1 of them new" in asked("scan", JOB, "--root", other)[1]
+    _, out, err = asked("locate", JOB)
+    assert [(row[0], row[6]) for row in lines(out)] == [
+        ("200", root),
+        ("150", other),
+        ("100", root),
+    ]
+    assert "these are in 2 places: a training restores from the one that it is given" in err

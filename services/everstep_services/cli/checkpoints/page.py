@@ -99,7 +99,14 @@ def print_located(invocation: Invocation, api: Api, job: str, step: int | None) 
     else:
         print_list(invocation, found["places"])
         for one in found["rejected"]:
-            say(f"step {one['step']} ({one['tier']}) is passed over: {cell(one['reason'])}")
+            where = f"{one['tier']}, {cell(folder_of(one['path']))}"
+            say(f"step {one['step']} ({where}) is passed over: {cell(one['reason'])}")
+        places = {folder_of(one["path"]) for one in found["places"] if one["path"]}
+        if len(places) > 1:
+            say(
+                f"these are in {len(places)} places: a training restores from the one that it is "
+                "given, and sees no other"
+            )
     if not found["places"]:
         raise CliError(f"the catalog knows nothing that {job} could restore", Exit.NOT_FOUND)
 

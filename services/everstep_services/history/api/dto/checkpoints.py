@@ -152,6 +152,7 @@ class RejectedOut(Answer):
     step: int
     tier: str
     reason: str
+    path: str
 
 
 class LocatedCheckpoints(Answer):
