@@ -135,6 +135,21 @@ def test_marks_stand_beside_the_files(run: Run, root: str) -> None:
     assert {row[5] for row in lines(run("ls", root)[1])} == {"committed"}
 
 
+def test_a_mark_stays_as_it_was_first_said(run: Run, root: str) -> None:
+    assert "was not there" in run("unpin", root, "100")[1]
+    assert "was not there" in run("release", root, "100")[1]
+    for action, undo, name in (
+        ("pin", "unpin", "pinned.json"),
+        ("quarantine", "release", "quarantined.json"),
+    ):
+        assert "says so now" in run(action, root, "100", "--reason", "paper")[1]
+        mark = (Path(root) / "step-000000100" / name).read_bytes()
+        code, out, _ = run(action, root, "100")
+        assert (code, "says so already: paper; for another reason, " + undo in out) == (0, True)
+        assert (Path(root) / "step-000000100" / name).read_bytes() == mark
+        assert "is gone" in run(undo, root, "100")[1]
+
+
 def test_a_clean_up_only_says_what_would_go_until_it_is_told_to(run: Run, root: str) -> None:
     run("pin", root, "100", "--reason", "paper")
     save(root, JOB, 400)
@@ -299,6 +314,22 @@ def test_a_manifest_that_was_not_committed_is_shown_beside_the_one_that_was(
     assert ["manifest", there] in said
     assert ["committed", hashes[200]] in said
     assert "is not the one that was committed" in out
+
+
+def test_a_jobs_marks_stay_as_they_were_first_said(asked: Run, root: str) -> None:
+    asked("pin", JOB, "100", "--reason", "paper")
+    mark = Path(root, "step-000000100", "pinned.json")
+    said = mark.read_bytes()
+    assert "100 is pinned already, by " in asked("pin", JOB, "100")[1]
+    assert mark.read_bytes() == said
+    assert asked("unpin", JOB, "200")[:2] == (
+        0,
+        "llama: step 200 was not pinned, as far as is known\n",
+    )
+    assert "paper" in asked("show", JOB, "100")[1]
+    code, out, _ = asked("quarantine", JOB, "300")
+    assert (code, "300 is quarantined already (corrupt): " in out) == (0, True)
+    assert "is not what was saved" in asked("show", JOB, "300")[1]
 
 
 def test_what_goes_is_said_with_its_size_and_how_to_have_it_done(asked: Run, root: str) -> None:

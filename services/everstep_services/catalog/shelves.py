@@ -152,7 +152,7 @@ class Shelves:
                 return  # never the only file of a folder
             elif name == QUARANTINED:
                 quarantine(storage, there, what)
-            else:
+            elif there.pinned is None:
                 mark(storage, step, name, what)
 
         await _soon(root, self._with(job, root, work))

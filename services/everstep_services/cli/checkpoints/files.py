@@ -100,21 +100,23 @@ def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
 def mark_shelved(invocation: Invocation, place: str, step: int, action: str, reason: str) -> None:
     """Pin or unpin, quarantine or release, by a file beside the manifest."""
     name = PINNED if action in {"pin", "unpin"} else QUARANTINED
+    beside = f"{step_name(step)}/{name}"
     with _told():
         storage = storage_for(place)
         one = _one(storage, step)
-        if action in {"pin", "quarantine"}:
-            cause = "operator" if action == "quarantine" else ""
-            at = datetime.now(UTC).isoformat()
-            what = Mark(by=asker(), reason=reason, cause=cause, at=at)
-            if action == "quarantine":
-                quarantine(storage, one, what)
-            else:
-                mark(storage, step, name, what)
-            text = f"{step_name(step)}/{name} says so now"
+        before = one.pinned if name == PINNED else one.quarantined
+        if action in {"pin", "quarantine"} and before is not None:
+            undo = "unpin" if action == "pin" else "release"
+            text = f"{beside} says so already: {before.reason}; for another reason, {undo} it first"
+        elif action == "quarantine":
+            quarantine(storage, one, _mark(reason, "operator"))
+            text = f"{beside} says so now"
+        elif action == "pin":
+            mark(storage, step, name, _mark(reason))
+            text = f"{beside} says so now"
         else:
             unmark(storage, step, name)
-            text = f"{step_name(step)}/{name} is gone"
+            text = f"{beside} {'was not there' if before is None else 'is gone'}"
     record = {"place": one.path, "step": step, "action": action, "text": text}
     if invocation.output is None:
         click.echo(f"{one.path}: {text}")
@@ -159,6 +161,10 @@ def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
         click.echo(f"{path}: {size(verdict.size_bytes)} in {span(took_s)}, every byte compared")
     else:
         print_record(invocation, "pulled_checkpoint", record, "path")
+
+
+def _mark(reason: str, cause: str = "") -> Mark:
+    return Mark(by=asker(), reason=reason, cause=cause, at=datetime.now(UTC).isoformat())
 
 
 def _all(place: str) -> Sequence[Shelved]:
