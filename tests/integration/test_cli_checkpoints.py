@@ -150,6 +150,30 @@ def test_a_mark_stays_as_it_was_first_said(run: Run, root: str) -> None:
         assert "is gone" in run(undo, root, "100")[1]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["locate", "./ck"],
+            "./ck is a folder or URL: see everstep jobs, or everstep ckpt ls ./ck",
+        ),
+        (["scan", "s3://b/ck"], "or everstep ckpt scan JOB --root s3://b/ck"),
+        (["locate", ""], "'' cannot name a job: use 1 to 128 letters"),
+        (["scan", "a.b"], "'a.b' cannot name a job"),
+        *(([command, "a.b"], "'a.b' cannot name a job") for command in ("ls", "verify", "gc")),
+        *(
+            ([command, "", "7"], "a folder or URL has a slash in it: ./ckpt")
+            for command in ("show", "pin", "quarantine")
+        ),
+        (["pull", "./ck", "7", ""], "TO is a folder of this machine, and it is empty"),
+    ],
+)
+def test_what_is_no_job_is_said_to_be_none(run: Run, words: list[str], said: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (Exit.USAGE, "")
+    assert said in err
+
+
 def test_a_clean_up_only_says_what_would_go_until_it_is_told_to(run: Run, root: str) -> None:
     run("pin", root, "100", "--reason", "paper")
     save(root, JOB, 400)
