@@ -110,7 +110,7 @@ async def test_what_dead_saves_have_left_goes_with_retention(bus: NatsBus, root:
         plan = await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=30)
         assert [(one.step, one.is_kept) for one in plan.judged] == [(100, True), (400, False)]
         assert plan.judged[1].path == str(dead)
-        assert "what dead saves left goes, too: 1 with 4 bytes; nothing was deleted" in plan.text
+        assert "what dead saves left goes, too: 1 with 4 B; nothing was deleted" in plan.text
         assert dead.exists()
         ask = msgspec.structs.replace(ask, is_dry_run=False)
         await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=30)

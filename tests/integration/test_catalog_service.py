@@ -146,6 +146,30 @@ async def test_an_index_that_was_lost_is_made_again_from_the_files(bus: NatsBus,
         assert [one.is_missing for one in await places(bus, JOB)] == [False, True]
 
 
+async def test_what_somebody_has_removed_is_missing_to_whoever_asks(
+    bus: NatsBus, root: str, tmp_path: Path
+) -> None:
+    async with at_work(bus) as catalog:
+        await publish(bus, root, 100, 200)
+        await until_async(lambda: steps(bus), "they are known", holds=lambda all_: len(all_) == 2)
+        await until_async(
+            catalog.statistics, "the first scan", holds=lambda all_: all_["scans_total"] == 1
+        )
+        there, aside = Path(root, "step-000000200"), tmp_path / "aside"
+        await asyncio.to_thread(there.rename, aside)
+        assert [one.is_missing for one in await places(bus, JOB)] == [True, False]
+        await until_async(
+            catalog.statistics, "the index says so, too", holds=lambda all_: all_["missing"] == 1
+        )
+        await asyncio.to_thread(aside.rename, there)
+        await until_async(
+            lambda: places(bus, JOB),
+            "it is there again",
+            holds=lambda all_: not any(one.is_missing for one in all_),
+        )
+        assert catalog.statistics()["scans_total"] == 1
+
+
 async def test_a_root_that_is_out_of_reach_makes_nothing_missing(
     bus: NatsBus, root: str, tmp_path: Path
 ) -> None:

@@ -93,3 +93,16 @@ def test_a_fork_has_memory_of_its_own(tmp_path: Path) -> None:
     wait_for_files(40)
     assert is_saved(tmp_path / "parent.pt", 1)
     assert is_saved(tmp_path / "child.pt", 2)
+
+
+def test_a_folder_that_never_was_is_said_to_be_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "none"
+    async_save(state(0), folder / "model.pt")
+    wait_for_files(40)
+    assert f"there is no folder {folder}: make it, and save again" in capsys.readouterr().err
+    folder.mkdir()
+    async_save(state(0), folder / "model.pt")
+    wait_for_files(40)
+    assert is_saved(folder / "model.pt", 0)

@@ -135,6 +135,45 @@ def test_marks_stand_beside_the_files(run: Run, root: str) -> None:
     assert {row[5] for row in lines(run("ls", root)[1])} == {"committed"}
 
 
+def test_a_mark_stays_as_it_was_first_said(run: Run, root: str) -> None:
+    assert "was not there" in run("unpin", root, "100")[1]
+    assert "was not there" in run("release", root, "100")[1]
+    for action, undo, name in (
+        ("pin", "unpin", "pinned.json"),
+        ("quarantine", "release", "quarantined.json"),
+    ):
+        assert "says so now" in run(action, root, "100", "--reason", "paper")[1]
+        mark = (Path(root) / "step-000000100" / name).read_bytes()
+        code, out, _ = run(action, root, "100")
+        assert (code, "says so already: paper; for another reason, " + undo in out) == (0, True)
+        assert (Path(root) / "step-000000100" / name).read_bytes() == mark
+        assert "is gone" in run(undo, root, "100")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["locate", "./ck"],
+            "./ck is a folder or URL: see everstep jobs, or everstep ckpt ls ./ck",
+        ),
+        (["scan", "s3://b/ck"], "or everstep ckpt scan JOB --root s3://b/ck"),
+        (["locate", ""], "'' cannot name a job: use 1 to 128 letters"),
+        (["scan", "a.b"], "'a.b' cannot name a job"),
+        *(([command, "a.b"], "'a.b' cannot name a job") for command in ("ls", "verify", "gc")),
+        *(
+            ([command, "", "7"], "a folder or URL has a slash in it: ./ckpt")
+            for command in ("show", "pin", "quarantine")
+        ),
+        (["pull", "./ck", "7", ""], "TO is a folder of this machine, and it is empty"),
+    ],
+)
+def test_what_is_no_job_is_said_to_be_none(run: Run, words: list[str], said: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (Exit.USAGE, "")
+    assert said in err
+
+
 def test_a_clean_up_only_says_what_would_go_until_it_is_told_to(run: Run, root: str) -> None:
     run("pin", root, "100", "--reason", "paper")
     save(root, JOB, 400)
@@ -257,7 +296,8 @@ def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
     assert out.startswith("step 200 (global): verified\n")
     code, out, err = asked("locate", JOB)
     assert (code, [row[0] for row in lines(out)]) == (0, ["200", "100"])
-    assert "step 300 (global) is passed over: quarantined (corrupt)" in err
+    assert f"step 300 (global, {root}) is passed over: quarantined (corrupt)" in err
+    assert "places: a training" not in err
     assert asked("locate", JOB, "--step", "7")[0] == Exit.NOT_FOUND
     code, out, _ = asked("pin", JOB, "100", "--reason", "paper")
     assert (code, out) == (0, "llama: step 100 is kept until somebody unpins it\n")
@@ -298,3 +338,56 @@ def test_a_manifest_that_was_not_committed_is_shown_beside_the_one_that_was(
     assert ["manifest", there] in said
     assert ["committed", hashes[200]] in said
     assert "is not the one that was committed" in out
+
+
+def test_a_jobs_marks_stay_as_they_were_first_said(asked: Run, root: str) -> None:
+    asked("pin", JOB, "100", "--reason", "paper")
+    mark = Path(root, "step-000000100", "pinned.json")
+    said = mark.read_bytes()
+    assert "100 is pinned already, by " in asked("pin", JOB, "100")[1]
+    assert mark.read_bytes() == said
+    assert asked("unpin", JOB, "200")[:2] == (
+        0,
+        "llama: step 200 was not pinned, as far as is known\n",
+    )
+    assert "paper" in asked("show", JOB, "100")[1]
+    code, out, _ = asked("quarantine", JOB, "300")
+    assert (code, "300 is quarantined already (corrupt): " in out) == (0, True)
+    assert "is not what was saved" in asked("show", JOB, "300")[1]
+
+
+def test_what_goes_is_said_with_its_size_and_how_to_have_it_done(asked: Run, root: str) -> None:
+    code, _, err = asked("gc", JOB, "--keep-last", "1")
+    assert (code, err) == (
+        0,
+        "1 of 3 checkpoints go, which frees 8.0 KiB; nothing was deleted: say --delete\n",
+    )
+    assert "--delete" not in asked("gc", JOB, "--keep-last", "1", "--delete")[2]
+    until(lambda: steps(root), "100 is gone", holds=lambda found: found == [300, 200])
+
+
+def test_a_folder_that_somebody_has_removed_is_not_called_good(asked: Run, root: str) -> None:
+    storage_for(root).remove("step-000000200")
+    assert {row[0]: row[5] for row in lines(asked("ls", JOB)[1])} == {
+        "300": "quarantined",
+        "200": "missing",
+        "100": "verified",
+    }
+    code, out, err = asked("locate", JOB)
+    assert (code, [row[0] for row in lines(out)]) == (0, ["100"])
+    assert f"step 200 (global, {root}) is passed over: its files are gone" in err
+
+
+def test_steps_of_several_places_are_said_to_be_of_several(
+    asked: Run, root: str, tmp_path: Path
+) -> None:
+    other = str(tmp_path / "other")
+    save(other, JOB, 150)
+    assert "1 of them new" in asked("scan", JOB, "--root", other)[1]
+    _, out, err = asked("locate", JOB)
+    assert [(row[0], row[6]) for row in lines(out)] == [
+        ("200", root),
+        ("150", other),
+        ("100", root),
+    ]
+    assert "these are in 2 places: a training restores from the one that it is given" in err

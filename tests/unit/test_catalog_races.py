@@ -35,6 +35,7 @@ from tests.integration.catalog_replicas import QUICK, at_work, committed
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, step_name
 from trainer_sdk.checkpoint.storage import shelf, storage_for
+from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved, shelved
 
 JOB = "llama"
@@ -350,3 +351,26 @@ async def test_what_is_being_deleted_cannot_be_marked_any_more(
     with pytest.raises(RefusalError, match="knows no checkpoint of step 100"):
         await world.mark(100, action)
     assert world.said(CheckpointPinned) == world.said(CheckpointQuarantined) == []
+
+
+# ---- what has no folder any more
+
+
+async def test_a_storage_that_hangs_is_not_asked_again_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.publish(100)
+    asked, is_over = [], threading.Event()
+
+    def hang(folder: Folder, inside: str = "") -> list[str]:
+        asked.append(folder.path)
+        is_over.wait(30)
+        return []
+
+    monkeypatch.setattr(Folder, "folders", hang)
+    monkeypatch.setattr(shelves, "_GLANCE_S", 0.05)
+    for _ in range(2):
+        index = await world.catalog.tender.glance(JOB)
+        assert [one.missing_since for one in index.known.values()] == [None]
+    is_over.set()
+    assert asked == [world.root]

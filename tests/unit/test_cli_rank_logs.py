@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from everstep.sizes import size
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.layout import aligned, bar, size, span
+from everstep_services.cli.layout import aligned, bar, span
 from everstep_services.cli.rank_logs import (
     Line,
     Wanted,
@@ -144,3 +145,4 @@ def test_columns_line_up_and_bars_have_an_end() -> None:
     assert list(aligned([])) == []
     assert (len(bar(1, 1)), bar(0, 1), bar(1, 0)) == (30, "", "")
     assert [size(812), size(4096), size(3 << 20)] == ["812 B", "4.0 KiB", "3.0 MiB"]
+    assert [size(12 << 30), size(3 << 50)] == ["12.0 GiB", "3072.0 TiB"]

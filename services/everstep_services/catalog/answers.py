@@ -24,6 +24,7 @@ from everstep.messages import (
     RequestRelease,
     ScanCheckpoints,
 )
+from everstep.sizes import size
 from everstep_services.catalog.deeds import known_in
 from everstep_services.catalog.domain.places import listed, located
 from everstep_services.catalog.domain.retention import Judged, Rules, judged
@@ -63,14 +64,14 @@ class Answers:
 
     async def _locate(self, question: Message) -> Message:
         assert isinstance(question, LocateCheckpoint)
-        index = await self._indexer.read(question.job)
+        index = await self._tender.glance(question.job)
         seats = await self._tender.rounds.seats(question.job) if index.slots else ()
         places, rejected = located(index, question.step, question.world_size, seats)
         return CheckpointsLocated(places=tuple(places[:_MOST]), rejected=tuple(rejected[:_MOST]))
 
     async def _list(self, question: Message) -> Message:
         assert isinstance(question, ListCheckpoints)
-        index = await self._indexer.read(question.job)
+        index = await self._tender.glance(question.job)
         seats = await self._tender.rounds.seats(question.job) if index.holdings else ()
         most = min(max(question.most, 1), _MOST)
         return CheckpointsLocated(places=tuple(listed(index, most, question.tier, seats)))
@@ -167,12 +168,12 @@ class Answers:
                 self._tender.soon(work)
             self._tender.soon(partial(self._tender.sweep, ask.job, left))
         swept = [row for one in left for row in _left_in(one)]
-        said = [f"{len(doomed)} of {len(found)} checkpoints go, which frees {_size(doomed)} bytes"]
+        said = [f"{len(doomed)} of {len(found)} checkpoints go, which frees {size(_bytes(doomed))}"]
         if not asked.keep_last:
             said = ["retention is off: say how many of the newest are to stay"]
         if swept:
-            size = sum(one.size_bytes for one in swept)
-            said.append(f"what dead saves left goes, too: {len(swept)} with {size} bytes")
+            left_bytes = sum(one.size_bytes for one in swept)
+            said.append(f"what dead saves left goes, too: {len(swept)} with {size(left_bytes)}")
         if why_not:
             said.append(f"what dead saves left was not looked for: {why_not}")
         if ask.is_dry_run and (asked.keep_last or swept):
@@ -224,7 +225,7 @@ def _left_in(place: Left) -> Iterator[JudgedCheckpoint]:
         )
 
 
-def _size(doomed: Iterable[Judged]) -> int:
+def _bytes(doomed: Iterable[Judged]) -> int:
     return sum(one.checkpoint.size_bytes for one in doomed)
 
 

@@ -18,6 +18,7 @@ from everstep.messages import (
     Done,
     KnownCheckpoint,
 )
+from everstep.sizes import size
 from everstep_services.catalog.domain.index import Index, Moment, not_committed
 from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.domain.taking import say
@@ -52,12 +53,18 @@ class Deeds:
         mark = Mark(by=ask.by, reason=ask.reason, at=self._at())
         beside = await self._beside(ask.job, one, mark, is_pin=True)
 
-        def deed(index: Index, now: Moment) -> None:
-            known_in(index, ask)
-            about = now.about(ask.job)
-            say(index, CheckpointPinned(**about, step=one.step, by=ask.by, reason=ask.reason), now)
+        def deed(index: Index, now: Moment) -> KnownCheckpoint:
+            before = known_in(index, ask)
+            if not before.pinned_by:
+                about = now.about(ask.job)
+                fact = CheckpointPinned(**about, step=one.step, by=ask.by, reason=ask.reason)
+                say(index, fact, now)
+            return before
 
-        await self._indexer.change(ask.job, deed)
+        before = await self._indexer.change(ask.job, deed)
+        if before.pinned_by:
+            said = f"is pinned already, by {before.pinned_by}: {before.pin_reason}"
+            return Done(text=f"step {one.step} {said}; for another reason, unpin it first{beside}")
         return Done(text=f"step {one.step} is kept until somebody unpins it{beside}")
 
     async def unpin(self, ask: ChangeCheckpoint) -> Done:
@@ -65,15 +72,17 @@ class Deeds:
         one = await self._known(ask)
         beside = await self._beside(ask.job, one, None, is_pin=True)
 
-        def deed(index: Index, now: Moment) -> None:
-            known_in(index, ask)
-            about = now.about(ask.job)
-            say(
-                index, CheckpointUnpinned(**about, step=one.step, by=ask.by, reason=ask.reason), now
-            )
+        def deed(index: Index, now: Moment) -> bool:
+            was_pinned = bool(known_in(index, ask).pinned_by)
+            if was_pinned:
+                about = now.about(ask.job)
+                fact = CheckpointUnpinned(**about, step=one.step, by=ask.by, reason=ask.reason)
+                say(index, fact, now)
+            return was_pinned
 
-        await self._indexer.change(ask.job, deed)
-        return Done(text=f"retention may have step {one.step} again{beside}")
+        if await self._indexer.change(ask.job, deed):
+            return Done(text=f"retention may have step {one.step} again{beside}")
+        return Done(text=f"step {one.step} was not pinned, as far as is known{beside}")
 
     async def quarantine(self, ask: ChangeCheckpoint) -> Done:
         """Have nobody restore it."""
@@ -81,11 +90,17 @@ class Deeds:
         mark = Mark(by=ask.by, reason=ask.reason, cause="operator", at=self._at())
         beside = await self._beside(ask.job, one, mark, is_pin=False)
 
-        def deed(index: Index, now: Moment) -> None:
-            known_in(index, ask)
-            say(index, quarantined(index.job, one, "operator", ask.reason, ask.by, now), now)
+        def deed(index: Index, now: Moment) -> KnownCheckpoint:
+            before = known_in(index, ask)
+            if not before.quarantined_for:
+                say(index, quarantined(index.job, one, "operator", ask.reason, ask.by, now), now)
+            return before
 
-        await self._indexer.change(ask.job, deed)
+        before = await self._indexer.change(ask.job, deed)
+        if before.quarantined_for:
+            said = f"is quarantined already ({before.quarantined_for}): {before.quarantine_reason}"
+            again = f"for another reason, release it first{beside}"
+            return Done(text=f"step {one.step} {said}; {again}")
         return Done(text=f"step {one.step} is restored by nobody until it is released{beside}")
 
     async def release(self, ask: ChangeCheckpoint) -> Done:
@@ -202,7 +217,7 @@ class Deeds:
 
         await self._indexer.change(job, deed)
         log.info("checkpoint_deleted job=%s path=%s reason=%r", job, one.path, reason)
-        return Done(text=f"step {one.step} is deleted, which frees {freed} bytes")
+        return Done(text=f"step {one.step} is deleted, which frees {size(freed)}")
 
     async def _must_stay(self, job: str, one: KnownCheckpoint) -> str | None:
         """What the files say against it: they are the truth, and may be newer than the index."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from everstep_services.catalog.domain.files import compare, doubts
+from everstep_services.catalog.domain.files import compare, doubts, moved
+from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.indexing import Indexer
 from everstep_services.catalog.shelves import OutOfReachError, Seen, Shelves
 
@@ -22,6 +23,14 @@ class Scanner:
         steps = doubts(index, root, seen.checkpoints, self._indexer.moment())
         new, missing = await self.look_again(seen.job, root, steps)
         return seen, new, missing
+
+    async def glance(self, index: Index, root: str) -> Collection[int]:
+        """Mark in this copy of the index what has no folder any more; the steps to look at again.
+
+        The names are listed after the index was read: what was saved since is not in it.
+        """
+        names = await self._shelves.names(index.job, root)
+        return moved(index, root, names, self._indexer.moment())
 
     async def look_again(self, job: str, root: str, steps: Collection[int]) -> tuple[int, int]:
         """Compare no more than these; how many are new, and how many of the root are gone."""

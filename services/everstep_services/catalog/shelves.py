@@ -31,6 +31,7 @@ from trainer_sdk.checkpoint.throttle import Throttle
 
 T = TypeVar("T")
 _SOON_S = 2.0
+_GLANCE_S = 1.0
 
 
 class OutOfReachError(EverstepError):
@@ -70,6 +71,11 @@ class Shelves:
             return Seen(root, job, found)
 
         return await _in_thread(work)
+
+    async def names(self, job: str, root: str) -> Collection[str]:
+        """The folders in a root, which is one list of names."""
+        listed = self._with(job, root, lambda storage: storage.folders())
+        return set(await _soon(root, listed, _GLANCE_S))
 
     async def look(self, job: str, root: str, step: int) -> Shelved | None:
         """One checkpoint, as its files stand; None when it is not there."""
@@ -146,7 +152,7 @@ class Shelves:
                 return  # never the only file of a folder
             elif name == QUARANTINED:
                 quarantine(storage, there, what)
-            else:
+            elif there.pinned is None:
                 mark(storage, step, name, what)
 
         await _soon(root, self._with(job, root, work))
@@ -174,13 +180,13 @@ def _owner(storage: Storage, root: str) -> str:
     return job
 
 
-async def _soon(root: str, doing: Awaitable[T]) -> T:
+async def _soon(root: str, doing: Awaitable[T], within_s: float = _SOON_S) -> T:
     """What is small, and that somebody waits for."""
     try:
-        async with asyncio.timeout(_SOON_S):
+        async with asyncio.timeout(within_s):
             return await doing
     except TimeoutError as error:
-        raise OutOfReachError(f"{root} did not answer within {_SOON_S:g} s") from error
+        raise OutOfReachError(f"{root} did not answer within {within_s:g} s") from error
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from everstep.bus.errors import BusError
@@ -60,6 +61,7 @@ class Tender:
         self._scanned: dict[str, float] = {}
         self._asked: dict[tuple[str, int], float] = {}
         self._not_before: dict[str, float] = {}
+        self._not_glanced_before: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
 
     def statistics(self) -> dict[str, float]:
@@ -126,6 +128,25 @@ class Tender:
         paths = {one.path for one in seen.checkpoints}
         wrong = [not_committed(one) for one in index.known.values() if one.path in paths]
         return "; ".join([text, *filter(None, wrong)])
+
+    async def glance(self, job: str) -> Index:
+        """How it stands, for somebody who waits: what has no folder any more is missing in it.
+
+        The index itself follows, once that was looked at again.
+        """
+        index = await self._indexer.read(job)
+        for root in sorted(index.roots):
+            if self._clock.now() < self._not_glanced_before.get(root, 0.0):
+                continue
+            try:
+                steps = await self._scanner.glance(index, root)
+            except OutOfReachError as error:
+                self._not_glanced_before[root] = self._clock.now() + _RETRY_S
+                log.info("not_glanced job=%s root=%s error=%s", job, root, error)
+            else:
+                if steps:
+                    self.soon(partial(self._scanner.look_again, job, root, steps))
+        return index
 
     async def sweep(self, job: str, found: Iterable[Left]) -> None:
         """Clear away what saves have left that came to nothing."""

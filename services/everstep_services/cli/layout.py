@@ -54,13 +54,6 @@ def span(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
-def size(count: int) -> str:
-    """Bytes: `812 B`, `4.0 KiB`, `1.5 MiB`."""
-    if count < 1024:
-        return f"{count} B"
-    return f"{count / 1024:.1f} KiB" if count < 1024 * 1024 else f"{count / 1024 / 1024:.1f} MiB"
-
-
 def bar(part: float, whole: float) -> str:
     """How much of the whole it is."""
     return "█" * round(_BAR * part / whole) if whole > 0 else ""

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from everstep.sizes import size
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.layout import Record, counted, size, span
+from everstep_services.cli.layout import Record, counted, span
 from everstep_services.cli.operating import quoted
 from everstep_services.cli.output import (
     is_terminal,

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import click
 
+from everstep.sizes import size
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -20,7 +21,6 @@ from everstep_services.cli.layout import (
     moment,
     outcome,
     since,
-    size,
     span,
     wall_s,
 )

@@ -93,7 +93,7 @@ class Service:
             pass  # it knows
         # Whatever it is, the rank must hear of it: it holds memory for this save.
         except Exception as error:  # noqa: BLE001
-            failed = _failed(order.save, stage.name, _place(order), error)
+            failed = _failed(order, stage.name, error)
         self._passages.pop(order.save, None)  # before the rank hears, which may send it again
         if failed is not None:
             self._tell(failed)
@@ -206,8 +206,12 @@ def _place(order: WriteState | WriteFile) -> str:
             return f"{order.root}/{order.saving}"
 
 
-def _failed(save: int, stage: str, place: str, error: Exception) -> Failed:
+def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> Failed:
+    place = _place(order)
+    folder = os.path.dirname(place)
     match error:
+        case FileNotFoundError() if isinstance(order, WriteFile) and not os.path.isdir(folder):
+            reason, name = f"there is no folder {folder}: make it, and save again", "ENOENT"
         case OSError(errno=int(number)):
             remedy = _REMEDIES.get(number, "look at the file system")
             reason, name = f"{error.strerror}: {remedy}", errno.errorcode.get(number, "")
@@ -223,4 +227,4 @@ def _failed(save: int, stage: str, place: str, error: Exception) -> Failed:
             reason, name = str(error), errno.errorcode.get(number, "storage")
         case _:
             reason, name = f"{type(error).__name__}: {error}", "writer"
-    return Failed(save=save, stage=stage, reason=reason, error=name, place=place)
+    return Failed(save=order.save, stage=stage, reason=reason, error=name, place=place)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from everstep.messages import CheckpointQuarantined, KnownCheckpoint
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.taking import say
+from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
 
 
@@ -54,6 +55,22 @@ def doubts(index: Index, root: str, found: Sequence[Shelved], now: Moment) -> Co
         for tier, path, step in index.known.keys() | tried.known.keys()
         if index.known.get((tier, path, step)) != tried.known.get((tier, path, step))
     }
+
+
+def moved(index: Index, root: str, names: Collection[str], now: Moment) -> Collection[int]:
+    """Mark what has no folder among these names as missing; the steps to be looked at again.
+
+    Among those are missing ones that have a folder now.
+    """
+    steps = set()
+    for one in _in(root, _by_path(index)):
+        is_there = step_name(one.step) in names
+        if is_there is (one.missing_since is None):
+            continue
+        steps.add(one.step)
+        if not is_there:
+            index.put(replace(one, missing_since=now.wall))
+    return steps
 
 
 def _by_path(index: Index) -> dict[str, KnownCheckpoint]:

@@ -42,7 +42,7 @@ def located(
             continue
         why = unfit(one)
         if why:
-            rejected.append(RejectedStep(step=one.step, tier=one.tier, reason=why))
+            rejected.append(RejectedStep(step=one.step, tier=one.tier, reason=why, path=one.path))
         else:
             places.append(place_of(one))
     places.sort(key=lambda one: one.step, reverse=True)

@@ -11,11 +11,12 @@ import click
 import msgspec
 
 from everstep.messages import KnownCheckpoint
+from everstep.sizes import size
 from everstep_services.catalog.domain.retention import Judged, Rules, judged
 from everstep_services.cli.checkpoints.page import print_judged, print_list
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.layout import aligned, counted, moment, size, span
+from everstep_services.cli.layout import aligned, counted, moment, span
 from everstep_services.cli.operating import asker
 from everstep_services.cli.output import cell, print_record, print_records, say
 from trainer_sdk.checkpoint.manifest import step_name, step_of
@@ -99,21 +100,23 @@ def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
 def mark_shelved(invocation: Invocation, place: str, step: int, action: str, reason: str) -> None:
     """Pin or unpin, quarantine or release, by a file beside the manifest."""
     name = PINNED if action in {"pin", "unpin"} else QUARANTINED
+    beside = f"{step_name(step)}/{name}"
     with _told():
         storage = storage_for(place)
         one = _one(storage, step)
-        if action in {"pin", "quarantine"}:
-            cause = "operator" if action == "quarantine" else ""
-            at = datetime.now(UTC).isoformat()
-            what = Mark(by=asker(), reason=reason, cause=cause, at=at)
-            if action == "quarantine":
-                quarantine(storage, one, what)
-            else:
-                mark(storage, step, name, what)
-            text = f"{step_name(step)}/{name} says so now"
+        before = one.pinned if name == PINNED else one.quarantined
+        if action in {"pin", "quarantine"} and before is not None:
+            undo = "unpin" if action == "pin" else "release"
+            text = f"{beside} says so already: {before.reason}; for another reason, {undo} it first"
+        elif action == "quarantine":
+            quarantine(storage, one, _mark(reason, "operator"))
+            text = f"{beside} says so now"
+        elif action == "pin":
+            mark(storage, step, name, _mark(reason))
+            text = f"{beside} says so now"
         else:
             unmark(storage, step, name)
-            text = f"{step_name(step)}/{name} is gone"
+            text = f"{beside} {'was not there' if before is None else 'is gone'}"
     record = {"place": one.path, "step": step, "action": action, "text": text}
     if invocation.output is None:
         click.echo(f"{one.path}: {text}")
@@ -137,7 +140,8 @@ def collect_shelf(
         if wants_it:
             freed = sum(storage.remove(step_name(one.step)) for one in reversed(doomed))
             freed += sum(sweep(storage, one) or 0 for one in left)
-    end = "" if wants_it else "; nothing was deleted: say --delete"
+    remedy = ": say --delete" if doomed or left else ""
+    end = "" if wants_it else f"; nothing was deleted{remedy}"
     verb = "are gone, which freed" if wants_it else "go, which would free"
     swept = f" and what {counted(len(left), 'save')} left that came to nothing" if left else ""
     say(f"{len(doomed)} of {len(found)} checkpoints{swept} {verb} {size(freed)}{end}")
@@ -157,6 +161,10 @@ def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
         click.echo(f"{path}: {size(verdict.size_bytes)} in {span(took_s)}, every byte compared")
     else:
         print_record(invocation, "pulled_checkpoint", record, "path")
+
+
+def _mark(reason: str, cause: str = "") -> Mark:
+    return Mark(by=asker(), reason=reason, cause=cause, at=datetime.now(UTC).isoformat())
 
 
 def _all(place: str) -> Sequence[Shelved]:

@@ -5,10 +5,11 @@ from typing import Any
 
 import click
 
+from everstep.sizes import size
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.layout import Record, aligned, brief, counted, moment, size, span
+from everstep_services.cli.layout import Record, aligned, brief, counted, moment, span
 from everstep_services.cli.operating import asker, quoted
 from everstep_services.cli.output import (
     cell,
@@ -98,7 +99,14 @@ def print_located(invocation: Invocation, api: Api, job: str, step: int | None) 
     else:
         print_list(invocation, found["places"])
         for one in found["rejected"]:
-            say(f"step {one['step']} ({one['tier']}) is passed over: {cell(one['reason'])}")
+            where = f"{one['tier']}, {cell(folder_of(one['path']))}"
+            say(f"step {one['step']} ({where}) is passed over: {cell(one['reason'])}")
+        places = {folder_of(one["path"]) for one in found["places"] if one["path"]}
+        if len(places) > 1:
+            say(
+                f"these are in {len(places)} places: a training restores from the one that it is "
+                "given, and sees no other"
+            )
     if not found["places"]:
         raise CliError(f"the catalog knows nothing that {job} could restore", Exit.NOT_FOUND)
 
@@ -108,7 +116,9 @@ def print_collected(invocation: Invocation, api: Api, job: str, asked: dict[str,
     path = f"jobs/{quoted(job)}/checkpoints:collect"
     found = api.post(path, {**asked, "user": asker()})
     print_judged(invocation, found["judged"])
-    say(cell(found["text"]))
+    goes = any(not one["is_kept"] for one in found["judged"])
+    remedy = ": say --delete" if asked["is_dry_run"] and goes else ""
+    say(f"{cell(found['text'])}{remedy}")
 
 
 def print_judged(invocation: Invocation, judged: list[Any]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from everstep.ids import BadNameError, checked_name
 from everstep_services.cli.checkpoints.wishes import CheckpointWish, ScanWish
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, with_api_options
@@ -27,14 +28,37 @@ def command() -> None:
     """
 
 
+def _where(_context: click.Context, _parameter: click.Parameter, where: str) -> str:
+    if is_place(where):
+        return where
+    try:
+        return checked_name("job", where)
+    except BadNameError as error:
+        raise click.UsageError(f"{error}; a folder or URL has a slash in it: ./ckpt") from error
+
+
+def _job(remedy: str) -> Callable[[click.Context, click.Parameter, str], str]:
+    """A job and no place; `remedy` is the command for a place."""
+
+    def checked(_context: click.Context, _parameter: click.Parameter, job: str) -> str:
+        if is_place(job):
+            raise click.UsageError(
+                f"JOB is the name of a job, and {job} is a folder or URL: see everstep jobs, or "
+                f"everstep ckpt {remedy.format(place=job)}"
+            )
+        return checked_name("job", job)
+
+    return checked
+
+
 def _about_a_step(what: Callable[..., None]) -> click.Command:
     """A command about the checkpoint of a step, with a reason for the record."""
     taken = click.argument("step", type=_STEP)(with_reason(click.pass_obj(what)))
-    return command.command()(click.argument("where")(taken))
+    return command.command()(click.argument("where", callback=_where)(taken))
 
 
 @command.command("ls")
-@click.argument("where")
+@click.argument("where", callback=_where)
 @_TIER
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=100, help="The newest (100).")
 @with_api_options
@@ -55,7 +79,7 @@ def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> N
 
 
 @command.command()
-@click.argument("where")
+@click.argument("where", callback=_where)
 @click.argument("step", type=_STEP)
 @_TIER
 @with_api_options
@@ -76,7 +100,7 @@ def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> 
 
 
 @command.command()
-@click.argument("where")
+@click.argument("where", callback=_where)
 @click.argument("step", type=_STEP, required=False)
 @with_reason
 @click.pass_obj
@@ -101,7 +125,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 
 
 @command.command()
-@click.argument("job")
+@click.argument("job", callback=_job("ls {place}"))
 @click.option("--step", type=_STEP, help="Only this step; by default the newest.")
 @with_api_options
 @click.pass_obj
@@ -147,7 +171,7 @@ def release(invocation: Invocation, *, where: str, step: int, tier: str, reason:
 
 
 @command.command()
-@click.argument("job")
+@click.argument("job", callback=_job("scan JOB --root {place}"))
 @click.option(
     "--root", default="", metavar="PLACE", help="A folder or URL, as the catalog sees it."
 )
@@ -159,7 +183,7 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
 
 
 @command.command()
-@click.argument("where")
+@click.argument("where", callback=_where)
 @click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest so many.")
 @click.option(
     "--keep-every",
@@ -209,7 +233,7 @@ def gc(
 
 
 @command.command()
-@click.argument("where")
+@click.argument("where", callback=_where)
 @click.argument("step", type=_STEP)
 @click.argument("to", type=click.Path(file_okay=False))
 @with_api_options
@@ -221,8 +245,9 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     """
     from everstep_services.cli.checkpoints.files import pull_to
 
-    if "://" in to:
-        raise click.UsageError(f"TO is a folder of this machine, and {to} is a URL")
+    if not to or "://" in to:
+        what = f"{to} is a URL" if to else "it is empty"
+        raise click.UsageError(f"TO is a folder of this machine, and {what}")
     place = where if is_place(where) else _path(invocation, where, step)
     pull_to(invocation, place, step, Path(to))
 

@@ -128,7 +128,10 @@ async def locate_checkpoint(
     return LocatedCheckpoints(
         job=job,
         places=[_shown(one) for one in found.places],
-        rejected=[RejectedOut(step=o.step, tier=o.tier, reason=o.reason) for o in found.rejected],
+        rejected=[
+            RejectedOut(step=one.step, tier=one.tier, reason=one.reason, path=one.path)
+            for one in found.rejected
+        ],
     )
 
 

@@ -152,6 +152,7 @@ class RejectedOut(Answer):
     step: int
     tier: str
     reason: str
+    path: str
 
 
 class LocatedCheckpoints(Answer):
@@ -179,5 +180,5 @@ class Collected(Answer):
     judged: list[JudgedOut] = Field(description="The newest first.")
     text: str = Field(
         description="What happens now.",
-        examples=["3 of 8 checkpoints go, which frees 12884901888 bytes; nothing was deleted"],
+        examples=["3 of 8 checkpoints go, which frees 12.0 GiB; nothing was deleted"],
     )
