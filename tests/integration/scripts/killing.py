@@ -212,7 +212,7 @@ class _Copy:
             self._written.release()
             return size
 
-        os.pwrite = pwrite  # type: ignore[assignment]
+        os.pwrite = pwrite
 
     def give(self, service: Service) -> None:
         self._put(0, BUFFER_BYTES)
