@@ -36,7 +36,7 @@ class Seen:
 
 class Training:
     def __init__(self, values: int) -> None:
-        self.weights = [torch.nn.Parameter(torch.randn(values)) for _ in range(3)]
+        self.weights = [torch.nn.Parameter(torch.randn(values)) for _ in range(6)]
         self.optimizer = torch.optim.SGD(self.weights, lr=0.1, momentum=0.9)
         self.own = torch.zeros(999)
         self.step()

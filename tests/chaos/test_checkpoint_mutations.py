@@ -98,7 +98,7 @@ def test_a_thousand_states_that_a_writer_begins_early_are_what_was_there(
     small_pieces(monkeypatch)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         seen = save_and_change(
-            Path(folder), monkeypatch, saves=SAVES, values=16 << 10, is_lazy=is_lazy
+            Path(folder), monkeypatch, saves=SAVES, values=12 << 10, is_lazy=is_lazy
         )
     assert seen.ahead == SAVES
     assert min(seen.killed, seen.refused if is_lazy else SAVES) > SAVES // 5
@@ -114,7 +114,7 @@ def test_large_states_that_change_at_any_moment_are_saved_as_they_were_or_not_at
     saves = SAVES // 20
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         seen = save_and_change(
-            Path(folder), monkeypatch, saves=saves, values=6 << 20, is_lazy=is_lazy, races=True
+            Path(folder), monkeypatch, saves=saves, values=3 << 20, is_lazy=is_lazy, races=True
         )
     assert seen.ahead == saves
     assert seen.killed

@@ -17,7 +17,7 @@ def test_what_the_writer_begins_early_is_the_state_at_the_call(
     small_pieces(monkeypatch)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         seen = save_and_change(
-            Path(folder), monkeypatch, saves=SAVES, values=16 << 10, is_lazy=is_lazy
+            Path(folder), monkeypatch, saves=SAVES, values=12 << 10, is_lazy=is_lazy
         )
     assert seen.ahead == SAVES
     assert seen.killed
