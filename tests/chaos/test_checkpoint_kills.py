@@ -24,6 +24,7 @@ def test_500_kills_of_writers_at_counted_points_lose_nothing_that_was_visible(
     found = run("killing.py", tmp_path, 500, 20, within_s=890)
     assert found["wrong"] == []
     assert found["killed"] == 500
+    assert found["amid"] >= 50
 
 
 @pytest.mark.timeout(3600)
@@ -31,3 +32,4 @@ def test_a_training_killed_500_times_takes_the_steps_of_an_undisturbed_one(folde
     found = run("killed_training.py", folder, 500, 3, 60, within_s=3590)
     assert found["wrong"] == []
     assert found["killed"] == 500
+    assert found["amid"] >= 100

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.changed import save_and_change, small_pieces
 from tests.saved_by import saving
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.reading import flatten
@@ -86,6 +87,37 @@ def test_what_torch_does_not_count_is_saved_as_it_was_or_not_at_all(is_lazy: boo
             assert {key: found[key] for key in wanted} == wanted, f"save {number}"
     assert not rank.told.warned
     assert is_lazy or not refused
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_a_thousand_states_that_a_writer_begins_early_are_what_was_there(
+    monkeypatch: pytest.MonkeyPatch, is_lazy: bool
+) -> None:
+    small_pieces(monkeypatch)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        seen = save_and_change(
+            Path(folder), monkeypatch, saves=SAVES, values=12 << 10, is_lazy=is_lazy
+        )
+    assert seen.ahead == SAVES
+    assert min(seen.killed, seen.refused if is_lazy else SAVES) > SAVES // 5
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_large_states_that_change_at_any_moment_are_saved_as_they_were_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, is_lazy: bool
+) -> None:
+    """In pieces of their usual size; nobody waits for the change."""
+    saves = SAVES // 20
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        seen = save_and_change(
+            Path(folder), monkeypatch, saves=saves, values=3 << 20, is_lazy=is_lazy, races=True
+        )
+    assert seen.ahead == saves
+    assert seen.killed
 
 
 def _bytes(value: object) -> bytes | None:

@@ -13,3 +13,4 @@ def test_a_training_killed_50_times_takes_the_steps_of_an_undisturbed_one() -> N
         found = run("killed_training.py", folder, 50, 5, 24, within_s=390)
     assert found["wrong"] == []
     assert found["killed"] == 50
+    assert found["amid"] >= 10

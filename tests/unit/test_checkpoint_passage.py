@@ -38,12 +38,12 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_MOST_CHUNK_BYTES", PAGE)
 
 
-def order(root: str, image: str = "") -> WriteState:
+def order(root: str, image: str = "", ranks: int = 1) -> WriteState:
     return WriteState(
         save=1,
         image=image,
         is_filling=True,
-        identity=Identity(job="j", round=1, step=5, world_size=1, layout="l"),
+        identity=Identity(job="j", round=1, step=5, world_size=ranks, layout="l"),
         rank=0,
         file_bytes=PAGES * PAGE,
         image_bytes=PAGES * PAGE,
@@ -116,11 +116,12 @@ def test_who_waits_for_a_hash_has_it_once_all_bytes_have_come() -> None:
 
 
 def begun(
-    beside: ThreadPoolExecutor, root: str, octets: mmap.mmap, passage: Passage
+    beside: ThreadPoolExecutor, root: str, octets: mmap.mmap, passage: Passage, ranks: int = 1
 ) -> tuple[Future[float], Hashing]:
     hasher = Hashing(PAGES * PAGE, lambda _: None)
     windows = [memoryview(octets)]
-    done = beside.submit(write_shard, order(root), windows, hasher, passage, lambda: None)
+    ordered = order(root, ranks=ranks)
+    done = beside.submit(write_shard, ordered, windows, hasher, passage, lambda: None)
     return done, hasher
 
 
@@ -174,6 +175,18 @@ def test_nothing_is_left_of_what_was_given_up(
         done.result(30)
     place = place_of(root, "5-r1-0a-1", 5)
     assert place.storage.files(place.before) == []
+
+
+def test_where_a_rank_says_that_it_fails_no_other_takes_away(
+    tmp_path: Path, beside: ThreadPoolExecutor
+) -> None:
+    """Of several ranks, another may have made the folder, and be about to write into it."""
+    passage = Passage(0)
+    done, _ = begun(beside, str(tmp_path), buffer(), passage, ranks=2)
+    passage.give_up()
+    with pytest.raises(GivenUpByRankError):
+        done.result(30)
+    assert list((tmp_path / SAVING).iterdir()) == [tmp_path / SAVING / "5-r1-0a-1"]
 
 
 class Heard:

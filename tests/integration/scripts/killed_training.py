@@ -1,8 +1,9 @@
 """A training that is killed with its writer again and again, and goes on from what there is.
 
 `killed_training.py FOLDER N SEED MOST` kills it N times: at a random count, of MOST at most, of its
-steps and of the lines that its writer says. Torch is imported once; each training is forked from
-here.
+steps and of the lines that its writer says; or, half of the time, of the pieces of a state that it
+has copied, once its writer has written some of that state. Torch is imported once; each training is
+forked from here.
 """
 
 import json
@@ -16,22 +17,33 @@ from typing import Any, NoReturn
 
 import torch
 import torch._dynamo  # each training would import it with its first optimizer
+from xxhash import xxh3_128_hexdigest
 
+from tests.small_pieces import PIECE_BYTES
+from tests.waiting import until
+from trainer_sdk.checkpoint import staging, writing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler, Randomness
 from trainer_sdk.checkpoint.delivery import Delivery
-from trainer_sdk.checkpoint.writer.orders import Done, Kept
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
+from trainer_sdk.checkpoint.save import Save
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.names import SAVING
+from trainer_sdk.checkpoint.storage.shelf import shelved, verify
+from trainer_sdk.checkpoint.writer.orders import Done, Kept, WriteState
 
 DATA = torch.arange(64 * 16).view(64, 16).sin()
 STEPS = 12
 """What each of them makes, unless it is killed."""
+PIECES = 10
+"""So many of them are copied at most before a kill; a save has five at least."""
 
 
 class Training:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_lazy: bool) -> None:
         torch.manual_seed(7)
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(16, 32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 3)
+            torch.nn.Linear(16, 1024), torch.nn.Dropout(0.3), torch.nn.Linear(1024, 3)
         )
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.data = PositionedSampler(len(DATA), batch_size=4, seed=2)
@@ -48,6 +60,7 @@ class Training:
             memory_every=1,
             keep_memory=True,
             on_error="fatal",
+            lazy=is_lazy,
         )
 
     def step(self, batch: list[int]) -> float:
@@ -59,13 +72,17 @@ class Training:
 
 
 class Telling:
-    """Tells each step, and what lasts of it; kills itself at the `last`-th time."""
+    """Tells each step, and what lasts of it; kills itself at the `last`-th time.
 
-    def __init__(self, path: Path, last: int) -> None:
+    With `amid`, what is counted are pieces, and nothing else is.
+    """
+
+    def __init__(self, path: Path, last: int, *, amid: bool) -> None:
         self._told = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._counter = count(1)
         self._last = last
-        hear = Delivery._hear
+        self._amid = amid
+        hear, filled = Delivery._hear, Delivery.filled
 
         def hear_and_count(delivery: Delivery, line: Any) -> None:
             save = delivery.saves.get(line.save)
@@ -74,20 +91,32 @@ class Telling:
             hear(delivery, line)
             self.count()
 
+        def fill_and_count(delivery: Delivery, save: Save, end: int) -> None:
+            filled(delivery, save, end)
+            if self._amid and save.is_filling and save.is_sent and next(self._counter) == last:
+                until(lambda: _has_begun(save), "the writer has written some", despite=OSError)
+                self.tell("amid", save.step or 0)
+                os.kill(os.getpid(), signal.SIGKILL)
+
         Delivery._hear = hear_and_count  # type: ignore[assignment,method-assign]
+        Delivery.filled = fill_and_count  # type: ignore[assignment,method-assign]
 
     def tell(self, what: str, step: int, more: str = "") -> None:
         os.write(self._told, f"{what} {step} {more}\n".encode())
 
     def count(self) -> None:
-        if next(self._counter) == self._last:
+        if not self._amid and next(self._counter) == self._last:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(folder: Path, telling: Telling) -> None:
+def _has_begun(save: Save) -> bool:
+    order = save.order
+    assert isinstance(order, WriteState)
+    return Path(order.root, SAVING, order.saving, f".{order.shard}").stat().st_size > 0
+
+
+def train(training: Training, telling: Telling) -> None:
     """Go on from what there is, for a few steps."""
-    torch.set_num_threads(1)
-    training = Training(folder)
     found = training.saves.restore(training.state)
     step = 0 if found is None else found.step
     telling.tell("restored", step, "" if found is None else found.tier)
@@ -103,12 +132,13 @@ def train(folder: Path, telling: Telling) -> None:
     training.saves.close()
 
 
-def be_training(folder: Path, number: int, last: int) -> NoReturn:
+def be_training(folder: Path, number: int, telling: Telling, *, is_lazy: bool) -> NoReturn:
     images = folder / "images"
     os.environ.update(EVERSTEP_IMAGES=str(images), EVERSTEP_ROUND=str(number))
     (images / "offer.json").write_text(json.dumps({"round": number, "complete": True}))
     try:
-        train(folder, Telling(folder / f"told-{number}", last))
+        torch.set_num_threads(1)
+        train(Training(folder, is_lazy=is_lazy), telling)
     except BaseException as error:
         (folder / f"error-{number}").write_text(f"{type(error).__name__}: {error}")
         os._exit(1)
@@ -121,6 +151,7 @@ class Record:
     def __init__(self) -> None:
         self.losses: dict[int, str] = {}
         self.lasting = 0
+        self.amid = 0
         self.wrong: list[str] = []
 
     def hear(self, number: int, line: str) -> None:
@@ -129,28 +160,46 @@ class Record:
             self.wrong.append(f"round {number} restored {step}, and {self.lasting} had lasted")
         elif what == "lasts":
             self.lasting = max(self.lasting, int(step))
+        elif what == "amid":
+            self.amid += 1
         elif what == "loss" and self.losses.setdefault(int(step), more[0]) != more[0]:
             self.wrong.append(f"round {number}: step {step} has another loss")
+
+    def look(self, folder: Path, number: int) -> None:
+        """What names itself whole is."""
+        for path in (folder / "images" / "own").rglob(INDEX):
+            index = decode(path.read_bytes(), ImageIndex, str(path))
+            octets = (path.parent / IMAGE).read_bytes()[: index.size_bytes]
+            if xxh3_128_hexdigest(octets) != index.hash:
+                self.wrong.append(f"round {number}: {path} is of another image")
+        storage = storage_for(str(folder / "root"))
+        for one in shelved(storage)[:2]:
+            if flaw := verify(storage, one).flaw:
+                self.wrong.append(f"round {number}: step {one.step} can be seen: {flaw}")
 
 
 def main(folder: Path, kills: int, seed: int, most: int) -> None:
     chance, record = random.Random(seed), Record()
     (folder / "images").mkdir(mode=0o700)
+    staging._PIECE_BYTES, writing._MODULE = PIECE_BYTES, "tests.small_pieces"
     killed = number = 0
     while killed < kills and not record.wrong:
         number += 1
-        last = chance.randint(1, most)
+        amid, is_lazy = chance.random() < 0.5, chance.random() < 0.5
+        last = chance.randint(1, PIECES if amid else most)
         child = os.fork()
         if not child:
-            be_training(folder, number, last)
+            telling = Telling(folder / f"told-{number}", last, amid=amid)
+            be_training(folder, number, telling, is_lazy=is_lazy)
         _, status = os.waitpid(child, 0)
         killed += os.WIFSIGNALED(status)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             record.wrong.append((folder / f"error-{number}").read_text())
         for line in (folder / f"told-{number}").read_text().splitlines():
             record.hear(number, line)
-    said = {"killed": killed, "rounds": number, "steps": max(record.losses), "wrong": record.wrong}
-    print(json.dumps(said))
+        record.look(folder, number)
+    said = {"killed": killed, "amid": record.amid, "rounds": number, "wrong": record.wrong}
+    print(json.dumps(said | {"steps": max(record.losses)}))
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def write_shard(
         _hash(windows, hashing, passage, going)
         return time.monotonic() - began
     if isinstance(place.storage, Folder):
-        with _whole(os.path.join(place.storage.path, place.before), order.shard) as path:
+        with _whole(os.path.join(place.storage.path, place.before), order) as path:
             write_hashed(path, order.file_bytes, windows, hashing, passage, going)
     else:
         if order.keep:  # its image is needed sooner than all of it can be sent
@@ -143,22 +143,25 @@ def _is_durable(order: WriteState, place: Place) -> bool:
 
 
 @contextmanager
-def _whole(folder: str, name: str) -> Generator[str]:
-    """The path of a file that gets its name when it is finished, and takes no room otherwise.
+def _whole(folder: str, order: WriteState) -> Generator[str]:
+    """The path of a shard that gets its name when it is finished, and takes no room otherwise.
 
     The part of an attempt before may come at any time: its writer may hang where even a kill waits.
     """
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f".{name}")
+    path = os.path.join(folder, f".{order.shard}")
     with suppress(FileNotFoundError):
         os.unlink(path)  # that writer may still have it
     try:
         yield path
-        os.replace(path, os.path.join(folder, name))
+        os.replace(path, os.path.join(folder, order.shard))
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
-            os.rmdir(folder)
+            if (
+                order.identity.world_size == 1
+            ):  # else a rank may be about to say there that it fails
+                os.rmdir(folder)
         raise
 
 
