@@ -87,9 +87,7 @@ class Meanwhile:
         if self._pieces_left:
             return
         if self.what == "kill":
-            writer = self._rank.queue.delivery.writer_pid
-            assert writer is not None
-            os.kill(writer, signal.SIGKILL)
+            os.kill(self._rank.writer, signal.SIGKILL)
         elif self.what == "change" and self._waits:
             self._training.change(self._dice)
         self._has_come.set()

@@ -44,6 +44,13 @@ class Saving:
         """From now on so long; what was ordered keeps the patience that it was ordered with."""
         self.queue.delivery._patience = patience
 
+    @property
+    def writer(self) -> int:
+        """Its process, which is there."""
+        pid = self.queue.delivery.writer_pid
+        assert pid is not None
+        return pid
+
     def events(self, name: str) -> list[dict[str, Any]]:
         return [body for event, body in self.told.events if event == name]
 

@@ -263,7 +263,7 @@ def test_two_hundred_saves_leave_nothing_behind(in_memory: Path) -> None:
             rank.save(step, state)
             rank.finish()
             if step in (20, 200):
-                seen.append(used(rank.queue.delivery.writer_pid or 0))
+                seen.append(used(rank.writer))
             for one in sorted((in_memory / "root").glob("step-*"))[:-1]:
                 _remove(one)
     (memory, *before), (memory_after, *after) = seen

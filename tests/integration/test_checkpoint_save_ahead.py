@@ -94,7 +94,7 @@ def test_a_writer_that_dies_while_the_state_is_copied(
 ) -> None:
     with saving(folder, on_error=on_error, optimizers=(halfway.optimizer,)) as rank:
         halfway.begin(rank, 1)
-        os.kill(rank.queue.delivery.writer_pid or 0, signal.SIGKILL)
+        os.kill(rank.writer, signal.SIGKILL)
         until(lambda: rank.events("failed"), "word of its end")
         assert halfway.finish(rank) == ([1] if on_error == "retry" else [])
         assert [one["error"] for one in rank.events("failed")] == ["writer_died"]
@@ -209,7 +209,7 @@ def test_a_writer_that_takes_no_word_holds_up_nobody(
     words = said(monkeypatch)
     with saving(folder, is_lazy=is_lazy, optimizers=(optimizer,)) as rank:
         rank.queue.delivery.warm()
-        writer = rank.queue.delivery.writer_pid or 0
+        writer = rank.writer
         rank.save(1, state)
         rank.saver.settle()
         assert rank.finish() == [1]

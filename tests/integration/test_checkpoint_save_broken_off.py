@@ -207,7 +207,7 @@ def test_a_writer_that_dies_between_waves_takes_no_other_with_it(
     with saving(folder, memory_limit=1 << 16) as rank:
 
         def act() -> None:
-            os.kill(rank.queue.delivery.writer_pid or 0, signal.SIGKILL)
+            os.kill(rank.writer, signal.SIGKILL)
             until(lambda: rank.events("failed"), "word of its end")
 
         second_window(monkeypatch, act)

@@ -158,9 +158,8 @@ def _whole(folder: str, order: WriteState) -> Generator[str]:
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
-            if (
-                order.identity.world_size == 1
-            ):  # else a rank may be about to say there that it fails
+            # Another rank may be about to say in it that it fails.
+            if order.identity.world_size == 1:
                 os.rmdir(folder)
         raise
 
