@@ -1,13 +1,13 @@
 """The way back of a training one of whose nodes was replaced: what it waits for in `restore()`.
 
     python -m benchmarks.replaced
-    python -m benchmarks.replaced --mib 1024 --building 4 --start cold
+    python -m benchmarks.replaced --mib 1024 --building 0 --start cold
 
 Two nodes with one rank each and a spare, on this machine. Each rank keeps a state in memory, its
 agent sends it to the other node, and the second node is killed with all that it has started; its
 memory is gone. The spare's agent fetches the state while its rank is being started, and the rank
-writes down how long `restore()` took, and what it gave. It is called as soon as the training has a
-process group and its state; or some seconds later, as what else is built may take.
+writes down how long `restore()` took, and what it gave. It is called when the training has a
+process group and its state, and has been built for some seconds: model, data and what wraps them.
 
 In turns with the rounds as many bytes over a socket on loopback, into memory that was used before
 and into a new file in memory, and a copy of them. Exit code 1 if the training waits for more than
@@ -61,7 +61,7 @@ def _asked() -> argparse.Namespace:
     )
     made.add_argument("--mib", type=int, default=512, help="of state on each rank (512)")
     made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--building", type=float, default=0.0, metavar="S", help="seconds (0)")
+    made.add_argument("--building", type=float, default=2.0, metavar="S", help="seconds (2)")
     made.add_argument("--start", choices=("warm", "cold"), default="warm", help="of ranks (warm)")
     return made.parse_args()
 

@@ -31,6 +31,7 @@ def main(folder: Path, mib: int, saved: int, building_s: float) -> None:
     optimizer = torch.optim.SGD(values, lr=1.0)
     state = {f"rank{rank}.{number}": value for number, value in enumerate(values)}
     time.sleep(building_s)
+    dist.barrier()  # all ranks restore together: whoever comes sooner waits for the others
     called_at = time.monotonic()
     found = saves.restore(state)
     back_at = time.monotonic()

@@ -7,7 +7,7 @@ more steps, each pays less. What a step pays is measured, and nothing is slowed 
 from collections import deque
 from collections.abc import Collection
 
-_MOST, _AIM, _LEAST = 0.05, 0.04, 0.02
+_MOST, _AIM, _LEAST = 0.04, 0.03, 0.01
 """By so much steps may take longer; what is aimed at; and what there is room for more."""
 _FEWEST = 4
 """Steps, before anything is concluded from them."""
