@@ -29,7 +29,7 @@ from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
 
 _ALONE = 0.6
 """So much of a state is copied before the writer begins, where the training waits for the copy."""
-_MOST_WORDS = 32
+_MOST_WORDS = 64
 """Of how far it is: a writer that takes none holds nobody up; its socket holds some 250."""
 
 
