@@ -61,14 +61,15 @@ def test_threads_that_save_at_once_have_each_their_own(
 
 
 def test_what_a_writer_has_left_that_was_killed_goes_with_the_next_file(tmp_path: Path) -> None:
-    left, others = tmp_path / ".old.pt.1.saving", tmp_path / ".other.pt.2.saving"
-    for path in (left, others):
+    end = ".everstep-saving"
+    left, others, own = (tmp_path / f"{one}{end}" for one in (".old.pt.1", ".new.pt.2", "mine"))
+    for path in (left, others, own):
         path.write_bytes(bytes(100))
     with others.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as a writer does that lives
         async_save(state(1), tmp_path / "new.pt")
         wait_for_files(40)
-    assert sorted(tmp_path.iterdir()) == [others, tmp_path / "new.pt"]
+    assert sorted(tmp_path.iterdir()) == [others, own, tmp_path / "new.pt"]
     assert is_saved(tmp_path / "new.pt", 1)
 
 

@@ -11,7 +11,7 @@ from trainer_sdk.checkpoint.storage.folder import sync_folder
 from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
 from trainer_sdk.checkpoint.writer.passage import Passage
 
-_SAVING = ".saving"
+_SAVING = ".everstep-saving"
 _cleared: set[str] = set()
 
 
@@ -36,7 +36,8 @@ def _held(path: str) -> Generator[str]:
     """A file that is made, of which everybody can see by its lock that its writer lives."""
     while True:
         held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(held, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks, where nothing is cleared away
+            fcntl.flock(held, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(held), os.stat(path)):
                 break
@@ -55,8 +56,8 @@ def _clear(folder: str) -> None:
         return
     _cleared.add(folder)
     with os.scandir(folder) as entries:
-        left = [one.path for one in entries if one.name.endswith(_SAVING)]
-    for path in left:
+        names = [one.name for one in entries if one.name.endswith(_SAVING)]
+    for path in (os.path.join(folder, one) for one in names if one.startswith(".")):
         with suppress(OSError), open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
