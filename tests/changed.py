@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,17 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the copy, and in what its writer writes."""
     monkeypatch.setattr(staging, "_PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(writing, "_MODULE", "tests.small_pieces")
+
+
+def save_in_small_pieces(monkeypatch: pytest.MonkeyPatch, saves: int, *, is_lazy: bool) -> Seen:
+    """A writer begins each of them early."""
+    small_pieces(monkeypatch)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        seen = save_and_change(
+            Path(folder), monkeypatch, saves=saves, values=12 << 10, is_lazy=is_lazy
+        )
+    assert seen.ahead == saves
+    return seen
 
 
 def save_and_change(

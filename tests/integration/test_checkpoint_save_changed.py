@@ -1,11 +1,8 @@
 """States that change on their way to the global tier: saved as they were, or refused."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 
-from tests.changed import save_and_change, small_pieces
+from tests.changed import save_in_small_pieces
 
 SAVES = 40
 
@@ -14,11 +11,6 @@ SAVES = 40
 def test_what_the_writer_begins_early_is_the_state_at_the_call(
     monkeypatch: pytest.MonkeyPatch, is_lazy: bool
 ) -> None:
-    small_pieces(monkeypatch)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        seen = save_and_change(
-            Path(folder), monkeypatch, saves=SAVES, values=12 << 10, is_lazy=is_lazy
-        )
-    assert seen.ahead == SAVES
+    seen = save_in_small_pieces(monkeypatch, SAVES, is_lazy=is_lazy)
     assert seen.killed
     assert bool(seen.refused) is is_lazy

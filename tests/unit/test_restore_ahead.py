@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.restored_states import state
 from tests.unit.saved_states import Place
+from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.restore.ahead import Ahead
 from trainer_sdk.checkpoint.restore.choosing import Offer
@@ -89,6 +90,7 @@ def test_the_chosen_one_is_waited_for_while_it_is_being_checked(place: Place, sl
     slow.begun.wait(30)
     with ThreadPoolExecutor() as beside:
         chosen = beside.submit(ahead.image, offer(place, 20))
+        until(lambda: ahead._news._waiters, "it is waited for")  # type: ignore[attr-defined]
         slow.may_end.set()
         image = chosen.result(30)
     assert image is not None

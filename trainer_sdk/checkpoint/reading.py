@@ -174,8 +174,11 @@ def _called_alike(key: str) -> ValueError:
 def _form(value: object) -> object:
     if isinstance(value, DTensor):
         local = value.to_local()
-        placed = value.placements, local.shape, local.device
-        return (value.shape, value.dtype, *placed, is_bare(local))
-    if isinstance(value, torch.Tensor):
-        return (value.shape, value.dtype, value.device, is_bare(value))
-    return None
+        return (value.shape, value.placements, *_lies(local))
+    return _lies(value) if isinstance(value, torch.Tensor) else None
+
+
+def _lies(value: torch.Tensor) -> tuple[object, ...]:
+    """How its bytes lie in memory; whether they are copied as they are depends on nothing else."""
+    about = value.shape, value.dtype, value.device, value.layout
+    return (*about, value.is_conj(), value.is_neg(), type(value) in _PLAIN)
