@@ -181,4 +181,4 @@ def _form(value: object) -> object:
 def _lies(value: torch.Tensor) -> tuple[object, ...]:
     """How its bytes lie in memory; whether they are copied as they are depends on nothing else."""
     about = value.shape, value.dtype, value.device, value.layout
-    return (*about, value.is_conj(), value.is_neg(), type(value) in _PLAIN)
+    return (*about, value.is_conj(), value.is_neg()) if type(value) in _PLAIN else about
