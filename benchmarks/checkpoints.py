@@ -31,8 +31,8 @@ from benchmarks.rig import HEAD, row
 OURS = ("everstep", "everstep-lazy")
 PEERS = ("dcp", "dcp-async-thread", "dcp-async-process")
 NVRX = ("nvrx", "nvrx-fork")
-_STATES_IN_TURNS = 8
-"""The state, a copy of each contender, gradients, and what is read back."""
+_STATES_IN_TURNS = 5
+"""The state, a copy of each of three contenders, and some room."""
 MOST_EAGER, MOST_LAZY_MS_A_GIB, LEAST_OF_WRITE, MOST_BUSY = 1.15, 10.0, 0.9, 1.05
 MOST_RESTORE = 1.3
 _WITHIN_S = 900.0
