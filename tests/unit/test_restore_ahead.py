@@ -108,6 +108,22 @@ def test_another_one_than_the_chosen_is_not_waited_for(place: Place, slow: Slow)
     assert steps(ahead) == [], "nor is it checked to the end"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_check_that_breaks_off_holds_nobody_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(*_: object) -> None:
+        raise RuntimeError("out of threads")
+
+    monkeypatch.setattr(Image, "verify", verify)
+    place.keep(10, 0, state(10))
+    ahead = Ahead(place.home(0))
+    ahead._thread.join()
+    with ThreadPoolExecutor() as beside:
+        assert beside.submit(ahead.image, offer(place, 10)).result(30) is None
+    ahead.close()
+
+
 def test_an_image_that_nobody_waits_for_is_left(place: Place) -> None:
     folder = place.keep(10, 0, state(10))
     index = decode((folder / INDEX).read_bytes(), ImageIndex, "")

@@ -52,10 +52,12 @@ class Ahead:
                 if self._is_over.is_set():
                     return
                 self._checking = offer
-            self._check(offer)
-            with self._news:
-                self._checking = None
-                self._news.notify_all()
+            try:
+                self._check(offer)
+            finally:  # whatever it is, whoever restores waits for it
+                with self._news:
+                    self._checking = None
+                    self._news.notify_all()
 
     def _check(self, offer: Offer) -> None:
         image = Image(offer.place, offer.identity)
