@@ -1,5 +1,6 @@
 """A real S3 server process on a free port of loopback, with one bucket."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Generator
@@ -50,6 +51,7 @@ def served(folder: Path, before_moto: str = "") -> Generator[str]:
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=log,
+            env=os.environ | {"S3_UPLOAD_PART_MIN_SIZE": "1"},
         )
     try:
         port = until(said.read_text, "the server says where it listens", holds=str.strip)

@@ -1,9 +1,9 @@
 """A training that is killed with its writer again and again, and goes on from what there is.
 
-`killed_training.py FOLDER N SEED MOST` kills it N times: at a random count, of MOST at most, of its
-steps and of the lines that its writer says; or, half of the time, of the pieces of a state that it
-has copied, once its writer has written some of that state. Torch is imported once; each training is
-forked from here.
+`killed_training.py FOLDER N SEED MOST [URL]` kills it N times: at a random count, of MOST at most,
+of its steps and of the lines that its writer says; or, half of the time, of the pieces of a state
+that it has copied, once its writer has written some of that state. It saves below FOLDER, also into
+memory, or into the object store alone. Torch is imported once; each training is forked from here.
 """
 
 import json
@@ -19,6 +19,7 @@ import torch
 import torch._dynamo  # each training would import it with its first optimizer
 from xxhash import xxh3_128_hexdigest
 
+from tests.scripted import apart
 from tests.small_pieces import PIECE_BYTES
 from tests.waiting import until
 from trainer_sdk.checkpoint import staging, writing
@@ -40,7 +41,7 @@ PIECES = 10
 
 
 class Training:
-    def __init__(self, folder: Path, *, is_lazy: bool) -> None:
+    def __init__(self, root: str, *, is_lazy: bool) -> None:
         torch.manual_seed(7)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(16, 1024), torch.nn.Dropout(0.3), torch.nn.Linear(1024, 3)
@@ -54,11 +55,10 @@ class Training:
             "random": Randomness(),
         }
         self.saves = Checkpointer(
-            folder / "root",
+            root,
             job="killed",
             every=3,
-            memory_every=1,
-            keep_memory=True,
+            memory_every=0 if "://" in root else 1,
             on_error="fatal",
             lazy=is_lazy,
         )
@@ -112,6 +112,8 @@ class Telling:
 def _has_begun(save: Save) -> bool:
     order = save.order
     assert isinstance(order, WriteState)
+    if "://" in order.root:
+        return True  # the store shows nobody what it has of an object
     return Path(order.root, SAVING, order.saving, f".{order.shard}").stat().st_size > 0
 
 
@@ -132,13 +134,15 @@ def train(training: Training, telling: Telling) -> None:
     training.saves.close()
 
 
-def be_training(folder: Path, number: int, telling: Telling, *, is_lazy: bool) -> NoReturn:
+def be_training(
+    folder: Path, root: str, number: int, telling: Telling, *, is_lazy: bool
+) -> NoReturn:
     images = folder / "images"
     os.environ.update(EVERSTEP_IMAGES=str(images), EVERSTEP_ROUND=str(number))
     (images / "offer.json").write_text(json.dumps({"round": number, "complete": True}))
     try:
         torch.set_num_threads(1)
-        train(Training(folder, is_lazy=is_lazy), telling)
+        train(Training(root, is_lazy=is_lazy), telling)
     except BaseException as error:
         (folder / f"error-{number}").write_text(f"{type(error).__name__}: {error}")
         os._exit(1)
@@ -152,6 +156,8 @@ class Record:
         self.losses: dict[int, str] = {}
         self.lasting = 0
         self.amid = 0
+        self.steps = 0
+        """Of the round that was heard last."""
         self.wrong: list[str] = []
 
     def hear(self, number: int, line: str) -> None:
@@ -162,23 +168,30 @@ class Record:
             self.lasting = max(self.lasting, int(step))
         elif what == "amid":
             self.amid += 1
-        elif what == "loss" and self.losses.setdefault(int(step), more[0]) != more[0]:
-            self.wrong.append(f"round {number}: step {step} has another loss")
+        elif what == "loss":
+            self.steps += 1
+            if self.losses.setdefault(int(step), more[0]) != more[0]:
+                self.wrong.append(f"round {number}: step {step} has another loss")
 
-    def look(self, folder: Path, number: int) -> None:
+    def look(self, folder: Path, root: str, number: int) -> None:
         """What names itself whole is."""
         for path in (folder / "images" / "own").rglob(INDEX):
             index = decode(path.read_bytes(), ImageIndex, str(path))
             octets = (path.parent / IMAGE).read_bytes()[: index.size_bytes]
             if xxh3_128_hexdigest(octets) != index.hash:
                 self.wrong.append(f"round {number}: {path} is of another image")
-        storage = storage_for(str(folder / "root"))
-        for one in shelved(storage)[:2]:
-            if flaw := verify(storage, one).flaw:
-                self.wrong.append(f"round {number}: step {one.step} can be seen: {flaw}")
+        for step, flaw in apart(lambda: flaws(root)):
+            self.wrong.append(f"round {number}: step {step} can be seen: {flaw}")
 
 
-def main(folder: Path, kills: int, seed: int, most: int) -> None:
+def flaws(root: str) -> list[tuple[int, str]]:
+    """Of the newest two that can be seen."""
+    storage = storage_for(root)
+    read = [(one.step, verify(storage, one).flaw) for one in shelved(storage)[:2]]
+    return [(step, flaw) for step, flaw in read if flaw]
+
+
+def main(folder: Path, root: str, kills: int, seed: int, most: int) -> None:
     chance, record = random.Random(seed), Record()
     (folder / "images").mkdir(mode=0o700)
     staging._PIECE_BYTES, writing._MODULE = PIECE_BYTES, "tests.small_pieces"
@@ -190,17 +203,22 @@ def main(folder: Path, kills: int, seed: int, most: int) -> None:
         child = os.fork()
         if not child:
             telling = Telling(folder / f"told-{number}", last, amid=amid)
-            be_training(folder, number, telling, is_lazy=is_lazy)
+            be_training(folder, root, number, telling, is_lazy=is_lazy)
         _, status = os.waitpid(child, 0)
         killed += os.WIFSIGNALED(status)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             record.wrong.append((folder / f"error-{number}").read_text())
+        record.steps = 0
         for line in (folder / f"told-{number}").read_text().splitlines():
             record.hear(number, line)
-        record.look(folder, number)
+        if amid and os.WIFEXITED(status) and record.steps == STEPS:
+            record.wrong.append(f"round {number}: there was no piece {last} to be killed at")
+        record.look(folder, root, number)
     said = {"killed": killed, "amid": record.amid, "rounds": number, "wrong": record.wrong}
     print(json.dumps(said | {"steps": max(record.losses)}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    place = Path(sys.argv[1])
+    url = sys.argv[5] if sys.argv[5:] else str(place / "root")
+    main(place, url, *map(int, sys.argv[2:5]))

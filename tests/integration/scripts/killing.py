@@ -1,69 +1,67 @@
 """Saves of two ranks whose writers are killed at counted points, and what is there after each.
 
-`killing.py FOLDER each` kills at every operation that could be durable or not, of either writer,
-while its state comes piece by piece: for good, for another writer to go on, and where the state is
-given up. `killing.py FOLDER N SEED` kills at N random ones of both. Says as JSON in how many saves
-one was killed, and in how many when it had written some of a state that was still being copied, how
-many came to their end, and what was wrong after any of them.
+`killing.py FOLDER each [URL]` kills at every operation that could be durable or not, of either
+writer, while its state comes piece by piece: for good, for another writer to go on, where the state
+is given up, and where it comes in waves. `killing.py FOLDER N SEED [URL]` kills at N random ones of
+both. They save below FOLDER, or into the object store. Says as JSON in how many saves one was
+killed, and in how many when it had written some of a state that was still being copied, how many
+came to their end, what was wrong after any of them, and what the dead have left.
 """
 
 import json
 import os
 import random
-import shutil
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, NoReturn
 
-from msgspec.structs import replace
 from xxhash import xxh3_128_hexdigest
 
-from tests.small_pieces import PIECE_BYTES, write_small_pieces
-from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageIndex, decode, step_name
-from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.names import saving_name
-from trainer_sdk.checkpoint.storage.shelf import shelved, verify
-from trainer_sdk.checkpoint.writer.dying import KILL_AT, arm
-from trainer_sdk.checkpoint.writer.orders import (
-    Done,
-    Failed,
-    Filled,
-    FromWriter,
-    GiveUp,
-    Kept,
-    WriteState,
+from tests.killed_writer import (
+    BUFFER_BYTES,
+    FILE_BYTES,
+    GOES_ON,
+    IMAGE_BYTES,
+    Killed,
+    Way,
+    shard_name,
+    state,
 )
-from trainer_sdk.checkpoint.writer.publishing import abandon
-from trainer_sdk.checkpoint.writer.serving import Service
+from tests.scripted import apart
+from tests.small_pieces import write_small_pieces
+from trainer_sdk.checkpoint.manifest import (
+    IMAGE,
+    INDEX,
+    MANIFEST,
+    ImageIndex,
+    decode,
+    step_name,
+)
+from trainer_sdk.checkpoint.storage import Storage, storage_for
+from trainer_sdk.checkpoint.storage.leavings import leavings, sweep
+from trainer_sdk.checkpoint.storage.shelf import OWNER, Shelved, shelved, verify
+from trainer_sdk.checkpoint.writer.parts import part_name
 
 RANKS = (0, 1)
-FILE_BYTES = 8 * PIECE_BYTES
-IMAGE_BYTES = FILE_BYTES + 4096
-BUFFER_BYTES = 2 * FILE_BYTES
 SPARED = 1_000_000
-WITHIN_S = 40.0
 
 Points = dict[int, list[int]]
 """Where the writers of each rank are killed: the first, and those that go on after it."""
-Way = Literal["at once", "in pieces", "given up"]
-"""How a state comes to its writer."""
-Say = Callable[[str], None]
-"""Tells the job a word."""
 
 
 @dataclass
 class Round:
     """One save of both ranks."""
 
-    folder: Path
+    root: str
     step: int
     way: Way
     points: Points
     buffers: dict[int, Path]
+    keeping: set[int] = field(default_factory=set)
+    """Ranks whose last writer keeps an image."""
     said: dict[int, list[int]] = field(default_factory=lambda: {rank: [] for rank in RANKS})
     """Where each rank's writers can be heard."""
 
@@ -71,10 +69,15 @@ class Round:
         """A writer; one that goes on after another finds all of the state."""
         number = len(self.said[rank])
         way = "at once" if number else self.way
+        killed = Killed(
+            self.root, self.buffers[rank], self.step, rank, way, self.points[rank][number]
+        )
+        (self.keeping.add if killed.keeps else self.keeping.discard)(rank)
         reading, writing = os.pipe()
         writer = os.fork()
         if not writer:
-            _write(self, rank, way, self.points[rank][number], writing)
+            killed.write(writing)
+            os._exit(0)
         os.close(writing)
         self.said[rank].append(reading)
         return writer
@@ -88,6 +91,7 @@ class Job:
     """Two ranks, and what is known of their checkpoints."""
 
     folder: Path
+    root: str
     round: int = 0
     committed: int = 0
     """The newest step that rank 0's writer has called visible."""
@@ -105,38 +109,64 @@ class Job:
             (buffer / INDEX).unlink(missing_ok=True)
             with (buffer / IMAGE).open("ab") as image:
                 image.truncate(BUFFER_BYTES)
-        this = Round(self.folder, self.round, way, points, buffers)
+        this = Round(self.root, self.round, way, points, buffers)
         was_killed, is_over = self._wait(this)
         told = [self._hear(rank, one) for rank in RANKS for one in this.said[rank]]
         self.amid += any("copies" in words and "copied" not in words for words in told)
-        is_whole = self.committed == self.round and set(self.kept.values()) == {self.round}
+        is_kept = all(self.kept[rank] == self.round for rank in this.keeping)
+        is_whole = self.committed == self.round and is_kept
         if not (is_whole or is_over or way == "given up"):
             self.wrong.append(f"step {self.round} came to nothing: {told}")
         return was_killed
 
     def look(self, what: str) -> None:
         """Whatever can be seen is whole, and nothing that was there before is lost."""
-        storage = storage_for(str(self.folder / "root"))
-        steps = []
-        for one in shelved(storage):
-            verdict = verify(storage, one)
-            if not verdict.is_good:
-                self.wrong.append(f"{what}: step {one.step} can be seen: {verdict.flaw}")
-            elif any(self._shard(one.step, rank) != _file(one.step, rank) for rank in RANKS):
-                self.wrong.append(f"{what}: step {one.step} can be seen, and is another state")
-            else:
-                steps.append(one.step)
+        wrong, steps = apart(self._visible)
+        self.wrong += [f"{what}: {one}" for one in wrong]
         if max(steps, default=0) < self.committed:
             self.wrong.append(f"{what}: step {self.committed} was visible, and {steps} are")
-        for old in sorted(steps)[:-2]:  # what there is would take ever longer to read
-            shutil.rmtree(self.folder / "root" / step_name(old))
         for rank in RANKS:
             images = [_step_of(one) for one in _buffers(self.folder, rank)]
             if max(images) < self.kept[rank]:
                 self.wrong.append(f"{what}: rank {rank} had {self.kept[rank]}, and has {images}")
 
-    def _shard(self, step: int, rank: int) -> bytes:
-        return (self.folder / "root" / step_name(step) / _shard_name(rank)).read_bytes()
+    def left(self) -> list[str]:
+        """What is there beside checkpoints, once what has come to nothing is swept away."""
+        storage = storage_for(self.root)
+        if "://" not in self.root:
+            hidden = (one for one in self.folder.rglob(".*") if one.name != ".metadata")
+            return sorted(
+                str(one.relative_to(self.folder))
+                for one in hidden
+                if one.is_file() or any(one.iterdir())
+            )
+        for one in leavings(storage, after_s=-60):  # the store's clock counts seconds
+            sweep(storage, one)
+        known = {OWNER}
+        for there in shelved(storage):
+            assert there.manifest is not None
+            inside = there.manifest.files[0].name.partition("/")[0]
+            names = [one.name for one in there.manifest.files]
+            names += [MANIFEST, *(f"{inside}/{part_name(rank)}" for rank in RANKS)]
+            known |= {f"{step_name(there.step)}/{name}" for name in names}
+        found = {one.name for folder in storage.folders() for one in storage.files(folder)}
+        return sorted(found - known)
+
+    def _visible(self) -> tuple[list[str], list[int]]:
+        """What is wrong with what can be seen, and the good steps, of which two stay."""
+        storage = storage_for(self.root)
+        wrong, steps = [], []
+        for one in shelved(storage):
+            verdict = verify(storage, one)
+            if not verdict.is_good:
+                wrong.append(f"step {one.step} can be seen: {verdict.flaw}")
+            elif any(_shard(storage, one, rank) != _file(one.step, rank) for rank in RANKS):
+                wrong.append(f"step {one.step} can be seen, and is another state")
+            else:
+                steps.append(one.step)
+        for old in sorted(steps)[:-2]:  # what there is would take ever longer to read
+            storage.remove(step_name(old))
+        return wrong, steps
 
     def _hear(self, rank: int, reading: int) -> list[str]:
         with open(reading) as heard:
@@ -169,106 +199,14 @@ class Job:
         return was_killed, is_over
 
 
-def _write(this: Round, rank: int, way: Way, point: int, telling: int) -> NoReturn:
-    """Be a rank that fills its buffer, and its writer."""
-    order = _order(this, rank)
-    with open(telling, "wb", buffering=0) as said, open(order.image, "r+b", buffering=0) as image:
-
-        def say(word: str) -> None:
-            said.write(f"{word} ".encode())
-
-        def tell(line: FromWriter) -> None:
-            if isinstance(line, (Kept, Done, Failed)):
-                say(type(line).__name__.lower())
-
-        copy = _Copy(order, image, _state(this.step, rank), say)
-        arm({KILL_AT: str(point)})
-        service = Service(tell)
-        if way == "at once":
-            copy.give(service)
-        else:
-            copy.give_in_pieces(service, gives_up=way == "given up")
-        for one in threading.enumerate():
-            if one is not threading.current_thread():
-                one.join(WITHIN_S)
-        if way == "given up":
-            abandon(order.root, order.saving, this.step, rank, "it was changed")
-    os._exit(0)
-
-
-class _Copy:
-    """Of one state into its buffer; each piece waits for the writer to have written the last."""
-
-    def __init__(self, order: WriteState, image: BinaryIO, octets: bytes, say: Say) -> None:
-        self._order = order
-        self._image = image
-        self._octets = octets
-        self._say = say
-        self._written = threading.Semaphore(0)
-        plain = os.pwrite
-
-        def pwrite(*arguments: object) -> int:
-            size = plain(*arguments)  # type: ignore[arg-type]
-            self._written.release()
-            return size
-
-        os.pwrite = pwrite
-
-    def give(self, service: Service) -> None:
-        self._put(0, BUFFER_BYTES)
-        service.take(self._order)
-
-    def give_in_pieces(self, service: Service, *, gives_up: bool) -> None:
-        self._put(IMAGE_BYTES, BUFFER_BYTES)
-        service.take(replace(self._order, is_filling=True))
-        for end in range(PIECE_BYTES, FILE_BYTES, PIECE_BYTES):
-            self._put(end - PIECE_BYTES, end)
-            service.take(Filled(save=self._order.save, end=end))
-            assert self._written.acquire(timeout=WITHIN_S)
-            self._say("copies")
-        self._say("copied")
-        if gives_up:
-            service.take(GiveUp(save=self._order.save))
-        else:
-            self._put(FILE_BYTES - PIECE_BYTES, IMAGE_BYTES)
-            service.take(Filled(save=self._order.save, end=IMAGE_BYTES))
-
-    def _put(self, begin: int, end: int) -> None:
-        self._image.seek(begin)
-        self._image.write(self._octets[begin:end])
-
-
-def _order(this: Round, rank: int) -> WriteState:
-    step = this.step
-    return WriteState(
-        save=1,
-        image=str(this.buffers[rank] / IMAGE),
-        folder=str(this.buffers[rank]),
-        identity=Identity(job="killing", round=step, step=step, world_size=2, layout="l"),
-        rank=rank,
-        file_bytes=FILE_BYTES,
-        image_bytes=IMAGE_BYTES,
-        metadata=(IMAGE_BYTES, 100),
-        entries=(BUFFER_BYTES - 2, 2),
-        root=str(this.folder / "root"),
-        saving=saving_name(step, step, "mark", 1),
-        shard=_shard_name(rank),
-        keep=True,
-        within_s=WITHIN_S,
-    )
-
-
-def _state(step: int, rank: int) -> bytes:
-    """All that is in the buffer."""
-    return random.Random(f"{step}/{rank}").randbytes(BUFFER_BYTES - 2) + b"[]"
+def _shard(storage: Storage, one: Shelved, rank: int) -> bytes:
+    assert one.manifest is not None
+    (name,) = [file.name for file in one.manifest.files if file.name.endswith(shard_name(rank))]
+    return storage.read(f"{step_name(one.step)}/{name}")
 
 
 def _file(step: int, rank: int) -> bytes:
-    return _state(step, rank)[:FILE_BYTES]
-
-
-def _shard_name(rank: int) -> str:
-    return f"__{rank}_0.distcp"
+    return state(step, rank)[:FILE_BYTES]
 
 
 def _buffers(folder: Path, rank: int) -> list[Path]:
@@ -287,14 +225,14 @@ def _step_of(buffer: Path) -> int:
     octets = (buffer / IMAGE).read_bytes()[: index.size_bytes]
     assert xxh3_128_hexdigest(octets) == index.hash, f"{buffer} is not what its index says"
     step, rank = index.identity.step, index.rank
-    assert octets == _state(step, rank)[:IMAGE_BYTES], f"{buffer} is not step {step}"
+    assert octets == state(step, rank)[:IMAGE_BYTES], f"{buffer} is not step {step}"
     return step
 
 
 def every(job: Job) -> Iterator[tuple[bool, Points]]:
     """One writer is killed at each of its operations in turn, until it has no more."""
     ways: list[tuple[Way, list[int]]] = [("in pieces", []), ("in pieces", [SPARED])]
-    for way, after in (*ways, ("given up", [])):
+    for way, after in (*ways, ("given up", []), ("in waves", [])):
         for victim in RANKS:
             point, was_killed = 0, True
             while was_killed:
@@ -307,35 +245,32 @@ def every(job: Job) -> Iterator[tuple[bool, Points]]:
 def at_random(job: Job, count: int, seed: int) -> Iterator[tuple[bool, Points]]:
     """Both writers are killed somewhere, so often, and some of those that go on after them."""
     chance = random.Random(seed)
-    ways: list[Way] = ["at once", "in pieces", "in pieces", "given up"]
+    ways: list[Way] = ["at once", "in pieces", "in pieces", "given up", "in waves"]
+    most = 25 if "://" in job.root else 60
     killed = 0
     while killed < count:
         way = chance.choice(ways)
-        attempts = 1 if way == "given up" else chance.randint(1, 3)
-        points = {rank: [chance.randint(1, 60) for _ in range(attempts)] for rank in RANKS}
+        attempts = chance.randint(1, 3) if way in GOES_ON else 1
+        points = {rank: [chance.randint(1, most) for _ in range(attempts)] for rank in RANKS}
         was_killed = job.save(points, way)
         killed += was_killed
         yield was_killed, points
 
 
-def main() -> None:
+def main(folder: Path, *words: str) -> None:
     write_small_pieces()
-    folder = Path(sys.argv[1])
-    job, killed, ended = Job(folder), 0, 0
-    how = every(job) if sys.argv[2] == "each" else at_random(job, *map(int, sys.argv[2:4]))
+    *numbers, root = words if "://" in words[-1] else (*words, str(folder / "root"))
+    job, killed, ended = Job(folder, root), 0, 0
+    how = every(job) if numbers == ["each"] else at_random(job, *map(int, numbers))
     for was_killed, points in how:
         killed += was_killed
         ended += not was_killed
         job.look(f"killed at {points}")
     job.save({rank: [SPARED] for rank in RANKS}, "at once")
     job.look("at the end")
-    hidden = (one for one in folder.rglob(".*") if one.name != ".metadata")
-    left = sorted(
-        str(one.relative_to(folder)) for one in hidden if one.is_file() or any(one.iterdir())
-    )
-    found = {"killed": killed, "amid": job.amid, "ended": ended, "wrong": job.wrong, "left": left}
-    print(json.dumps(found))
+    found = {"killed": killed, "amid": job.amid, "ended": ended, "wrong": job.wrong}
+    print(json.dumps(found | {"left": apart(job.left)}))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), *sys.argv[2:])
