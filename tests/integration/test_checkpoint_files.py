@@ -3,9 +3,12 @@
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,19 @@ def _own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if files._own is not None:
         files._own.close()
+
+
+AT_EXIT = """
+import atexit, os, sys
+@atexit.register
+def save():
+    async_save({"a": torch.full((1000,), 1.0)}, sys.argv[1])
+    print(os.path.exists(sys.argv[1]))
+import torch
+from trainer_sdk.checkpoint import async_save
+if len(sys.argv) > 2:
+    async_save({}, sys.argv[2])
+"""
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -107,3 +123,36 @@ def test_a_folder_that_never_was_is_said_to_be_none(
     async_save(state(0), folder / "model.pt")
     wait_for_files(40)
     assert is_saved(folder / "model.pt", 0)
+
+
+@pytest.mark.parametrize("others", [(), ("earlier.pt",)], ids=["alone", "after others"])
+def test_an_exit_handler_waits_for_its_file(tmp_path: Path, others: tuple[str, ...]) -> None:
+    """Those that came before it wait for nothing more: it was there before they were."""
+    command = [sys.executable, "-c", AT_EXIT, "last.pt", *others]
+    is_there = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=50)
+    assert is_there == "True\n"
+    assert is_saved(tmp_path / "last.pt", 1)
+
+
+def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, got = files._fill, []
+
+    def fill(*what: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        plain(*what)
+
+    def save_too(*_: object) -> None:
+        got.append(async_save(state(2), tmp_path / "handler.pt"))
+
+    before = signal.signal(signal.SIGUSR1, save_too)
+    monkeypatch.setattr(files, "_fill", fill)
+    try:
+        async_save(state(1), tmp_path / "model.pt")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == [None]
+    assert "handler.pt: it interrupts another save" in capsys.readouterr().err
+    wait_for_files(40)
+    assert is_saved(tmp_path / "model.pt", 1)

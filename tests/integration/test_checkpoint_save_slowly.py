@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, WITHIN_S, Saving, load, same, saving
+from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer, checkpointer, saver
 from trainer_sdk.checkpoint.writer.orders import WriteState
@@ -88,6 +89,18 @@ def test_a_save_that_is_skipped_makes_the_one_in_its_way_hurry(tmp_path: Path) -
         rank.save(1, STATE)
         assert rank.save(2, STATE) is None
         until(rank.queue.maybe_finalize, "it is durable", within_s=WITHIN_S)
+
+
+def test_however_many_are_skipped_a_writer_that_takes_no_word_holds_up_nobody(
+    tmp_path: Path,
+) -> None:
+    with saving(tmp_path) as rank:
+        rank.queue.delivery.warm()
+        stop(rank.writer)
+        rank.save(1, STATE)
+        assert {rank.save(step, STATE) for step in range(2, 1000)} == {None}
+        os.kill(rank.writer, signal.SIGCONT)
+        assert rank.finish() == [1]
 
 
 def test_a_save_that_steps_notice_has_the_next_one_take_longer(

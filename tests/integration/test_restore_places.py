@@ -1,5 +1,7 @@
 """Where a training finds what it has saved, and what it knows of itself in its next launch."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from tests.saved_by import manifest_of
+from tests.waiting import until
 from trainer_sdk import layout, testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaves, RestoreError, SaveError
 from trainer_sdk.checkpoint.manifest import step_name
@@ -66,6 +69,26 @@ def test_the_same_place_has_the_same_states_from_every_folder(
         found = again.restore(state(-1))
         assert found is not None
         assert found.tier == "memory"
+
+
+def test_who_goes_elsewhere_saves_in_the_same_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Hydra does: a writer that comes later begins in another folder."""
+    with Checkpointer("a", every=1000) as saves:
+        delivery = saves._queue.delivery
+        writer = until(lambda: delivery.writer_pid, "a writer")
+        monkeypatch.chdir(tmp_path.parent)
+        os.kill(writer, signal.SIGKILL)
+        until(lambda: delivery.writer_pid is None, "its end")
+        saves.save(1, state(1))
+    assert [one.name for one in (tmp_path / "a").glob("step-*")] == [step_name(1)]
+
+
+def test_a_place_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """Neither the writer nor an agent could be told of it."""
+    with pytest.raises(StorageError, match=r"\\udcff' is no text"):
+        Checkpointer(tmp_path / "\udcff")
 
 
 def test_the_memory_of_one_process_is_no_place_for_checkpoints(tmp_path: Path) -> None:

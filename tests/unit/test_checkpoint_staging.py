@@ -1,13 +1,15 @@
 """What is copied at once, what later, and who waits for it."""
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
 from trainer_sdk.checkpoint import staging
-from trainer_sdk.checkpoint.owned import Owned
+from trainer_sdk.checkpoint.owned import Owned, optimizers_in
 from trainer_sdk.checkpoint.staging import ChangedError, Copy, Stager, Staging
 
 
@@ -173,6 +175,35 @@ def test_only_what_an_optimizer_owns_may_wait() -> None:
     assert not can_wait(linear.weight.detach().clone())
     with torch.inference_mode():
         assert not can_wait(torch.ones(3))
+
+
+def test_an_optimizer_that_the_training_lets_go_goes_and_owns_nothing_any_more() -> None:
+    """As where layers thaw, each time with a new one: its moments are twice the model."""
+    weight = torch.nn.Parameter(torch.ones(10))
+    owned, stager = Owned(), Stager()
+    first: torch.optim.Optimizer | None = torch.optim.Adam([weight])
+    assert first is not None
+    stager.watch(owned.add([first]))
+    assert owned.has("weight", weight.detach())
+    gone = weakref.ref(first)
+    first = None
+    gc.collect()
+    assert gone() is None
+    assert owned.add([]) == []
+    assert not owned.has("weight", weight.detach())
+    stager.close()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As Accelerate has one: it is an optimizer by its class alone."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+
+def test_what_takes_no_hooks_is_not_waited_for() -> None:
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(10))])
+    assert optimizers_in([inner, Wrapper(inner), torch.nn.Linear(1, 1)]) == [inner]
 
 
 def test_what_is_not_contiguous_is_copied_by_value(held: Held) -> None:

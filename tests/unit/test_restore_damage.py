@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from everstep_services.agent.checkpoints.held import unindex
 from tests.unit.restored_states import State, check, everywhere, restore, state, values
 from tests.unit.saved_states import Place, flip_bit
 from trainer_sdk.checkpoint.manifest import (
@@ -27,6 +28,7 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.restore.images import Image
 from trainer_sdk.checkpoint.storage import StorageError
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
@@ -192,6 +194,33 @@ def test_a_torn_image_or_index_is_passed_over(place: Place) -> None:
     everywhere(place, 20)
     _cut(folder / INDEX)
     check(place, 10, ["global", "global"])
+
+
+@pytest.mark.parametrize(
+    ("after", "what"), [("verify", "passed over"), ("fit", "an error on all ranks")]
+)
+def test_an_image_that_is_written_over_after_it_was_verified_is_never_loaded(
+    place: Place, monkeypatch: pytest.MonkeyPatch, after: str, what: str
+) -> None:
+    """As an agent does that is sent a newer one by a round before; it may be verified long ago."""
+    everywhere(place, 10)
+    for rank in range(2):
+        place.keep(20, rank, state(20), held=True)
+    plain = getattr(Image, after)
+
+    def and_then(self: Image, *arguments: Any) -> None:
+        plain(self, *arguments)
+        if self._identity.step == 20 and "rank-1" in self._folder.parts:
+            unindex(self._folder)
+            with (self._folder / IMAGE).open("r+b") as file:  # in place, as it is mapped
+                file.write(bytes(8))  # of a tensor
+
+    monkeypatch.setattr(Image, after, and_then)
+    if what == "passed over":
+        check(place, 10, ["memory", "memory"])
+    else:
+        with pytest.raises(RestoreError, match="step 20 broke off, on 1 of 2 ranks: rank 1"):
+            restore(place)
 
 
 def test_a_flipped_bit_in_memory_leads_to_the_copy_that_a_peer_has_held(place: Place) -> None:

@@ -91,8 +91,9 @@ class Delivery:
         """The training waits for what it has: as fast as can be from now on."""
         with self.lock:
             for save in self.saves.values():
-                save.is_urgent = True
-                self._tell_of(save, Hurry(save=save.number))
+                if not save.is_urgent:  # once: a writer that takes no word would hold us up
+                    save.is_urgent = True
+                    self._tell_of(save, Hurry(save=save.number))
 
     def fail(self, save: Save, failed: Failed) -> None:
         """It comes to nothing, unless the writer has all of it already."""

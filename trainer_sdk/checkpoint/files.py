@@ -31,6 +31,8 @@ class FileSaves:
         self._queue = SaveQueue(int(rank), Teller(int(rank), None), on_error, self._patience)
         self._arena = Arena(in_flight)
         self._pid = os.getpid()
+        self._caller: int | None = None
+        """The thread that is scheduling a file."""
         leaving.remember(self)
 
     @property
@@ -46,32 +48,27 @@ class FileSaves:
     ) -> int | None:
         """Take the object as it is now, and write it later; the number of this save.
 
-        It waits while earlier ones have all the memory. `finalize` is called by `maybe_finalize`
-        once the file is durable. None if it was not begun, which was said.
+        It waits while earlier ones have all the memory, and for the file itself where an exit
+        handler calls it. `finalize` is called by `maybe_finalize` once the file is durable. None if
+        it was not begun, which was said.
         """
-        called_at = time.monotonic()
         where = os.fspath(path)
         where = where if "://" in where else os.path.abspath(where)
-        size = _size_of(obj)
-        buffer = self._buffer(size, where)
-        if buffer is None:
-            return None
-        save = self._queue.begin(None, buffer, finalize, called_at)
-        order = WriteFile(save=save.number, image=buffer.path, size_bytes=size, path=where)
-        save.order = order
-        try:
-            _fill(buffer, obj, size)
-            save.stall_s = time.monotonic() - called_at
-            self._queue.delivery.send(save, order)
-        except BaseException as error:  # also Ctrl-C: the end would wait for this save
-            reason = f"{type(error).__name__}: {error}"
-            failed = Failed(
-                save=save.number, stage="copy", reason=reason, error="copy", place=where
+        if self._caller == threading.get_ident():
+            reason = (
+                "it interrupts another save, as a signal handler does: have the handler set a "
+                "flag, and save when that one has returned"
             )
-            self._queue.delivery.fail(save, failed)
-            if not isinstance(error, Exception):  # of the others, the policy says what follows
-                raise
-        return save.number
+            self._queue.refuse(None, "copy", reason, place=where)
+            return None
+        self._caller = threading.get_ident()
+        try:
+            number = self._schedule(obj, where, finalize)
+        finally:
+            self._caller = None
+        if not threading.main_thread().is_alive():
+            self.await_all()  # whoever would do so at the end of the interpreter has done it
+        return number
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call what was to be called after the files that are durable; their numbers."""
@@ -99,6 +96,31 @@ class FileSaves:
             return self._queue.close(abort)
         finally:
             self._arena.close(keeps_images=False)
+
+    def _schedule(
+        self, obj: object, where: str, finalize: tuple[Callable[[], None], ...]
+    ) -> int | None:
+        called_at = time.monotonic()
+        size = _size_of(obj)
+        buffer = self._buffer(size, where)
+        if buffer is None:
+            return None
+        save = self._queue.begin(None, buffer, finalize, called_at)
+        order = WriteFile(save=save.number, image=buffer.path, size_bytes=size, path=where)
+        save.order = order
+        try:
+            _fill(buffer, obj, size)
+            save.stall_s = time.monotonic() - called_at
+            self._queue.delivery.send(save, order)
+        except BaseException as error:  # also Ctrl-C: the end would wait for this save
+            reason = f"{type(error).__name__}: {error}"
+            failed = Failed(
+                save=save.number, stage="copy", reason=reason, error="copy", place=where
+            )
+            self._queue.delivery.fail(save, failed)
+            if not isinstance(error, Exception):  # of the others, the policy says what follows
+                raise
+        return save.number
 
     def _buffer(self, size: int, where: str) -> Buffer | None:
         """Memory for it; None if there is none, and the policy allows to go on."""
@@ -150,7 +172,7 @@ class _Into:
 
 
 _own: FileSaves | None = None
-_opening = threading.Lock()
+_opening = threading.RLock()
 
 
 def async_save(obj: object, path: "str | os.PathLike[str]") -> int | None:
@@ -176,7 +198,7 @@ def wait_for_files(within_s: float | None = None) -> None:
 def _forget() -> None:
     """In a fork: the memory of its parent is not its own."""
     global _own, _opening
-    _own, _opening = None, threading.Lock()
+    _own, _opening = None, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget)

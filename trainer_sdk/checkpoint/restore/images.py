@@ -2,6 +2,7 @@
 
 It is mapped, so that to check it and to load it reads it where it is, as a copy does. Nobody may
 shorten it meanwhile: that would be the death of this process. Whoever saves closes it before.
+Whoever writes another state over it takes its index away first: so that is looked at once more.
 """
 
 import mmap
@@ -38,6 +39,8 @@ class Image:
         self._folder = Path(folder)
         self._identity = identity
         self._index: ImageIndex | None = None
+        self._told = b""
+        """That, as it is written."""
         self._mapping: mmap.mmap | None = None
         self._octets: torch.Tensor | None = None
         self._values: dict[str, object] = {}
@@ -46,12 +49,13 @@ class Image:
         """Every byte is what was saved; `is_over` when nobody wants to know any more."""
         path = self._folder / IMAGE
         try:
-            index = decode((self._folder / INDEX).read_bytes(), ImageIndex, str(self._folder))
+            told = (self._folder / INDEX).read_bytes()
+            index = decode(told, ImageIndex, str(self._folder))
             mapping = _mapped(path, index.size_bytes)
         except (OSError, BadManifestError) as error:
             raise UnfitError(f"{self._folder} cannot be read: {error}") from error
         if index.identity != self._identity:
-            raise UnfitError(f"{self._folder} has become another state meanwhile")
+            raise self._overwritten()
         octets = torch.empty(0, dtype=torch.uint8)
         if mapping is not None:
             octets = torch.frombuffer(mapping, dtype=torch.uint8)
@@ -60,11 +64,13 @@ class Image:
             raise UnfitError(
                 f"{path} is not what was saved: its hash is {found}, and was {index.hash}"
             )
-        self._index, self._mapping, self._octets = index, mapping, octets
+        self._index, self._told = index, told
+        self._mapping, self._octets = mapping, octets
 
     def fit(self, target: Target) -> None:
         """Compare it with the live state, and read what is no tensor."""
         assert self._index is not None
+        self._check_index()  # it may have been verified a while ago
         for key, live in target.tensors.items():
             if isinstance(live, ShardedTensor):
                 raise UnfitError(
@@ -93,6 +99,7 @@ class Image:
                 self._copy(entry, local(tensors[entry.key]))
                 target.loaded(entry.key)
         self._put_values(target, tensors)
+        self._check_index()
         return self._index.size_bytes
 
     def close(self) -> None:
@@ -102,6 +109,17 @@ class Image:
             threading.Thread(
                 target=_unmap, args=(mapping,), name="everstep-unmap", daemon=True
             ).start()
+
+    def _check_index(self) -> None:
+        try:
+            found = (self._folder / INDEX).read_bytes()
+        except OSError as error:
+            raise self._overwritten() from error
+        if found != self._told:
+            raise self._overwritten()
+
+    def _overwritten(self) -> UnfitError:
+        return UnfitError(f"{self._folder} has become another state meanwhile")
 
     def _copy(self, entry: Entry, live: torch.Tensor) -> None:
         is_direct = live.is_cpu and live.is_contiguous()

@@ -3,6 +3,7 @@
 Imports no torch. The client of object stores is imported only where one is used.
 """
 
+import os
 from urllib.parse import unquote, urlsplit
 
 from trainer_sdk.checkpoint.storage.folder import Folder
@@ -36,14 +37,16 @@ def storage_for(place: str) -> Storage:
 
 
 def lasting(place: str) -> str:
-    """The place, if what is saved there outlives the process that saves."""
+    """The place from every working directory, if what is saved there outlives this process."""
     if place.startswith(f"{_OF_A_PROCESS}://"):
         raise StorageError(
             f"{place} is in the memory of one process, and a writer of its own saves: nothing "
             "would be left. Give a folder or the URL of a store; for states in the memory of "
             "nodes, no root and keep_memory=True"
         )
-    return place
+    if any("\ud800" <= one <= "\udfff" for one in place):
+        raise StorageError(f"{place!r} is no text in UTF-8, as what is said of a place must be")
+    return os.path.abspath(place) if place and "://" not in place else place
 
 
 def _path_of(url: str) -> str:
