@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.stopping import stop
+from tests.waiting import until
 from trainer_sdk.checkpoint import async_save, files, wait_for_files
 from trainer_sdk.checkpoint.arena import Arena, Buffer
 
@@ -48,20 +49,32 @@ def is_saved(path: Path, value: float) -> bool:
     return torch.equal(torch.load(path, weights_only=True)["a"], state(value)["a"])
 
 
+class Door:
+    """Let one thread in at a time, and count those that have found it shut."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.waited += 1
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_threads_that_save_at_once_have_each_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    met, plain = threading.Barrier(2), Arena.next
+    door, plain = Door(), Arena.next
 
     def slowly(self: Arena) -> Buffer | None:
-        found = plain(self)
-        if found is not None and not met.broken:
-            try:
-                met.wait(0.5)
-            except threading.BrokenBarrierError:
-                """The other one is not let in meanwhile."""
-        return found
+        until(lambda: door.waited, "the other one waits")
+        return plain(self)
 
+    monkeypatch.setattr(files, "_opening", door)
     monkeypatch.setattr(Arena, "next", slowly)
     paths = [tmp_path / "1.pt", tmp_path / "2.pt"]
     threads = [
