@@ -94,11 +94,14 @@ def test_what_a_writer_has_left_that_was_killed_goes_with_the_next_file(tmp_path
     left, others, own = (tmp_path / f"{one}{end}" for one in (".old.pt.1", ".new.pt.2", "mine"))
     for path in (left, others, own):
         path.write_bytes(bytes(100))
+        os.utime(path, (0, 0))
+    elsewhere = tmp_path / f".theirs.pt.3{end}"  # its lock may be on another node, and not be seen
+    elsewhere.touch()
     with others.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as a writer does that lives
         async_save(state(1), tmp_path / "new.pt")
         wait_for_files(40)
-    assert sorted(tmp_path.iterdir()) == [others, own, tmp_path / "new.pt"]
+    assert sorted(tmp_path.iterdir()) == [others, elsewhere, own, tmp_path / "new.pt"]
     assert is_saved(tmp_path / "new.pt", 1)
 
 

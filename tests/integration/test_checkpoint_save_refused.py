@@ -10,7 +10,7 @@ import torch
 
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.saved_states import together
-from trainer_sdk.checkpoint import SaveError
+from trainer_sdk.checkpoint import Checkpointer, SaveError
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.arena import NoRoomError
 from trainer_sdk.checkpoint.save import OnError
@@ -118,3 +118,16 @@ def test_a_limit_that_is_too_small_is_named_with_what_helps(folder: Path) -> Non
     with saving(folder, memory_limit=needed) as rank:
         assert rank.save(1, STATE) is not None, "what was said to be needed is enough"
         assert rank.finish() == [1]
+
+
+def test_what_comes_after_the_end_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody would wait until it is durable."""
+    saves = Checkpointer(folder / "root", job=JOB)
+    saves.close()
+    assert saves.save_last(5, STATE) is None
+    assert (
+        "the save of step 5 failed at plan: its Checkpointer was closed" in capsys.readouterr().err
+    )
+    assert not (folder / "root").exists()

@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -78,6 +79,16 @@ def test_an_optimizer_waits_with_its_step_and_changes_nothing_before(held: Held)
     assert weight.sum() == 0
     assert later.target.sum() == 1000
     assert held.error is None
+
+
+def test_every_thread_waits_in_which_an_optimizer_steps(held: Held) -> None:
+    later = copy_of(torch.ones(1000))
+    held.stage([], [later])
+    with ThreadPoolExecutor() as beside:
+        settling = [beside.submit(held.stager.settle) for _ in range(2)]
+        over = wait(settling, timeout=0.05, return_when=FIRST_COMPLETED).done
+        held.go_on.set()
+    assert not over
 
 
 def test_a_change_before_that_is_seen(held: Held) -> None:

@@ -158,6 +158,9 @@ class Checkpointer:
         What is saved is the state at this call, whatever the training does next. With `wait`, wait
         for memory that earlier saves have, rather than skip.
         """
+        if not self._is_open:  # nobody would wait for it
+            self._queue.refuse(step, "plan", "its Checkpointer was closed before: close it last")
+            return None
         wish = Wish(
             step=step,
             to_root=to_root and bool(self._root),

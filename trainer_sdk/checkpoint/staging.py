@@ -127,13 +127,15 @@ class Stager:
 
     def settle(self) -> None:
         """Wait until what is saved may be changed."""
-        staging, self._present = self._present, None
+        staging = self._present
         if staging is None:
             return
         for event in staging.events:
             torch.cuda.current_stream(event.device).wait_event(event)
         staging.left.wait()
         self._check_devices(staging)
+        if self._present is staging:  # until now another thread waits for it, too
+            self._present = None
 
     def close(self) -> None:
         """Nothing is copied any more."""

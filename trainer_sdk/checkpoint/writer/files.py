@@ -12,6 +12,8 @@ from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
 from trainer_sdk.checkpoint.writer.passage import Passage
 
 _SAVING = ".everstep-saving"
+_LEFT_S = 3600.0
+"""Nobody has written to it for so long: where locks do not reach other nodes, it tells as much."""
 _cleared: set[str] = set()
 
 
@@ -23,7 +25,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
         storage_for(lasting(folder)).put(name, parts)
         return
     with _held(f"{folder}/.{name}.{os.getpid()}{_SAVING}") as beside:
-        _clear(folder or "/")
+        _clear(folder or "/", os.stat(beside).st_mtime)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
         _cut(beside, size)
@@ -50,8 +52,8 @@ def _held(path: str) -> Generator[str]:
         os.close(held)
 
 
-def _clear(folder: str) -> None:
-    """Remove what writers have left that were killed; once is enough."""
+def _clear(folder: str, now: float) -> None:
+    """Remove what writers have left that were killed; once is enough. `now` is the storage's."""
     if folder in _cleared:
         return
     _cleared.add(folder)
@@ -60,7 +62,8 @@ def _clear(folder: str) -> None:
     for path in (os.path.join(folder, one) for one in names if one.startswith(".")):
         with suppress(OSError), open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
+            if now - os.fstat(file.fileno()).st_mtime > _LEFT_S:
+                os.unlink(path)
 
 
 def _cut(path: str, size: int) -> None:
