@@ -150,6 +150,25 @@ def test_an_exit_handler_waits_for_its_file(tmp_path: Path, others: tuple[str, .
     assert is_saved(tmp_path / "last.pt", 1)
 
 
+def test_after_close_a_file_is_waited_for_and_nothing_stays(tmp_path: Path) -> None:
+    saves = files.FileSaves()
+    for value in range(3):
+        saves.schedule(state(value), tmp_path / f"{value}.pt")
+        saves.close()
+    saves.schedule(state(3), tmp_path / "3.pt")
+    assert [is_saved(tmp_path / f"{value}.pt", value) for value in range(4)] == [True] * 4
+    assert saves._queue.delivery.writer_pid is None
+    assert not any(one.size for one in saves._arena.buffers)
+
+
+def test_a_name_may_be_as_long_as_names_are(tmp_path: Path) -> None:
+    path = tmp_path / ("\N{OLD PERSIAN SIGN A}" * 62 + "model.pt"[:7])
+    assert len(os.fsencode(path.name)) == 255
+    async_save(state(1), path)
+    wait_for_files(40)
+    assert is_saved(path, 1)
+
+
 def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

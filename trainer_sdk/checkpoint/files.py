@@ -33,6 +33,7 @@ class FileSaves:
         self._pid = os.getpid()
         self._caller: int | None = None
         """The thread that is scheduling a file."""
+        self._is_closed = False
         leaving.remember(self)
 
     @property
@@ -48,9 +49,9 @@ class FileSaves:
     ) -> int | None:
         """Take the object as it is now, and write it later; the number of this save.
 
-        It waits while earlier ones have all the memory, and for the file itself where an exit
-        handler calls it. `finalize` is called by `maybe_finalize` once the file is durable. None if
-        it was not begun, which was said.
+        It waits while earlier ones have all the memory, and for the file itself after `close`, or
+        where an exit handler calls it. `finalize` is called by `maybe_finalize` once the file is
+        durable. None if it was not begun, which was said.
         """
         where = os.fspath(path)
         where = where if "://" in where else os.path.abspath(where)
@@ -66,8 +67,8 @@ class FileSaves:
             number = self._schedule(obj, where, finalize)
         finally:
             self._caller = None
-        if not threading.main_thread().is_alive():
-            self.await_all()  # whoever would do so at the end of the interpreter has done it
+        if self._is_closed or not threading.main_thread().is_alive():
+            self._close(abort=False)  # whoever would do so has done it
         return number
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
@@ -91,6 +92,7 @@ class FileSaves:
     def _close(self, abort: bool) -> SaveError | None:
         if os.getpid() != self._pid:
             return None
+        self._is_closed = True
         leaving.forget(self)
         try:
             return self._queue.close(abort)

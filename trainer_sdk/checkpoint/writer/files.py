@@ -12,6 +12,8 @@ from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
 from trainer_sdk.checkpoint.writer.passage import Passage
 
 _SAVING = ".everstep-saving"
+_MOST_OF_NAME = 50
+"""Characters of at most four bytes each: with what is added, it is a name, however long it was."""
 _LEFT_S = 3600.0
 """Nobody has written to it for so long: where locks do not reach other nodes, it tells as much."""
 _cleared: set[str] = set()
@@ -24,7 +26,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
         parts = (octets[at : min(at + CHUNK_BYTES, size)] for at in range(0, size, CHUNK_BYTES))
         storage_for(lasting(folder)).put(name, parts)
         return
-    with _held(f"{folder}/.{name}.{os.getpid()}{_SAVING}") as beside:
+    with _held(f"{folder}/.{name[:_MOST_OF_NAME]}.{os.getpid()}{_SAVING}") as beside:
         _clear(folder or "/", os.stat(beside).st_mtime)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
