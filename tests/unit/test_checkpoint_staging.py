@@ -3,12 +3,13 @@
 import gc
 import threading
 import weakref
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from tests.waiting import until
 from trainer_sdk.checkpoint import staging
 from trainer_sdk.checkpoint.owned import Owned, optimizers_in
 from trainer_sdk.checkpoint.staging import ChangedError, Copy, Stager, Staging
@@ -84,11 +85,16 @@ def test_an_optimizer_waits_with_its_step_and_changes_nothing_before(held: Held)
 def test_every_thread_waits_in_which_an_optimizer_steps(held: Held) -> None:
     later = copy_of(torch.ones(1000))
     held.stage([], [later])
+    present = held.stager._present
+    assert present is not None
+    waiting: Any = present.left._cond  # type: ignore[attr-defined]
     with ThreadPoolExecutor() as beside:
-        settling = [beside.submit(held.stager.settle) for _ in range(2)]
-        over = wait(settling, timeout=0.05, return_when=FIRST_COMPLETED).done
-        held.go_on.set()
-    assert not over
+        for _ in range(2):
+            beside.submit(held.stager.settle)
+        try:
+            until(lambda: len(waiting._waiters) == 2, "both wait")
+        finally:
+            held.go_on.set()
 
 
 def test_a_change_before_that_is_seen(held: Held) -> None:
