@@ -1,5 +1,6 @@
 """Saves that are not even begun: what follows is the policy's, on all ranks alike."""
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.saved_by import JOB, Saving, saving
+from tests.saved_by import JOB, WITHIN_S, Saving, saving
 from tests.unit.saved_states import together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.arena import NoRoomError
 from trainer_sdk.checkpoint.save import OnError
+from trainer_sdk.checkpoint.staging import Stager, Staging
 from trainer_sdk.checkpoint.whose import Whose
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}
@@ -131,3 +133,27 @@ def test_what_comes_after_the_end_is_refused(
         "the save of step 5 failed at plan: its Checkpointer was closed" in capsys.readouterr().err
     )
     assert not (folder / "root").exists()
+
+
+def test_a_save_that_interrupts_another_is_refused_and_does_not_wait_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a handler of SIGTERM saves, and comes while the training does."""
+    plain, handled = Stager.go_on, []
+
+    def go_on(stager: Stager, staging: Staging) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        plain(stager, staging)
+
+    monkeypatch.setattr(Stager, "go_on", go_on)
+    with Checkpointer(folder / "root", job=JOB) as saves:
+        before = signal.signal(
+            signal.SIGUSR1, lambda *_: handled.append(saves.save(6, STATE, wait=True))
+        )
+        try:
+            assert saves.save(5, STATE) == 1
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert saves.maybe_finalize(blocking=True, within_s=WITHIN_S) == [1]
+    assert handled == [None]
+    assert "the save of step 6 failed at copy: it interrupts another" in capsys.readouterr().err

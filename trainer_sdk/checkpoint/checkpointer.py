@@ -170,8 +170,11 @@ class Checkpointer:
             user=self._way_back.texts(),
             finalize=finalize,
         )
-        self._way_back.close()  # the memory of what it has checked may be made anew
-        begun = self._saver.save(wish, state)
+        with self._queue.beginning(step) as may_begin:
+            if not may_begin:
+                return None
+            self._way_back.close()  # the memory of what it has checked may be made anew
+            begun = self._saver.save(wish, state)
         if begun is None:
             return None
         if wish.to_root:

@@ -31,8 +31,6 @@ class FileSaves:
         self._queue = SaveQueue(int(rank), Teller(int(rank), None), on_error, self._patience)
         self._arena = Arena(in_flight)
         self._pid = os.getpid()
-        self._caller: int | None = None
-        """The thread that is scheduling a file."""
         self._is_closed = False
         leaving.remember(self)
 
@@ -55,18 +53,8 @@ class FileSaves:
         """
         where = os.fspath(path)
         where = where if "://" in where else os.path.abspath(where)
-        if self._caller == threading.get_ident():
-            reason = (
-                "it interrupts another save, as a signal handler does: have the handler set a "
-                "flag, and save when that one has returned"
-            )
-            self._queue.refuse(None, "copy", reason, place=where)
-            return None
-        self._caller = threading.get_ident()
-        try:
-            number = self._schedule(obj, where, finalize)
-        finally:
-            self._caller = None
+        with self._queue.beginning(None, where) as may_begin:
+            number = self._schedule(obj, where, finalize) if may_begin else None
         if self._is_closed or not threading.main_thread().is_alive():
             self._close(abort=False)  # whoever would do so has done it
         return number

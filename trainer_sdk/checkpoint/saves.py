@@ -3,8 +3,10 @@
 One queue a rank. Its calls return at once, but for those that are asked to wait.
 """
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from trainer_sdk.checkpoint.arena import Buffer
 from trainer_sdk.checkpoint.delivery import Delivery
@@ -32,6 +34,8 @@ class SaveQueue:
         self._is_skipping = False
         self._failure: SaveError | None = None
         """That of the last save, where nobody was given it."""
+        self._beginner: int | None = None
+        """The thread that is beginning a save."""
         self.delivery = Delivery(rank, self._news, on_error, self._patience)
         self._saves = self.delivery.saves
 
@@ -39,6 +43,23 @@ class SaveQueue:
     def unfinished(self) -> int:
         """How many were begun and are not finalized."""
         return len(self._saves)
+
+    @contextmanager
+    def beginning(self, step: int | None, place: str = "") -> Generator[bool]:
+        """Whether a save may begin: one that interrupts another would wait for it, and for ever."""
+        if self._beginner == threading.get_ident():
+            reason = (
+                "it interrupts another save, as a signal handler does: have the handler set a "
+                "flag, and save when that one has returned"
+            )
+            self.refuse(step, "copy", reason, place=place)
+            yield False
+            return
+        self._beginner = threading.get_ident()
+        try:
+            yield True
+        finally:
+            self._beginner = None
 
     def begin(
         self,
