@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.changed import save_and_change, save_in_small_pieces
+from tests.changed import save_and_change, save_in_small_pieces, save_in_waves
 from tests.saved_by import saving
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.reading import flatten
@@ -97,6 +97,13 @@ def test_a_thousand_states_that_a_writer_begins_early_are_what_was_there(
 ) -> None:
     seen = save_in_small_pieces(monkeypatch, SAVES, is_lazy=is_lazy)
     assert min(seen.killed, seen.refused if is_lazy else SAVES) > SAVES // 5
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_a_thousand_states_in_waves_are_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = save_in_waves(monkeypatch, SAVES)
+    assert seen.killed == seen.refused > SAVES // 5
 
 
 @pytest.mark.chaos

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.changed import save_in_small_pieces
+from tests.changed import save_in_small_pieces, save_in_waves
 
 SAVES = 40
 
@@ -14,3 +14,8 @@ def test_what_the_writer_begins_early_is_the_state_at_the_call(
     seen = save_in_small_pieces(monkeypatch, SAVES, is_lazy=is_lazy)
     assert seen.killed
     assert bool(seen.refused) is is_lazy
+
+
+def test_what_comes_in_waves_is_the_state_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = save_in_waves(monkeypatch, SAVES)
+    assert seen.killed == seen.refused > 0
