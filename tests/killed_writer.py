@@ -10,7 +10,9 @@ from typing import Any, BinaryIO, Literal
 
 from msgspec.structs import replace
 
+from tests.killing_server import be_killed_at, sent
 from tests.small_pieces import PIECE_BYTES
+from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import IMAGE, Identity
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.dying import KILL_AT, arm
@@ -24,7 +26,6 @@ from trainer_sdk.checkpoint.writer.orders import (
     NextWave,
     WriteState,
 )
-from trainer_sdk.checkpoint.writer.passage import Passage
 from trainer_sdk.checkpoint.writer.publishing import abandon
 from trainer_sdk.checkpoint.writer.serving import Service
 
@@ -53,6 +54,8 @@ class Killed:
     rank: int
     way: Way
     point: int
+    busy: int = 0
+    """So often an object store says that it is; 0: never."""
 
     @property
     def keeps(self) -> bool:
@@ -75,13 +78,19 @@ class Killed:
                 elif isinstance(line, NextWave):
                     copy.written.release()
 
-            arm({KILL_AT: str(self.point)}, _points_of_stores() if "://" in self.root else ())
+            self._arm()
             copy.give(Service(tell), self.way)
             for one in threading.enumerate():
                 if one is not threading.current_thread():
                     one.join(WITHIN_S)
             if self.way == "given up":
                 abandon(order.root, order.saving, self.step, self.rank, "it was changed")
+
+    def _arm(self) -> None:
+        if "://" in self.root:
+            be_killed_at(self.point, self.busy)
+        else:
+            arm({KILL_AT: str(self.point)})
 
     def _order(self) -> WriteState:
         in_waves = self.way == "in waves"
@@ -128,13 +137,14 @@ class _Copy:
                 self._in_pieces(service, gives_up=way == "given up")
 
     def _in_pieces(self, service: Service, *, gives_up: bool) -> None:
-        self._hear_of_pieces()
+        if "://" not in self.order.root:
+            self._hear_of_pieces()
         self._put(IMAGE_BYTES, BUFFER_BYTES)
         service.take(replace(self.order, is_filling=True))
         for end in range(PIECE_BYTES, FILE_BYTES, PIECE_BYTES):
             self._put(end - PIECE_BYTES, end)
             service.take(Filled(save=self.order.save, end=end))
-            self._wait()
+            self._wait_for(end // PIECE_BYTES)
         self.say("copied")
         if gives_up:
             service.take(GiveUp(save=self.order.save))
@@ -152,6 +162,13 @@ class _Copy:
             service.take(Filled(save=self.order.save, end=at + _WINDOW_BYTES))
         self.say("copied")
 
+    def _wait_for(self, pieces: int) -> None:
+        if "://" in self.order.root:
+            until(lambda: sent(self.order), "it is sent", holds=lambda count: count >= pieces)
+            self.say("copies")
+        else:
+            self._wait()
+
     def _wait(self) -> None:
         assert self.written.acquire(timeout=WITHIN_S)
         self.say("copies")
@@ -161,26 +178,14 @@ class _Copy:
         self.image.write(self.octets[begin:end])
 
     def _hear_of_pieces(self) -> None:
-        """In a file, of each that is written; in an object store, of each that is sent."""
-        place: Any = os
-        name = "pwrite"
-        if "://" in self.order.root:
-            place, name = Passage, "let"
-        plain = getattr(place, name)
+        plain = os.pwrite
 
-        def heard(*arguments: Any) -> Any:
-            found = plain(*arguments)
+        def pwrite(*arguments: Any) -> int:
+            size = plain(*arguments)
             self.written.release()
-            return found
+            return size
 
-        setattr(place, name, heard)
-
-
-def _points_of_stores() -> list[tuple[Any, str]]:
-    """Each object, and each piece of one."""
-    import obstore
-
-    return [(obstore, "put"), (obstore, "delete"), (Passage, "let")]
+        os.pwrite = pwrite
 
 
 def state(step: int, rank: int) -> bytes:

@@ -28,9 +28,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def s3_server(folder: Path) -> Generator[dict[str, str]]:
+def s3_server(folder: Path, before_moto: str = "") -> Generator[dict[str, str]]:
     """The environment in which the bucket can be used."""
-    with served(folder) as url:
+    with served(folder, before_moto) as url:
         make_bucket(url, BUCKET)
         yield {
             "AWS_ENDPOINT_URL": url,

@@ -29,6 +29,7 @@ from tests.killed_writer import (
     shard_name,
     state,
 )
+from tests.killing_server import unfinished
 from tests.scripted import apart
 from tests.small_pieces import write_small_pieces
 from trainer_sdk.checkpoint.manifest import (
@@ -60,6 +61,7 @@ class Round:
     way: Way
     points: Points
     buffers: dict[int, Path]
+    busy: int = 0
     keeping: set[int] = field(default_factory=set)
     """Ranks whose last writer keeps an image."""
     said: dict[int, list[int]] = field(default_factory=lambda: {rank: [] for rank in RANKS})
@@ -69,9 +71,8 @@ class Round:
         """A writer; one that goes on after another finds all of the state."""
         number = len(self.said[rank])
         way = "at once" if number else self.way
-        killed = Killed(
-            self.root, self.buffers[rank], self.step, rank, way, self.points[rank][number]
-        )
+        point, buffer = self.points[rank][number], self.buffers[rank]
+        killed = Killed(self.root, buffer, self.step, rank, way, point, self.busy)
         (self.keeping.add if killed.keeps else self.keeping.discard)(rank)
         reading, writing = os.pipe()
         writer = os.fork()
@@ -101,7 +102,7 @@ class Job:
     """Saves with a writer that was killed when it had written some of what was being copied."""
     wrong: list[str] = field(default_factory=list)
 
-    def save(self, points: Points, way: Way) -> bool:
+    def save(self, points: Points, way: Way, busy: int = 0) -> bool:
         """Save the next step in a round of its own; whether a writer was killed."""
         self.round += 1
         buffers = {rank: min(_buffers(self.folder, rank), key=_step_of) for rank in RANKS}
@@ -109,7 +110,7 @@ class Job:
             (buffer / INDEX).unlink(missing_ok=True)
             with (buffer / IMAGE).open("ab") as image:
                 image.truncate(BUFFER_BYTES)
-        this = Round(self.root, self.round, way, points, buffers)
+        this = Round(self.root, self.round, way, points, buffers, busy)
         was_killed, is_over = self._wait(this)
         told = [self._hear(rank, one) for rank in RANKS for one in this.said[rank]]
         self.amid += any("copies" in words and "copied" not in words for words in told)
@@ -246,13 +247,13 @@ def at_random(job: Job, count: int, seed: int) -> Iterator[tuple[bool, Points]]:
     """Both writers are killed somewhere, so often, and some of those that go on after them."""
     chance = random.Random(seed)
     ways: list[Way] = ["at once", "in pieces", "in pieces", "given up", "in waves"]
-    most = 25 if "://" in job.root else 60
+    most = 40 if "://" in job.root else 60
     killed = 0
     while killed < count:
         way = chance.choice(ways)
         attempts = chance.randint(1, 3) if way in GOES_ON else 1
         points = {rank: [chance.randint(1, most) for _ in range(attempts)] for rank in RANKS}
-        was_killed = job.save(points, way)
+        was_killed = job.save(points, way, chance.choice((0, 0, 5)))
         killed += was_killed
         yield was_killed, points
 
@@ -266,9 +267,13 @@ def main(folder: Path, *words: str) -> None:
         killed += was_killed
         ended += not was_killed
         job.look(f"killed at {points}")
-    job.save({rank: [SPARED] for rank in RANKS}, "at once")
-    job.look("at the end")
+    spared: list[Way] = ["in pieces", "in waves", "at once"]
+    for one in spared:
+        job.save({rank: [SPARED] for rank in RANKS}, one)
+        job.look("at the end")
     found = {"killed": killed, "amid": job.amid, "ended": ended, "wrong": job.wrong}
+    if "://" in root:
+        found["unfinished"] = unfinished()
     print(json.dumps(found | {"left": apart(job.left)}))
 
 

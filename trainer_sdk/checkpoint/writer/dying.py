@@ -3,23 +3,20 @@
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 KILL_AT = "EVERSTEP_CHECKPOINT_KILL_AT"
 _POINTS = ("open", "write", "pwrite", "fsync", "link", "rename", "replace", "unlink", "rmdir")
 
 
-def arm(environ: Mapping[str, str], more: Iterable[tuple[Any, str]] = ()) -> None:
-    """Have this process killed before its n-th such call, if the environment says so.
-
-    `more` are calls that count, too, and whose they are.
-    """
+def arm(environ: Mapping[str, str]) -> None:
+    """Have this process killed before its n-th such call, if the environment says so."""
     if KILL_AT not in environ:
         return
     counter, last = itertools.count(1), int(environ[KILL_AT])
-    for place, name in [*((os, name) for name in _POINTS), *more]:
-        setattr(place, name, _counted(getattr(place, name), counter, last))
+    for name in _POINTS:
+        setattr(os, name, _counted(getattr(os, name), counter, last))
 
 
 def _counted(call: Callable[..., Any], counter: "itertools.count[int]", last: int) -> Any:
