@@ -17,6 +17,7 @@ from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import async_save, files, wait_for_files
 from trainer_sdk.checkpoint.arena import Arena, Buffer
+from trainer_sdk.checkpoint.save import Patience
 
 
 @pytest.fixture(autouse=True)
@@ -169,22 +170,30 @@ def test_a_name_may_be_as_long_as_names_are(tmp_path: Path) -> None:
     assert is_saved(path, 1)
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
 def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_closed: bool,
 ) -> None:
-    plain, got = files._fill, []
+    plain, got, save = files._fill, [], async_save
+    if is_closed:
+        saves = files.FileSaves(patience=Patience(exit_within_s=40))
+        saves.close()
+        save = saves.schedule
 
     def fill(*what: Any) -> None:
         signal.raise_signal(signal.SIGUSR1)
         plain(*what)
 
     def save_too(*_: object) -> None:
-        got.append(async_save(state(2), tmp_path / "handler.pt"))
+        got.append(save(state(2), tmp_path / "handler.pt"))
 
     before = signal.signal(signal.SIGUSR1, save_too)
     monkeypatch.setattr(files, "_fill", fill)
     try:
-        async_save(state(1), tmp_path / "model.pt")
+        save(state(1), tmp_path / "model.pt")
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert got == [None]

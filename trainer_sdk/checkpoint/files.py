@@ -54,7 +54,9 @@ class FileSaves:
         where = os.fspath(path)
         where = where if "://" in where else os.path.abspath(where)
         with self._queue.beginning(None, where) as may_begin:
-            number = self._schedule(obj, where, finalize) if may_begin else None
+            if not may_begin:
+                return None
+            number = self._schedule(obj, where, finalize)
         if self._is_closed or not threading.main_thread().is_alive():
             self._close(abort=False)  # whoever would do so has done it
         return number
