@@ -78,10 +78,8 @@ async def ours(sender: NatsBus, receiver: NatsBus) -> float:
 
 
 async def raw_client(server: DevServer) -> Client:
-    settings = server.settings("admin")
-    assert settings.password_file is not None
-    password = await asyncio.to_thread(settings.password_file.read_text)
-    return await nats.connect(server.url, user="admin", password=password.strip())
+    login = server.settings("admin").credentials_file
+    return await nats.connect(server.url, user_credentials=str(login))
 
 
 async def main() -> None:

@@ -112,12 +112,8 @@ async def delay(stand: Rig, bus: NatsBus, seconds: int) -> None:
 
 async def raw_jetstream(stand: Rig) -> float:
     """The same bytes through nats-py alone, a thousand acknowledgements in flight."""
-    password = stand.nats.settings("service").password_file
-    assert password is not None
-    client = await nats.connect(
-        stand.bus.url, user="service", password=password.read_text().strip(),
-        inbox_prefix="_INBOX.service",
-    )  # fmt: skip
+    login = stand.nats.settings("service").credentials_file
+    client = await nats.connect(stand.bus.url, user_credentials=str(login))
     jetstream = client.jetstream(publish_async_max_pending=1000)
     source, total = facts(), 20_000
     began = time.perf_counter()

@@ -50,8 +50,7 @@ async def rig(folder: Path, database_url: str, sync: str = "2m") -> AsyncIterato
         token_file, port = folder / "token", _free_port()
         environment = {
             "EVERSTEP_BUS__URL": settings.url,
-            "EVERSTEP_BUS__USER": str(settings.user),
-            "EVERSTEP_BUS__PASSWORD_FILE": str(settings.password_file),
+            "EVERSTEP_BUS__CREDENTIALS_FILE": str(settings.credentials_file),
             "EVERSTEP_HISTORY__DATABASE_URL": database_url,
             "EVERSTEP_API__PORT": str(port),
             "EVERSTEP_API__FIRST_TOKEN_FILE": str(token_file),

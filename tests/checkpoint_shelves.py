@@ -34,7 +34,11 @@ def save(
     files.append(_put(place, step, f"{inside}{METADATA}", b"torch's own"))
     identity = Identity(job=job, round=1, step=step, world_size=ranks, layout="layout")
     manifest = Manifest(
-        identity=identity, files=tuple(files), saved_at=SAVED_AT, has_data_position=True
+        identity=identity,
+        files=tuple(files),
+        saved_at=SAVED_AT,
+        has_data_position=True,
+        is_readable=True,
     )
     octets = encode(manifest)
     storage.put(f"{step_name(step)}/{MANIFEST}", (octets,))

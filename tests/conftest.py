@@ -18,15 +18,20 @@ from hypothesis import HealthCheck, settings
 
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.devserver import DevServer, dev_server, find_program
-from everstep.bus.roles import ADMIN, SERVICE
-from everstep.bus.serverconfig import ServerPlan, ensure_users
+from everstep.bus.roles import ADMIN
+from everstep.bus.serverconfig import ServerPlan
 from tests.fakes.clock import FakeClock
 from tests.waiting import WITHIN_S
+from trainer_sdk import saying
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("chaos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", settings.get_profile("chaos"), derandomize=True)
 settings.load_profile("steady")  # `make test-all` looks for new examples
+
+CONFIGURED_LOGGER = saying._configured_logger
+# pytest hears all of `logging`; tests read what a script has on stderr that has not configured it.
+saying._configured_logger = lambda: None
 
 _LAST_WORDS = pytest.StashKey[Path]()
 
@@ -107,7 +112,6 @@ def clock() -> FakeClock:
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """One real server for all tests that leave it as it is; set up, with streams and buckets."""
     folder: Path = tmp_path_factory.mktemp("shared-nats")
-    ensure_users(folder, [ADMIN, SERVICE])
     server = DevServer(
         find_program(), folder, ServerPlan(store=folder / "store", port=-1, beside=folder)
     )

@@ -39,8 +39,7 @@ def history(nats: DevServer, folder: Path) -> Make:
     settings = nats.settings("service")
     environment = {
         "EVERSTEP_BUS__URL": settings.url,
-        "EVERSTEP_BUS__USER": str(settings.user),
-        "EVERSTEP_BUS__PASSWORD_FILE": str(settings.password_file),
+        "EVERSTEP_BUS__CREDENTIALS_FILE": str(settings.credentials_file),
         "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
         "EVERSTEP_HISTORY__DATABASE_URL": f"sqlite:///{folder / 'history.db'}",
         "EVERSTEP_HISTORY__LEASE_TTL_S": "2",

@@ -14,7 +14,7 @@ from tests.unit.saved_states import Told
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
 from trainer_sdk.checkpoint.readying import Setup, Wish
-from trainer_sdk.checkpoint.save import OnError, Patience, Save
+from trainer_sdk.checkpoint.save import OnError, Save, Timeouts
 from trainer_sdk.checkpoint.saver import Saver
 from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.tempo import Tempo
@@ -22,7 +22,7 @@ from trainer_sdk.checkpoint.whose import Whose
 
 JOB = "vit-l"
 WITHIN_S = 40.0
-UNHURRIED = Patience(delayed_after_s=600.0, exit_within_s=WITHIN_S)
+UNHURRIED = Timeouts(delayed_after_s=600.0, exit_within_s=WITHIN_S)
 """For a writer whose machine gives it no turn for many seconds: nobody is told that it is late."""
 
 
@@ -35,14 +35,15 @@ class Saving:
     told: Told
 
     def save(self, step: int, state: Mapping[str, Any], **wish: Any) -> Save | None:
-        return self.saver.save(Wish(**{"step": step, "to_root": True} | wish), state)
+        begun = self.saver.save(Wish(**{"step": step, "to_root": True} | wish), state)
+        return begun if isinstance(begun, Save) else None
 
     def finish(self) -> list[int]:
         return self.queue.maybe_finalize(blocking=True, within_s=WITHIN_S)
 
-    def wait_for_writer(self, patience: Patience) -> None:
-        """From now on so long; what was ordered keeps the patience that it was ordered with."""
-        self.queue.delivery._patience = patience
+    def wait_for_writer(self, timeouts: Timeouts) -> None:
+        """From now on so long; what was ordered keeps the timeouts that it was ordered with."""
+        self.queue.delivery._timeouts = timeouts
 
     @property
     def writer(self) -> int:
@@ -61,11 +62,11 @@ def saving(
     group: Group | None = None,
     on_error: OnError = "warn",
     optimizers: tuple[Any, ...] = (),
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
     **changes: Any,
 ) -> Iterator[Saving]:
     """A rank that saves into `folder / "root"`, and keeps images in `folder / "images"`."""
-    group, patience = group or Group(None), patience or UNHURRIED
+    group, timeouts = group or Group(None), timeouts or UNHURRIED
     known: dict[str, Any] = {
         "whose": Whose(JOB, 1, str(folder / "images"), has_keeper=True),
         "group": group,
@@ -75,10 +76,10 @@ def saving(
         "buffers": 1,
         "memory_limit": 0,
         "write_bytes_per_s": 0,
-        "patience": patience,
+        "timeouts": timeouts,
     }
     told = Told()
-    queue = SaveQueue(group.rank, told, on_error, patience)
+    queue = SaveQueue(group.rank, told, on_error, timeouts)
     saver = Saver(Setup(**known | changes), queue, told, Tempo(), optimizers)
     try:
         yield Saving(saver, queue, told)

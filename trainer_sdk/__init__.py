@@ -2,12 +2,18 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from trainer_sdk.checkpoint.checkpointer import Checkpointer
     from trainer_sdk.rank_session import Session, session
     from trainer_sdk.sections import Section
 
-__all__ = ["Section", "Session", "session"]
+__all__ = ["Checkpointer", "Section", "Session", "session"]
 
-_HOMES = {"Section": "sections", "Session": "rank_session", "session": "rank_session"}
+_HOMES = {
+    "Checkpointer": "checkpoint.checkpointer",
+    "Section": "sections",
+    "Session": "rank_session",
+    "session": "rank_session",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -26,10 +26,10 @@ def own_link(environ: "Mapping[str, str]") -> Link:
     The bootstrap has opened it for every Python script. A rank that is another program opens it
     here, in the first of its processes that asks.
     """
+    if links.armed is not None and links.armed.attached:
+        return links.armed  # what would end it is deferred
     if layout.PAGE_VARIABLE in environ:
         _bear_notices()
-    if links.armed is not None and links.armed.attached:
-        return links.armed
     link = Link({} if _is_taken(environ) else environ)
     if link.attached:
         link.up()

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _LONGEST = 128
+_RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+"""A run id that torchrun has made up."""
 
 
 class _Names(NamedTuple):
@@ -74,7 +76,22 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
 
 def job_of(environ: Mapping[str, str], place: Place) -> str:
     """A name for the job, the same for all of its ranks and through all restarts."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", _job(environ, place)).strip("-_")[:_LONGEST] or "job"
+    return _as_name(_job(environ, place))
+
+
+def given_job_of(environ: Mapping[str, str]) -> str:
+    """The name that a person gave the job, the same in its next launch; empty where nobody did.
+
+    torchrun makes up a UUID for each launch on one node, also in place of an `--rdzv-id`.
+    """
+    if environ.get("EVERSTEP_JOB"):
+        return environ["EVERSTEP_JOB"]
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    return "" if run_id in ("", "none") or _RANDOM.fullmatch(run_id) else _as_name(run_id)
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:_LONGEST] or "job"
 
 
 def _place(environ: Mapping[str, str], names: _Names) -> Place:

@@ -46,9 +46,15 @@ PROGRESS_S = 22  # CLOCK_MONOTONIC of the last step, heartbeat, or end of a paus
 LISTENS = 23  # 1 once the script has asked whether it should stop
 COMPILING_NS = 24  # CLOCK_MONOTONIC when torch began to compile; 0 when it does not
 COMPILED_NS = 25  # when it last ended; written before the other becomes 0
+FIRST_BEAT_S = 26  # CLOCK_MONOTONIC of the first heartbeat
+LONGEST_BEAT_S = 27  # between two heartbeats, or the last of them and the first step
+WARMUP = 28  # so many first steps may take long, as the script says
+CLOSED_S = 29  # CLOCK_MONOTONIC when the session was closed; progress after that opens it again
+DEFERRED = 31  # a bit for each signal whose default action is deferred
 
 STOP_AFTER = 32  # 1 + the step after which the script should stop; 0 for go on
 SAVE_AFTER = 33  # 1 + the step after which it should save and go on; 0 for none
+WARMUP_GIVEN = 34  # so many first steps may take long, whatever the script says; 0 for not given
 
 LANES_AT = 64
 LANES = 8

@@ -104,12 +104,14 @@ class RankMonitorClient:
         self._counted = self._session.steps_made
         self._rest: Pause | None = None
 
-    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:  # noqa: ARG002
-        """Begin; every other call is to come after it."""
+    def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
+        """Begin; every other call is to come after it. So many first steps may take long."""
         if self.is_initialized:
             say_once("init_workload_monitoring was called twice; the second call changes nothing")
             return
         self.is_initialized = True
+        if num_warmup_iters is not None:
+            self._session.warm_up(num_warmup_iters)
         self.cfg = FaultToleranceConfig()
         self.hb_timeouts, self.section_timeouts = HeartbeatTimeouts(), SectionTimeouts()
         if self._rest is not None:

@@ -80,6 +80,21 @@ class PageReading:
     """Since when torch compiles; 0 if it does not."""
     compiled_s: float = 0.0
     """When it last ceased to; 0 before."""
+    beats: int = 0
+    """Heartbeats."""
+    first_beat_s: float = 0.0
+    """When the first of them was; 0 before."""
+    longest_beat_s: float = 0.0
+    """Between two of them, or the last of them and the first step."""
+    warmup: int = 0
+    """So many first steps may take long, as the script says; 0 where it does not say."""
+    closed_s: float = 0.0
+    """When its session was closed; 0 before."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Its session is closed, and was not used since."""
+        return 0 < self.closed_s >= self.progress_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,8 @@ class LaneReading:
     """As the kernel numbers it."""
     moved_s: float
     """When it last entered or left a section, or made progress otherwise."""
+    beat_s: float
+    """When it last made progress that no shown section shows, as by a heartbeat."""
     frames: tuple[Frame, ...]
     """Its open sections, the outermost first; of very deep ones only the outer."""
 
@@ -197,6 +214,11 @@ class PageView:
         with self._words() as words:
             words[layout.SAVE_AFTER] = after_step + 1
 
+    def give_warmup(self, steps: int) -> None:
+        """Tell the rank how many of its first steps may take long."""
+        with self._words() as words:
+            words[layout.WARMUP_GIVEN] = steps
+
     def close(self) -> None:
         """Unmap it."""
         self._mapped.close()
@@ -268,6 +290,8 @@ _NEVER_NEGATIVE = (
     *range(layout.PID, layout.GROUP_TIMEOUT_NS + 1),
     layout.COMPILING_NS,
     layout.COMPILED_NS,
+    layout.WARMUP,
+    layout.WARMUP_GIVEN,
 )
 _LANES_END = layout.LANES_AT + layout.LANES * layout.LANE_WORDS
 _VALUE_NAME_WORDS = layout.VALUE_NAME_BYTES // 8
@@ -299,6 +323,11 @@ def _reading(words: "memoryview[int]") -> PageReading:
         listens=words[layout.LISTENS] == 1,
         group_timeout_s=words[layout.GROUP_TIMEOUT_NS] / 1e9,
         compiling_s=words[layout.COMPILING_NS] / 1e9,
+        beats=words[layout.BEATS],
+        first_beat_s=_plausible(_double(words[layout.FIRST_BEAT_S])),
+        longest_beat_s=_plausible(_double(words[layout.LONGEST_BEAT_S])),
+        warmup=words[layout.WARMUP_GIVEN] or words[layout.WARMUP],
+        closed_s=_plausible(_double(words[layout.CLOSED_S])),
         compiled_s=words[layout.COMPILED_NS] / 1e9,  # the last: it is written first
     )
 
@@ -329,7 +358,8 @@ def _plausible(seconds: float) -> float:
 
 def _lane(words: "memoryview[int]", at: int) -> LaneReading:
     seconds = words.cast("B").cast("d")
-    thread, moved_s = words[at + layout.LANE_THREAD], _plausible(seconds[at + layout.LANE_MOVED_S])
+    thread, beat_s = words[at + layout.LANE_THREAD], _plausible(seconds[at + layout.LANE_MOVED_S])
+    moved_s = beat_s
     frames: list[Frame] = []
     first = at + layout.LANE_FRAMES
     for place in range(first, first + layout.DEEPEST):
@@ -345,7 +375,7 @@ def _lane(words: "memoryview[int]", at: int) -> LaneReading:
     if at == layout.LANES_AT:
         moved_s = max(moved_s, _progress_s(words))
     since_s = frames[-1].since_s if frames else 0.0
-    return LaneReading(thread, max(moved_s, since_s), tuple(frames))
+    return LaneReading(thread, max(moved_s, since_s), beat_s, tuple(frames))
 
 
 def _text(words: "memoryview[int]", at: int, length: int) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _IN_RING = layout.STEPS_ENTRIES - 1
 _MOST_STEPS = 1 << 62
+_IN_WARMUP = -1.0
+_NO_MORE = float("inf")
 
 _PROGRESS_S = layout.PROGRESS_S
 _STEP = layout.STEP
@@ -47,6 +49,7 @@ class Session:
         self._step = self._steps = 0
         self._longest = 0.0
         self._beats = 0
+        self._beat = self._longest_beat = 0.0
         self._listens = self._has_seen_stop = False
         self._book.progress(monotonic())
 
@@ -111,8 +114,7 @@ class Session:
         if took > self._longest:
             if not book.stepped:
                 return self._first_step(number, now)
-            self._longest = took
-            self._words[layout.LONGEST_STEP_NS] = int(took * SECOND_NS)
+            self._note_step(took, now, self._steps + 1)
         book.stepped = now
         book.long_s = 0.0
         lane = book.main
@@ -142,8 +144,15 @@ class Session:
             self._book.note_gap(lane, now)
         lane.move(now)
         self._beats += 1
+        if now - self._beat > self._longest_beat:
+            self._note_beat(now)
+        self._beat = now
         self._words[layout.BEATS] = self._beats
         self._seconds[_PROGRESS_S] = now
+
+    def warm_up(self, steps: int) -> None:
+        """So many first steps of this round may take as long as the very first one."""
+        self._words[layout.WARMUP] = self._given(steps, 0)
 
     def pause(self, for_s: float | None = None, reason: str = "") -> Pause:
         """Judge nothing until `resume`, the end of `with`, or `for_s` seconds are over."""
@@ -164,9 +173,11 @@ class Session:
     def close(self) -> None:
         """The training is over; what follows is leaving."""
         self.end_all()
-        self._book.progress(monotonic())
+        now = monotonic()
+        self._book.progress(now)
+        self._seconds[layout.CLOSED_S] = now
 
-    def detach(self) -> None:
+    def _detach(self) -> None:
         """Write to memory of its own from now on: this process does not speak for the rank."""
         self._link.detach()
         self._words = self._link.words
@@ -176,6 +187,7 @@ class Session:
         self._book.detach(self._words)
 
     def __enter__(self) -> "Session":
+        self._book.progress(monotonic())
         return self
 
     def __exit__(
@@ -200,13 +212,35 @@ class Session:
         words[_STEPS] = self._steps
         words[_STEP] = step
         book.main.move(now)
-        book.begin_learning(now)
+        if self._beats:
+            self._note_beat(now)
+        self._longest, self._longest_beat = _IN_WARMUP, _NO_MORE
+        self._note_step(0.0, now, self._steps)
         timeout_ns = group_timeout_ns()
         if timeout_ns is not None:
             words[layout.GROUP_TIMEOUT_NS] = timeout_ns
         if not words[layout.FIRST_STEP_NS]:
             self._link.first_step()
         return step
+
+    def _note_step(self, took: float, now: float, steps: int) -> None:
+        """Never before has one taken so long; or it is one of those that may take long."""
+        words = self._words
+        if self._longest != _IN_WARMUP:
+            self._longest = took
+            words[layout.LONGEST_STEP_NS] = int(took * SECOND_NS)
+        elif steps >= (words[layout.WARMUP_GIVEN] or words[layout.WARMUP]):
+            self._longest = 0.0
+            self._book.begin_learning(now)
+
+    def _note_beat(self, now: float) -> None:
+        """The first one, or never before was there none for so long."""
+        if not self._seconds[layout.FIRST_BEAT_S]:
+            self._seconds[layout.FIRST_BEAT_S] = now
+            return
+        gap = now - self._book.typical_since(self._beat)
+        if gap > self._longest_beat:
+            self._longest_beat = self._seconds[layout.LONGEST_BEAT_S] = gap
 
     def _given(self, number: object, otherwise: int | None = None) -> int:
         try:
@@ -245,7 +279,7 @@ def _detach_own() -> None:
     global _opening  # noqa: PLW0603 - another thread of the rank may have held it
     _opening = RLock()
     if _own is not None:
-        _own.detach()
+        _own._detach()  # noqa: SLF001 - of this module
 
 
 os.register_at_fork(after_in_child=_detach_own)

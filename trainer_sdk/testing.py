@@ -121,7 +121,7 @@ def watched(rank: int = 0) -> Iterator[Watch]:
         yield watch
     finally:
         rank_session.replace_session(before)
-        session.detach()
+        session._detach()  # noqa: SLF001 - one package
 
 
 _DATAGRAM: "msgspec.json.Decoder[Datagram]" = msgspec.json.Decoder(Datagram)

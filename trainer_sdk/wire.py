@@ -101,7 +101,16 @@ class Checkpointed(Line, frozen=True, kw_only=True):
 Said = Paused | Resumed | Stopping | Requested | Injected | Checkpointed
 """What a script says by its session."""
 
-Datagram = Up | Stepped | Ended | Said
+
+class Deferred(Line, frozen=True, kw_only=True):
+    """A signal came that would have ended the rank."""
+
+    round: int
+    rank: int
+    number: int
+
+
+Datagram = Up | Stepped | Ended | Deferred | Said
 
 # From the agent to its warden.
 
@@ -128,6 +137,10 @@ class WardenPlan(Line, frozen=True, kw_only=True):
     """Where the forge keeps its output."""
     warm: bool
     preload: tuple[str, ...] | Literal["auto"]
+    own: tuple[str, ...] = ()
+    """Variables that each rank has for itself, or each round."""
+    token: str = ""
+    """Who says this to its door is answered."""
 
 
 class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,14 +170,25 @@ class Signal(Line, frozen=True, kw_only=True):
     ranks: tuple[int, ...] | None = None
 
 
+class Undefer(Line, frozen=True, kw_only=True):
+    """A rank has deferred this signal: end the rank by it, unless the warden has got it, too."""
+
+    rank: int
+    number: int
+
+
 class Stop(Line, frozen=True, kw_only=True):
     """Stop every rank and whatever they started."""
 
     grace_s: float
     kill_within_s: float
+    is_done: bool = False
+    """All ranks have exited with 0: what they leave has a moment to end by itself."""
+    leaves: bool = False
+    """And what does not may live on."""
 
 
-FromAgent = WardenPlan | Start | Signal | Stop
+FromAgent = WardenPlan | Start | Signal | Undefer | Stop
 
 # From the warden to its agent.
 
@@ -211,6 +235,8 @@ class AllStopped(Line, frozen=True, kw_only=True):
     left: tuple[int, ...]
     """Process ids that outlive even SIGKILL."""
     stop_s: float
+    outlived: tuple[str, ...] = ()
+    """What was still there though all ranks had exited with 0: process id and command."""
 
 
 class StartFailed(Line, frozen=True, kw_only=True):
@@ -227,6 +253,8 @@ class ForgeUp(Line, frozen=True, kw_only=True):
     preloaded: tuple[str, ...]
     failed: tuple[str, ...] = ()
     """Asked for, but could not be imported; each with the reason."""
+    left_out: tuple[str, ...] = ()
+    """Why something is imported by each rank for itself."""
 
 
 class ForgeDown(Line, frozen=True, kw_only=True):
@@ -252,6 +280,10 @@ class ForgePlan(Line, frozen=True, kw_only=True):
     preload: tuple[str, ...] | Literal["auto"]
     without: tuple[str, ...] = ()
     """Modules that made an earlier forge unfit."""
+    besides: tuple[str, ...] = ()
+    """What those had imported, and is fit itself."""
+    own: tuple[str, ...] = ()
+    """Variables that each rank has for itself, or each round."""
 
 
 class Fork(Line, frozen=True, kw_only=True):
@@ -273,6 +305,10 @@ class Unfit(Line, frozen=True, kw_only=True):
     reason: str
     module: str = ""
     """Whose import made it so, where that is known."""
+    without: tuple[str, ...] = ()
+    """All that have to be left to the ranks, if it is more than that one."""
+    besides: tuple[str, ...] = ()
+    """What they have imported, and is fit itself."""
 
 
 ToForge = ForgePlan | Fork

@@ -87,7 +87,7 @@ class Everstep:
 
     def save(self, path: Path, state: State) -> None:  # noqa: ARG002 - it names them itself
         self._step += 1
-        assert self.saves.save(self._step, state, occasion="interval") is not None
+        assert self.saves.save(self._step, state, occasion="interval")
 
     def settle(self) -> None:
         self.saves._saver.settle()

@@ -174,8 +174,7 @@ async def _health(
     bus = nats.settings("service")
     environment = {
         "EVERSTEP_BUS__URL": bus.url,
-        "EVERSTEP_BUS__USER": str(bus.user),
-        "EVERSTEP_BUS__PASSWORD_FILE": str(bus.password_file),
+        "EVERSTEP_BUS__CREDENTIALS_FILE": str(bus.credentials_file),
         "EVERSTEP_BUS__SPOOL_DIR": str(folder / "spool"),
         "EVERSTEP_HEALTH__SILENCE_LIMIT_S": str(settings.silence_limit_s),
         "EVERSTEP_HEALTH__TICK_S": str(settings.tick_s),

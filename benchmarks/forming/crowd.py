@@ -198,8 +198,7 @@ async def _rendezvous(nats: DevServer, folder: Path) -> AsyncIterator[psutil.Pro
     settings = nats.settings("service")
     environment = {
         "EVERSTEP_BUS__URL": settings.url,
-        "EVERSTEP_BUS__USER": str(settings.user),
-        "EVERSTEP_BUS__PASSWORD_FILE": str(settings.password_file),
+        "EVERSTEP_BUS__CREDENTIALS_FILE": str(settings.credentials_file),
         "EVERSTEP_BUS__SPOOL_DIR": str(folder / "spool"),
         "EVERSTEP_OBSERVE__PORT": str(_free_port()),
         "EVERSTEP_LOG__LEVEL": "warning",

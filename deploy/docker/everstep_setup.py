@@ -1,45 +1,57 @@
 #!/usr/bin/env python3
-"""Makes what the containers of compose.yaml share: passwords, and the NATS server's configuration.
+"""Makes what the containers of compose.yaml share: keys, logins, the NATS server's configuration.
 
-Makes what is missing, keeps what is there. Each container sees the folder with its own secret only.
+Makes what is missing, keeps what is there. Each container sees the folder with its own secret only;
+the operator's key is seen by this one alone.
 """
 
 import argparse
+import asyncio
+import secrets
 import sys
 from pathlib import Path
 
-from everstep.bus.login import read_secret
-from everstep.bus.roles import ADMIN, SERVICE, new_password, user_for
+from everstep.bus import BusSettings
+from everstep.bus.accounts import VALID_S, Operator
+from everstep.bus.admission import admit, cut_off, login_file
+from everstep.bus.login import read_secret, write_private
+from everstep.bus.roles import ADMIN, SERVICE, agents_name
 from everstep.bus.serverconfig import (
     ServerPlan,
-    ensure_users,
-    password_file,
+    keep_account,
+    move_streams,
+    renew_accounts,
     write_config,
-    write_private,
 )
 from everstep.errors import EverstepError
 
 SECRETS = Path("/run/everstep")
 KEYS = SECRETS / "keys"
-TOY = user_for("agent", "toy").name  # the agents of compose.yaml itself
+TOY = "toy"  # the job of compose.yaml's own agents
+NATS = "nats"
 PLAN = ServerPlan(
     store=Path("/var/lib/everstep-nats"),
     host="0.0.0.0",  # noqa: S104  in the container; the host publishes it on loopback
     sync="always",  # what was acknowledged survives a power cut
     monitor="127.0.0.1:8222",  # for the container's own health check
 )
+BUS = BusSettings(url=f"nats://{NATS}:{PLAN.port}")
 
 
 def main() -> int:
-    """Exit code 1 and one line when a folder cannot be written."""
+    """Exit code 1 and one line when a folder cannot be written, or the server is not there."""
     parser = argparse.ArgumentParser(prog="everstep-setup", description=__doc__)
     commands = parser.add_subparsers(dest="command")
-    agent = commands.add_parser("agent", help="let the agents of a job in; print their password")
+    agent = commands.add_parser("agent", help="let the agents of a job in; print their login")
     agent.add_argument("job")
+    revoke = commands.add_parser("revoke", help="cut the agents of a job off")
+    revoke.add_argument("job")
     asked = parser.parse_args()
     try:
         if asked.command == "agent":
             admit_agents(asked.job)
+        elif asked.command == "revoke":
+            asyncio.run(cut_off(Operator.opened(KEYS), BUS, asked.job))
         else:
             make_what_is_missing()
     except (EverstepError, ValueError) as error:
@@ -55,32 +67,31 @@ def main() -> int:
 
 
 def make_what_is_missing() -> None:
-    """Passwords once; what is derived from them each time."""
-    users = {ADMIN: "admin", SERVICE: "service", TOY: "agent"}
-    ensure_users(KEYS, users)
-    for name, folder in users.items():
-        write_private(SECRETS / folder / "password", secret(password_file(KEYS, name)))
-    database = KEYS / "database"  # not *.password: those are users of the bus
+    """Keys once, logins before they end; what is derived from them each time."""
+    operator = Operator.made(KEYS)
+    if move_streams(PLAN, operator, NATS):
+        for path in KEYS.glob("*.password"):  # of the time before accounts
+            path.unlink()
+    renew_accounts(PLAN.accounts, operator)
+    keep_account(PLAN.accounts, operator, TOY)
+    for name, folder in ((ADMIN, "admin"), (SERVICE, "service"), (agents_name(TOY), "agent")):
+        login = login_file(KEYS, operator, name, valid_s=VALID_S)
+        write_private(SECRETS / folder / "bus.creds", login.read_text())
+    operator.write_signers(SECRETS / "logins")
+    database = KEYS / "database"
     if not database.exists():
-        write_private(database, new_password() + "\n")
+        write_private(database, secrets.token_urlsafe(32) + "\n")
     shared = SECRETS / "database" / "password"
-    write_private(shared, secret(database))
+    write_private(shared, read_secret(database, "the database's password") + "\n")
     shared.chmod(0o444)  # PostgreSQL reads it as its own user, whose number depends on the image
-    write_config(SECRETS / "nats" / "nats.json", PLAN, KEYS)
+    write_config(SECRETS / "nats" / "nats.json", PLAN, operator)
 
 
 def admit_agents(job: str) -> None:
-    """A login for the agents of one job, known to the server when it reads its file again."""
-    name = user_for("agent", job).name
-    ensure_users(KEYS, [name])
-    write_config(SECRETS / "nats" / "nats.json", PLAN, KEYS)
-    sys.stdout.write(secret(password_file(KEYS, name)))
-    sys.stderr.write(f"user {name}; let it in with: docker compose kill -s HUP nats\n")
-
-
-def secret(path: Path) -> str:
-    """As a file's content."""
-    return read_secret(path, "password_file") + "\n"
+    """A login for the agents of one job; the server lets them in at once."""
+    operator = Operator.opened(KEYS)
+    asyncio.run(admit(operator, BUS, job, again=True))
+    sys.stdout.write(operator.login(agents_name(job)).text())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from types import FrameType
 from everstep.errors import EverstepError
 from everstep.observe.health import Check
 from everstep.observe.metrics import Statistics
+from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
 
 Loop = Callable[[], Awaitable[None]]
@@ -119,7 +120,7 @@ def say(name: str, error: EverstepError) -> int:
 
 def one_line(error: BaseException) -> str:
     """The text of an error, without line breaks and without secrets."""
-    return redact(" ".join(str(error).split())) or type(error).__name__
+    return printable(redact(" ".join(str(error).split()))) or type(error).__name__
 
 
 async def _for_ever(loop: Loop) -> None:

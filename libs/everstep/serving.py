@@ -10,6 +10,7 @@ from socket import socket
 
 from everstep import __version__
 from everstep.clock import SystemClock
+from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.health import Health
 from everstep.observe.http import listen, observe_app, serve_asgi
 from everstep.observe.logs import configure
@@ -41,6 +42,7 @@ def main(
     except SettingsError as error:
         return say(name, error)
     configure(loaded.section(LogSettings), name, environ=environ)
+    raise_descriptor_limit()
     return run(name, partial(_serve, name, loaded, opened))
 
 

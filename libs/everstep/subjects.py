@@ -6,6 +6,7 @@ from everstep.errors import EverstepError
 
 FACTS = "es.fact.>"
 BLOBS = "es.blob.>"
+HEARD = "es.heard.>"
 CLUSTER = "_cluster"
 """Stands where a job would, for what belongs to no job; no job can have this name."""
 
@@ -53,6 +54,16 @@ def hail(job: str | None, node: str | None) -> str:
     return f"es.order.{_token(job)}.{_token(node)}.hail"
 
 
+def heard(job: str, inbox: str | None = None, token: str | None = None) -> str:
+    """Where agents of a job acknowledge an order; without an inbox, all that they may say there."""
+    return f"es.heard.{_token(job)}.{_token(inbox)}.{_token(token)}"
+
+
+def heard_by(inbox: str) -> str:
+    """Where the sender of orders hears who has acknowledged them."""
+    return f"es.heard.*.{_token(inbox)}.*"
+
+
 def lost(job: str | None = None, node: str | None = None) -> str:
     """Where health says again and again that a node is lost; without either, the wildcard."""
     return f"es.lost.{_token(job)}.{_token(node)}"
@@ -83,9 +94,24 @@ def blob(job: str, blob_id: str, part: int | None = None) -> str:
 
 
 def job_of(subject: str) -> str:
-    """The job that a fact, beat, timing, order, blob or question is about."""
+    """The job that a fact, beat, timing, order, acknowledgement, blob or question is about."""
     tokens = subject.split(".")
     return tokens[4] if tokens[1] == "ask" else tokens[2]
+
+
+def is_name(name: str) -> bool:
+    """Whether it may stand for a job or a node: those that cannot were never admitted."""
+    return _TOKEN.fullmatch(name) is not None
+
+
+def check_name(name: str) -> None:
+    """`BadSubjectError` unless it may stand for a job or a node."""
+    _token(name)
+
+
+def is_key(key: str) -> bool:
+    """Whether a document may have this key; other programs may store what they like."""
+    return all(_TOKEN.fullmatch(part) for part in key.split("."))
 
 
 def _key(key: str) -> str:

@@ -12,7 +12,6 @@ import psutil
 
 from everstep.bus import BusSettings, connect
 from everstep.bus.roles import SERVICE
-from everstep.bus.serverconfig import password_file
 from everstep.bus.spool import _records
 from everstep.bus.topology import Retention, plans
 from everstep_services.cli.errors import CliError
@@ -80,7 +79,7 @@ class Site:
             python(
                 str(Path(__file__).with_name("recorder.py")),
                 f"nats://127.0.0.1:{self.pieces._port}",
-                str(password_file(self.pieces._bus, SERVICE)),
+                str(self.pieces.login_file(SERVICE)),
                 str(self._folder / "recorder"),
                 f"{10 * fact_every_s:g}",
             ),
@@ -218,8 +217,7 @@ class Site:
     def _settings(self) -> BusSettings:
         return BusSettings(
             url=f"nats://127.0.0.1:{self.pieces._port}",
-            user=SERVICE,
-            password_file=password_file(self.pieces._bus, SERVICE),
+            credentials_file=self.pieces.login_file(SERVICE),
         )
 
     def _is_live(self, about: str) -> bool:

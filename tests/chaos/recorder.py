@@ -15,9 +15,9 @@ from everstep.ids import new_id
 from everstep.messages import ProgressMade
 
 
-async def main(url: str, password: Path, folder: Path, pace_s: float) -> None:
+async def main(url: str, login: Path, folder: Path, pace_s: float) -> None:
     settings = BusSettings(
-        url=url, user="service", password_file=password,
+        url=url, credentials_file=login,
         reconnect_wait_s=0.1, reconnect_jitter_s=0.05,
     )  # fmt: skip
     notes = os.open(folder / "acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

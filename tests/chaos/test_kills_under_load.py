@@ -20,12 +20,12 @@ from tests.waiting import until_async
 
 
 def recorder(nats: DevServer, folder: Path) -> Make:
-    password = nats.settings("service").password_file
+    login = nats.settings("service").credentials_file
 
     async def make() -> Process:
         script = Path(__file__).with_name("recorder.py")
         return await asyncio.create_subprocess_exec(
-            *[sys.executable, str(script), nats.url, str(password), str(folder)]
+            *[sys.executable, str(script), nats.url, str(login), str(folder)]
         )
 
     return make

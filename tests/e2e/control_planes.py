@@ -1,22 +1,19 @@
 """Bus and services for the agents of tests: in one process as people start them, or in five."""
 
+import asyncio
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from everstep.bus import BusSettings
+from everstep.bus.accounts import Operator
+from everstep.bus.admission import agents_login, login_file
 from everstep.bus.devserver import find_program
-from everstep.bus.roles import ADMIN, SERVICE, user_for
-from everstep.bus.serverconfig import (
-    ServerPlan,
-    admit,
-    ensure_users,
-    password_file,
-    write_config,
-)
+from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.serverconfig import ServerPlan, write_config
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import Running, StateDir
 from tests.e2e.ports import free_port
@@ -75,9 +72,8 @@ class Up:
 
     def login(self, job: str) -> dict[str, str]:
         found = agent_login(self.state, self.running, job)
-        assert found.user is not None
-        assert found.password_file is not None
-        return _bus(found.url, found.user, found.password_file)
+        assert found.credentials_file is not None
+        return _bus(found.url, found.credentials_file)
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
@@ -127,19 +123,18 @@ class Pieces:
         return (self.folder / "token").read_text().strip()
 
     def login(self, job: str) -> dict[str, str]:
-        name = user_for("agent", job).name
-        if not password_file(self._bus, name).exists():
-            admit(self._bus / "nats.json", self._bus, name)
-            before = self._reloads()
-            self.processes["nats"].send(signal.SIGHUP)
-            until(self._reloads, "the server has read who may log in", holds=before.__lt__)
-        return self._as(name)
+        operator, address = Operator.opened(self._bus), BusSettings(url=self._url)
+        found = asyncio.run(agents_login(self._bus, operator, address, job))
+        assert found.credentials_file is not None
+        return _bus(self._url, found.credentials_file)
 
     def start(self, within_s: float = WITHIN_S) -> None:
         """Start all of it, and wait until it is ready."""
-        ensure_users(self._bus, [ADMIN, SERVICE])
+        operator = Operator.made(self._bus)
+        for role in (ADMIN, SERVICE):
+            login_file(self._bus, operator, role)
         plan = ServerPlan(store=self.store, host=self._host, port=self._port, beside=self._bus)
-        write_config(self._bus / "nats.json", plan, self._bus)
+        write_config(self._bus / "nats.json", plan, operator)
         for name in ALL:
             self.revive(name)
         until((self.folder / "token").exists, "history has made its token", within_s=within_s)
@@ -184,18 +179,21 @@ class Pieces:
         for process in self.processes.values():
             process.kill()
 
-    def _reloads(self) -> int:
-        return (self._bus / "nats.log").read_text().count("Reloaded server configuration")
+    def login_file(self, role: str) -> Path:
+        return self._bus / f"{role}.creds"
 
-    def _as(self, user: str) -> dict[str, str]:
-        return _bus(f"nats://{self._host}:{self._port}", user, password_file(self._bus, user))
+    @property
+    def _url(self) -> str:
+        return f"nats://{self._host}:{self._port}"
+
+    def _as(self, role: str) -> dict[str, str]:
+        return _bus(self._url, self.login_file(role))
 
 
-def _bus(url: str, user: str, password: Path) -> dict[str, str]:
+def _bus(url: str, login: Path) -> dict[str, str]:
     return {
         "EVERSTEP_BUS__URL": url,
-        "EVERSTEP_BUS__USER": user,
-        "EVERSTEP_BUS__PASSWORD_FILE": str(password),
+        "EVERSTEP_BUS__CREDENTIALS_FILE": str(login),
         "EVERSTEP_BUS__RECONNECT_WAIT_S": "0.1",
         "EVERSTEP_BUS__RECONNECT_JITTER_S": "0.1",
     }

@@ -166,7 +166,7 @@ def test_limits_in_the_wrong_order_are_said_where_the_rank_speaks(launched: Laun
     assert all(line.startswith("everstep: ") for line in lines)
     rows = [" ".join(line.split()[1:]) for line in lines]
     for row in (
-        "data 90 s configured",
+        "data 90 s [agent] limits",
         "process group 30 min torch's default with gloo",
         "NCCL's monitor 80 s TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
     ):

@@ -13,6 +13,7 @@ from everstep import ids
 from everstep.bus import BusSettings, connect
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusDeniedError
+from everstep.bus.keys import Credentials
 from everstep.messages import JobEnded
 from tests.e2e.compose_cluster import (
     AGENTS,
@@ -47,9 +48,9 @@ def api() -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture(scope="module")
-def password() -> str:
-    """That of the bus's user `service`."""
-    return in_container("history", "cat", "/run/everstep/service/password").strip()
+def login() -> str:
+    """The file with the login `service` to the bus."""
+    return in_container("history", "cat", "/run/everstep/service/bus.creds")
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +59,12 @@ def bus_url() -> str:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, password: str, bus_url: str) -> BusSettings:
-    secret = tmp_path / "password"
-    secret.write_text(password)
+def settings(tmp_path: Path, login: str, bus_url: str) -> BusSettings:
+    secret = tmp_path / "bus.creds"
+    secret.write_text(login)
     return BusSettings(
         url=bus_url,
-        user="service",
-        password_file=secret,
+        credentials_file=secret,
         reconnect_wait_s=0.1,
         reconnect_jitter_s=0.1,
     )
@@ -122,10 +122,9 @@ async def test_a_fact_from_the_host_is_on_record(
 async def test_agents_of_a_job_can_be_let_in_and_only_they(
     api: httpx2.Client, bus_url: str, job: str, tmp_path: Path
 ) -> None:
-    secret = tmp_path / "agent.password"
+    secret = tmp_path / "agent.creds"
     secret.write_text(await asyncio.to_thread(compose, "run", "--rm", "setup", "agent", job))
-    await asyncio.to_thread(compose, "kill", "-s", "HUP", "nats")
-    settings = BusSettings(url=bus_url, user=f"agent-{job}", password_file=secret)
+    settings = BusSettings(url=bus_url, credentials_file=secret)
     async with asyncio.timeout(30), connect(settings, "agent", spool=tmp_path / "spool") as bus:
         told = ended(job, "from its agent")
         await bus.record(told)
@@ -152,9 +151,9 @@ async def test_facts_survive_the_death_of_the_server(
     assert await recorded_of(api, job, 3) == [fact.id for fact in told]
 
 
-def test_setup_keeps_what_it_made(password: str, token: str) -> None:
+def test_setup_keeps_what_it_made(login: str, token: str) -> None:
     compose("run", "--rm", "setup")
-    assert in_container("history", "cat", "/run/everstep/service/password").strip() == password
+    assert in_container("history", "cat", "/run/everstep/service/bus.creds") == login
     assert in_container("history", "cat", "token").strip() == token
 
 
@@ -171,7 +170,7 @@ def test_only_two_ports_are_published_and_only_on_loopback() -> None:
     assert published == PUBLISHED
 
 
-async def test_the_bus_refuses_whoever_has_no_password(bus_url: str) -> None:
+async def test_the_bus_refuses_whoever_has_no_login(bus_url: str) -> None:
     with pytest.raises(BusDeniedError):
         async with connect(BusSettings(url=bus_url, connect_within_s=5), "test"):
             pass
@@ -207,12 +206,17 @@ def test_each_container_is_confined(service: str) -> None:
     assert host["Privileged"] is False
 
 
-def test_no_secret_is_in_an_environment_a_command_line_or_a_log(token: str, password: str) -> None:
+def test_no_secret_is_in_an_environment_a_command_line_or_a_log(token: str, login: str) -> None:
     database = in_container("history", "cat", "/run/everstep/database/password").strip()
-    configured = json.loads(in_container("nats", "cat", "/run/everstep/nats/nats.json"))
-    users = configured["authorization"]["users"]
-    secrets = {token, password, database, *(user["password"] for user in users)}
-    assert len(secrets) >= 4
+    folder, signers = "/run/everstep/logins", ("agents.seed", "services.seed")
+    keys = [in_container("logins", "cat", f"{folder}/{name}").strip() for name in signers]
+    found = Credentials.parsed(login)
+    assert found is not None
+    secrets = {token, found.seed, found.token, database, *keys}
+    assert len(secrets) == 6
+    assert not [
+        key for key in keys if key in in_container("nats", "cat", "/run/everstep/nats/nats.json")
+    ]
     for service in LASTING | ONE_SHOT:
         container = inspect(service)
         logged = compose("logs", "--no-color", service)
@@ -236,6 +240,7 @@ def test_each_container_has_only_its_own_secret() -> None:
         "rendezvous": {"service"},
         "health": {"service"},
         "catalog": {"service"},
+        "logins": {"service", "logins"},
         "bus-init": {"admin"},
         **{agent: {"agent"} for agent in AGENTS},
     }

@@ -1,5 +1,6 @@
 """A real training is restored from where it should be, and every step of it has one loss."""
 
+import shutil
 import signal
 from collections import defaultdict
 from pathlib import Path
@@ -117,6 +118,43 @@ def test_before_it_is_taken_away_it_saves_and_the_next_allocation_goes_on_from_t
     assert all(len(of_step) == 1 for of_step in losses(cluster.folder, 0).values())
 
 
+def test_a_requeue_to_the_same_node_finds_its_states_in_memory(cluster: Cluster) -> None:
+    """The end of the first agent had removed them; the end of a job that ended well does (E5)."""
+    first = training(cluster, every=SELDOM, memory_every=5)
+    until_step(cluster, 20)
+    first.send(signal.SIGTERM)
+    assert first.wait(START_WITHIN_S) == 91
+    saved = cluster.until_fact("checkpoint_committed")
+    training(cluster, every=SELDOM, memory_every=5)
+    assert restored(cluster, 2) == [(saved["step"], "memory")] * 2
+    cluster.finish()
+    assert cluster.agents[1].wait(START_WITHIN_S) == 0
+    assert not list((cluster.folder / "memory").rglob("index.json")), (
+        "nothing outlives a job that ended well"
+    )
+
+
+def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
+    cluster: Cluster,
+) -> None:
+    """Before, it began from scratch, as "there has never been a checkpoint" (E5, A8.7)."""
+    first = training(cluster, every=SELDOM, memory_every=5)
+    until_step(cluster, 20)
+    first.kill()
+    assert first.wait(START_WITHIN_S) == -signal.SIGKILL
+    shutil.rmtree(cluster.folder / "memory")  # as when the node was started again
+    second = training(cluster, "--max-restarts", "0", every=SELDOM, memory_every=5)
+    failed = cluster.until_fact("restore_failed", within_s=START_WITHIN_S)
+    assert "it was in the memory of node-1, saved in round 1, and is gone" in failed["reason"]
+    assert "--allow-fresh-start" in failed["reason"]
+    assert second.wait(START_WITHIN_S) == 1
+    third = training(cluster, "--allow-fresh-start", every=SELDOM, memory_every=5)
+    number = cluster.until_fact("fresh_started", lambda it: it["round"] > 1)["round"]
+    assert restored(cluster, number) == [(0, "")] * 2
+    cluster.finish()
+    assert third.wait(START_WITHIN_S) == 0
+
+
 def test_a_last_save_that_fails_is_what_the_round_fails_of(cluster: Cluster) -> None:
     leaving = Path(__file__).parents[1] / "integration" / "scripts" / "leaving.py"
     how = (str(cluster.folder / "root"), "returns", "fatal", "fails")
@@ -124,3 +162,36 @@ def test_a_last_save_that_fails_is_what_the_round_fails_of(cluster: Cluster) -> 
     assert agent.wait(START_WITHIN_S) == 1
     opened = cluster.until_fact("incident_opened")
     assert "rank 0: the save of step 2 failed at write of " in str(opened)
+
+
+def test_states_on_a_local_disk_are_there_after_the_power_was_cut(cluster: Cluster) -> None:
+    """Nobody had time to say that the states stay; the memory of the node is empty (E5, A8.7)."""
+    disk = cluster.folder / "nvme"
+    disk.mkdir()
+    first = training(cluster, "--local-root", str(disk), every=SELDOM, memory_every=5)
+    until_step(cluster, 20)
+    first.kill_node()
+    until(cluster.left, "no process is left", holds=lambda left: not left)
+    made = max(losses(cluster.folder, 0))
+    assert not list((cluster.folder / "memory").rglob("index.json")), "nothing is in memory"
+    second = training(cluster, "--local-root", str(disk), every=SELDOM, memory_every=5)
+    found = restored(cluster, 2)
+    assert {tier for _, tier in found} == {"disk"}
+    assert len({step for step, _ in found}) == 1
+    assert 0 < found[0][0] <= made
+    fact = cluster.until_fact("checkpoint_restored")
+    assert (fact["step"], [tier["tier"] for tier in fact["tiers"]]) == (found[0][0], ["disk"])
+    until_step(cluster, made + 5)
+    cluster.finish()
+    assert second.wait(START_WITHIN_S) == 0
+    for rank in range(2):
+        assert all(len(of_step) == 1 for of_step in losses(cluster.folder, rank).values())
+    assert not list(disk.rglob("index.json")), "nothing outlives a job that ended well"
+
+
+def test_a_local_root_that_is_not_there_is_said_in_one_line(cluster: Cluster) -> None:
+    missing = cluster.folder / "nvme"
+    agent = training(cluster, "--local-root", str(missing), every=SELDOM)
+    assert agent.wait(START_WITHIN_S) != 0
+    (line,) = agent.log.read_text().splitlines()
+    assert f"local_root {missing}: there is no such folder: make it, or mount the disk" in line

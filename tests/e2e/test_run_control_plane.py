@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,36 @@ def test_a_round_comes_to_its_end_when_they_are_back(
     cluster.until_done()
     assert [one["round"] for one in cluster.facts("round_formed")] == [*range(1, rounds + 1)]
     assert len(cluster.incidents()) == rounds - 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("finish", 0), ("fail", 94), ("SIGTERM", 143), ("SIGINT", 130)]
+)
+def test_no_end_waits_for_a_bus_that_is_away(
+    pieces: Pieces, new_cluster: NewCluster, job: str, end: str, code: int
+) -> None:
+    """Acceptance: A14.1."""
+    cluster, after = new_cluster(pieces, job), new_cluster(pieces, f"{job}-after")
+    shared = {"EVERSTEP_STATE_DIR": str(cluster.folder / "state")}
+    bounded = {"EVERSTEP_AGENT__UNHEARD_WITHIN_S": "1", **shared}
+    agent = cluster.steady("--nproc-per-node", "2", UNMODIFIED="1", **bounded)
+    cluster.until_all_step(2)
+    pieces.kill("nats")
+    until(lambda: "the bus is away" in agent.said, "it knows")
+    if end == "finish":
+        cluster.finish()
+    elif end == "fail":
+        cluster.kill_rank(1, 1)
+    else:
+        agent.send(signal.Signals[end])
+    assert agent.wait() == code
+    pieces.revive("nats")
+    assert after.run("--cold", str(_returning(after)), **shared).wait() == 0
+    ended = cluster.until_facts("rank_exited", lambda found: len(found) >= 1)
+    assert any(fact.get("exit_code") == 0 for fact in ended) == (end == "finish")
+
+
+def _returning(cluster: Cluster) -> Path:
+    script = cluster.folder / "returns.py"
+    script.write_text("import time\ntime.sleep(3)\n")
+    return script

@@ -128,8 +128,7 @@ async def ids_in_stream(cluster: Cluster, pieces: Pieces) -> list[str]:
     login = pieces._as(SERVICE)
     settings = BusSettings(
         url=login["EVERSTEP_BUS__URL"],
-        user=login["EVERSTEP_BUS__USER"],
-        password_file=Path(login["EVERSTEP_BUS__PASSWORD_FILE"]),
+        credentials_file=Path(login["EVERSTEP_BUS__CREDENTIALS_FILE"]),
     )
     found: list[str] = []
     async with connect(settings, "test") as bus, bus.facts(None) as reader:

@@ -29,6 +29,10 @@ DETERMINISTIC = {
 }
 
 
+OF_CODE = {"import", "syntax", "flag"}
+"""What can be told from the exception's kind: every rank fails so, wherever it starts."""
+
+
 def rules(cluster: Cluster) -> list[tuple[str, str, str]]:
     return [
         (one["action"], one["rule"], one.get("mode", "enforce"))
@@ -47,19 +51,56 @@ def test_the_same_failure_twice_ends_the_job_where_that_was_asked_for(
     assert agent.wait() == 93
     ended = cluster.until_fact("job_ended")
     assert (ended["state"], ended["exit_code"], ended["rounds"]) == ("stopped", 93, 2)
-    assert "the same failure came twice in a row" in ended["reason"]
+    restart, stop, reason = (
+        "budget_left",
+        "same_fingerprint",
+        "the same failure came twice in a row",
+    )
+    if kind in OF_CODE:
+        restart, stop, reason = "backoff", "script_cannot_start", "the script cannot start"
+    assert reason in ended["reason"]
     assert rules(cluster) == [
-        ("restart", "restart.budget_left", "enforce"),
-        ("stop", "stop.same_fingerprint", "enforce"),
+        ("restart", f"restart.{restart}", "enforce"),
+        ("stop", f"stop.{stop}", "enforce"),
     ]
     assert {one["error"]["name"].rpartition(".")[2] for one in cluster.facts("rank_exited")} == {
         name
     }
 
 
+@pytest.mark.parametrize("kind", ["flag", "import"])
+def test_a_script_that_cannot_start_ends_the_job_after_one_more_try(
+    cluster: Cluster, kind: str
+) -> None:
+    """A4.1: on every rank, by exceptions and by exits alike."""
+    script = cluster.folder / "fails.py"
+    script.write_text(DETERMINISTIC[kind][0])
+    agent = cluster.run("--cold", "--nproc-per-node", "3", str(script))
+    assert agent.wait() == 93
+    ended = cluster.until_fact("job_ended")
+    assert (ended["exit_code"], ended["rounds"]) == (93, 2)
+    assert rules(cluster)[-1] == ("stop", "stop.script_cannot_start", "enforce")
+    assert "the script cannot start: every rank failed in this way" in agent.said
+
+
+def test_a_rank_that_alone_cannot_start_is_tried_again(cluster: Cluster) -> None:
+    """As where the file system of one node has a hiccup; the third time it is well."""
+    script = cluster.folder / "hiccup.py"
+    script.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1' and int(os.environ['EVERSTEP_ROUND']) < 3:\n"
+        "    import nothing_of_the_kind\n"
+        "if int(os.environ['EVERSTEP_ROUND']) < 3:\n"
+        "    time.sleep(600)\n"
+    )
+    agent = cluster.run("--cold", "--nproc-per-node", "2", str(script))
+    assert agent.wait() == 0
+    assert cluster.facts("job_ended")[0]["rounds"] == 3
+
+
 def test_by_default_the_repeat_is_only_said_and_a_crash_loop_slows_down(cluster: Cluster) -> None:
     script = cluster.folder / "fails.py"
-    script.write_text("import nothing_of_the_kind\n")
+    script.write_text("open('/nowhere/at/all')\n")
     cluster.run("--cold", "--no-progress-limit", "none", str(script))
     cluster.until_fact("round_formed", lambda body: body["round"] == 3)
     decided = decisions(cluster, 3)

@@ -1,6 +1,7 @@
 """Whoever of a node's processes is killed: nothing of it is left, and nothing else is touched."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,45 @@ def gone(pids: list[int]) -> None:
         until(left, "all of them are gone", holds=not_)
     finally:
         kill_all(left())
+
+
+DETACHES = """
+import subprocess
+print("child", subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+"""
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_outlives_a_good_end_is_named_and_may_be_left_alone(
+    cluster: Cluster, leaves: bool
+) -> None:
+    script = cluster.folder / "detaches.py"
+    script.write_text(DETACHES)
+    option = ["--leave-children"] if leaves else []
+    agent = cluster.run("--cold", *option, str(script))
+    assert agent.wait() == 0
+    found = re.search(r"child (\d+)", agent.said)
+    assert found
+    child = int(found[1])
+    became = "live on" if leaves else "were killed, as --leave-children was not given"
+    said = f"processes that ranks had started outlived them and {became}: {child} sleep 600\n"
+    assert said in agent.said
+    assert alive(child) == leaves
+    if leaves:  # the next agent on the node does not take it for somebody's leftover
+        assert cluster.run("--cold", str(script), node="node-2").wait() == 0
+        assert alive(child)
+        os.kill(child, signal.SIGKILL)
+
+
+def test_nothing_is_left_of_a_job_that_failed_whatever_was_asked_for(cluster: Cluster) -> None:
+    script = cluster.folder / "detaches.py"
+    script.write_text(DETACHES + "raise SystemExit(3)\n")
+    agent = cluster.run("--cold", "--leave-children", "--max-restarts", "0", str(script))
+    assert agent.wait() == 1
+    assert "outlived" not in agent.said
+    found = re.search(r"child (\d+)", agent.said)
+    assert found
+    assert not alive(int(found[1]))
 
 
 def test_a_killed_agent_leaves_nothing(cluster: Cluster) -> None:

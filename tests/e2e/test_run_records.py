@@ -59,7 +59,7 @@ def test_a_restart_leaves_evidence_of_the_ranks_and_what_came_of_the_decision(
 
 def test_a_crash_loop_says_how_long_it_waits_and_why(cluster: Cluster) -> None:
     script = cluster.folder / "fails.py"
-    script.write_text("import nothing_of_the_kind\n")
+    script.write_text("raise OSError('the file system does not answer')\n")  # may pass
     agent = cluster.run("--cold", "--no-progress-limit", "none", str(script))
     cluster.until_fact("round_formed", lambda body: body["round"] == 3)
     [said] = until(

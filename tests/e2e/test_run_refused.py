@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from everstep.bus.accounts import Operator
+from everstep.bus.keys import Key, Kind
+from everstep.bus.login import write_private
+from everstep.bus.roles import SERVICE, agents_name
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.control_planes import Up
 from tests.e2e.ports import free_port
@@ -20,8 +24,8 @@ def one_line(agent: Agent) -> str:
     return lines[0]
 
 
-def on_bus(cluster: Cluster, url: str, password: Path | None = None, node: str = "node-1") -> Agent:
-    given = ("--bus-user", "service", "--bus-password-file", str(password)) if password else ()
+def on_bus(cluster: Cluster, url: str, login: Path | None = None, node: str = "node-1") -> Agent:
+    given = ("--bus-credentials-file", str(login)) if login else ()
     script = (str(SCRIPTS / "steady.py"), str(cluster.folder))
     return cluster.run("--cold", "--bus-url", url, *given, *script, node=node)
 
@@ -51,12 +55,31 @@ def test_a_bus_whose_name_nobody_knows(cluster: Cluster) -> None:
 
 
 def test_wrong_credentials(cluster: Cluster, shared_up: Up) -> None:
-    password = cluster.folder / "password"
-    password.write_text("not this one\n")
-    password.chmod(0o600)
-    agent = on_bus(cluster, shared_up.running.bus, password)
+    login = cluster.folder / "of-another-operator.creds"
+    name = agents_name(cluster.job)
+    write_private(login, Operator(Key.new(Kind.OPERATOR)).login(name).text())
+    agent = on_bus(cluster, shared_up.running.bus, login)
     assert agent.wait() == 2
-    assert "service" in one_line(agent)
+    assert str(login) in one_line(agent)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [(SERVICE, "one of the control plane"), (agents_name("other"), "is of another job")],
+)
+def test_a_login_that_is_not_of_the_job(
+    cluster: Cluster, shared_up: Up, name: str, said: str
+) -> None:
+    """A8: the scripts of a job can use what their agent has, so it has no more than it needs."""
+    login = cluster.folder / "of-somebody-else.creds"
+    operator = Operator.opened(shared_up.state.path / "nats")
+    write_private(login, operator.login(name).text())
+    agent = on_bus(cluster, shared_up.running.bus, login)
+    assert agent.wait() == 2
+    line = one_line(agent)
+    assert said in line
+    assert str(login) in line
+    assert f"everstep bus login {cluster.job}" in line
 
 
 def test_files_for_tls_between_agents_that_are_not_there(cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
 """A real training with torch and gloo, forked from a warm process."""
 
 import os
+import re
 import signal
 
 import psutil
@@ -41,6 +42,20 @@ def test_the_rank_that_raised_is_named_though_it_left_its_group_first(cluster: C
     cluster.finish()
     cluster.until_done()
     assert [one["rank"] for one in incidents] == [1, 0], [one["story"] for one in incidents]
+
+
+KILLS = 6
+
+
+@pytest.mark.timeout(120)
+def test_the_console_names_the_killed_rank_and_not_its_victims(cluster: Cluster) -> None:
+    """A4.5: whichever of them was heard first."""
+    options = ("--nproc-per-node", "4", "--max-restarts", "none")
+    agent = cluster.run(*options, str(SCRIPTS / "killed_gloo.py"), str(KILLS))
+    assert agent.wait() == 0
+    said = re.findall(r"^everstep: round (\d+) is over: (.*)$", agent.said, re.MULTILINE)
+    killed = [(str(n), f"rank {n % 4} was ended by SIGKILL") for n in range(1, KILLS + 1)]
+    assert said == killed
 
 
 def forges(warden: int) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from everstep import subjects
-from everstep.bus.asking import RefusalError
+from everstep.bus.asking import RefusalError, check_kind
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
@@ -160,6 +160,7 @@ class MemoryBus:
         if getattr(question, "job", None) != job:
             raise AskRefusedError(service, verb, "403", "another job")
         try:
+            check_kind(service, verb, question)
             async with asyncio.timeout(within_s):
                 answer = await replicas[0][verb](question)
         except TimeoutError as error:

@@ -1,9 +1,11 @@
 """A disk is really full, the server's or our own: what is refused is said, and nothing is lost."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.errors import BusError, FactsWaitingError, SpoolWriteError
 from everstep.messages import NodeBeat
 from tests.integration.bus_facts import beat, ended, numbers, settings_of
+from tests.waiting import until_async
 
 
 @pytest.fixture
@@ -66,12 +69,34 @@ async def test_a_full_disk_of_the_server_is_said_and_loses_nothing(
             await fill(bus)
             more = ["mount", "-o", "remount,size=400m", str(small_disk / "nats" / "store")]
             await asyncio.to_thread(subprocess.run, more, check=True)
-            os.kill(nats.pid, signal.SIGKILL)  # it takes no more before it was started again
-            await bus.flush(30)
+            await bus.flush(60)  # it takes no more before it was started again, and it is
+            assert nats.restarts
             found = await numbers(bus, 10)
             assert found == list(range(len(found)))
             info = await bus.jetstream.api("STREAM.INFO.FACTS")
             assert info["state"]["messages"] == bus.statistics()["facts_recorded_total"]
+
+
+async def test_a_server_that_dies_on_a_full_disk_is_started_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, refused = threading.Event(), threading.Event()
+
+    def written(server: DevServer) -> None:
+        if full.is_set():
+            refused.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(server)
+
+    plain = DevServer._prepare
+    monkeypatch.setattr(DevServer, "_prepare", written)
+    async with dev_server(tmp_path) as nats, connect(settings_of(nats), "test") as bus:
+        full.set()
+        os.kill(nats.pid, signal.SIGKILL)
+        await until_async(refused.is_set, "its configuration could not be written")
+        full.clear()
+        await until_async(lambda: nats.restarts, "it was started again")
+        await bus.wait_connected()
 
 
 async def test_on_a_full_disk_of_our_own_facts_are_refused_and_beats_go_on(

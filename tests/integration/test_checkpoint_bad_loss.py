@@ -33,7 +33,7 @@ def is_quarantined(root: Path, step: int) -> bool | None:
 
 
 def begun(root: Path) -> Checkpointer:
-    return Checkpointer(root, job=JOB, patience=UNHURRIED)
+    return Checkpointer(root, job=JOB, timeouts=UNHURRIED)
 
 
 def test_what_becomes_visible_later_is_quarantined_with_it(
@@ -58,7 +58,7 @@ def test_what_becomes_visible_later_is_quarantined_with_it(
         saves.save(11, state)
         assert is_quarantined(root, 11) is None
         going_on.start()
-        saves.loss(math.nan)
+        saves.check_loss(math.nan)
     going_on.join()
     assert is_quarantined(root, 11)
     with begun(root) as saves:

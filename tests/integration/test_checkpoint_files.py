@@ -17,7 +17,7 @@ from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import async_save, files, wait_for_files
 from trainer_sdk.checkpoint.arena import Arena, Buffer
-from trainer_sdk.checkpoint.save import Patience
+from trainer_sdk.checkpoint.save import Timeouts
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_an_exit_handler_waits_for_its_file(tmp_path: Path, others: tuple[str, .
 
 
 def test_after_close_a_file_is_waited_for_and_nothing_stays(tmp_path: Path) -> None:
-    saves = files.FileSaves()
+    saves = files.FileSaver()
     for value in range(3):
         saves.schedule(state(value), tmp_path / f"{value}.pt")
         saves.close()
@@ -179,7 +179,7 @@ def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
 ) -> None:
     plain, got, save = files._fill, [], async_save
     if is_closed:
-        saves = files.FileSaves(patience=Patience(exit_within_s=40))
+        saves = files.FileSaver(timeouts=Timeouts(exit_within_s=40))
         saves.close()
         save = saves.schedule
 
@@ -196,7 +196,7 @@ def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
         save(state(1), tmp_path / "model.pt")
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert got == [None]
+    assert [one.state for one in got] == ["failed"]
     assert "handler.pt: it interrupts another save" in capsys.readouterr().err
     wait_for_files(40)
     assert is_saved(tmp_path / "model.pt", 1)

@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from tests.saved_by import load, manifest_of, path_of, same, saving
-from trainer_sdk.checkpoint import Checkpointer, FileSaves, staging
+from trainer_sdk.checkpoint import Checkpointer, FileSaver, staging
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.readying import Wish
 
@@ -305,7 +305,7 @@ def test_a_file_is_written_in_the_background(tmp_path: Path) -> None:
     called: list[str] = []
     obj: dict[str, Any] = {"a": torch.randn(100, 10), "name": "x", "list": [torch.ones(3)]}
     expected = copy.deepcopy(obj)
-    files = FileSaves()
+    files = FileSaver()
     files.schedule(obj, path, finalize=(partial(called.append, "durable"),))
     obj["a"].zero_()
     assert files.unfinished == 1

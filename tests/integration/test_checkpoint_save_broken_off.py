@@ -14,8 +14,8 @@ import torch
 from tests.saved_by import load, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import FileSaves, SaveError, saver, staging, waves
-from trainer_sdk.checkpoint.save import OnError, Patience
+from trainer_sdk.checkpoint import FileSaver, SaveError, saver, staging, waves
+from trainer_sdk.checkpoint.save import OnError, Timeouts
 from trainer_sdk.checkpoint.staging import Stager
 from trainer_sdk.checkpoint.writer.orders import Filled, GiveUp, WriteFile
 
@@ -298,11 +298,11 @@ class Other:
 def test_a_file_that_cannot_be_copied_holds_up_no_other(
     folder: Path, capfd: pytest.CaptureFixture[str], then: Callable[[], object], said: str
 ) -> None:
-    files = FileSaves()
+    files = FileSaver()
     files.schedule(Other(then), folder / "a.pt")
     files.schedule({"a": torch.ones(3)}, folder / "b.pt")
     assert files.maybe_finalize(blocking=True, within_s=40) == [2]
-    assert files.await_all() is None
+    assert files._queue.await_all() is None
     files.close()
     assert [one.name for one in folder.iterdir()] == ["b.pt"]
     told = capfd.readouterr().err
@@ -311,10 +311,10 @@ def test_a_file_that_cannot_be_copied_holds_up_no_other(
 
 
 def test_ctrl_c_while_a_file_is_copied_holds_up_no_other(folder: Path) -> None:
-    files = FileSaves(on_error="fatal")
+    files = FileSaver(on_error="fatal")
     with pytest.raises(KeyboardInterrupt):
         files.schedule(Other(interrupt), folder / "a.pt")
-    assert "KeyboardInterrupt" in str(files.await_all())
+    assert "KeyboardInterrupt" in str(files._queue.await_all())
     with pytest.raises(SaveError):
         files.maybe_finalize(blocking=True, within_s=40)
     files.schedule({"a": torch.ones(3)}, folder / "b.pt")
@@ -329,25 +329,25 @@ def test_too_little_memory_for_a_file_is_the_policys(
     capfd: pytest.CaptureFixture[str],
     on_error: OnError,
 ) -> None:
-    files = FileSaves(on_error=on_error)
+    files = FileSaver(on_error=on_error)
     monkeypatch.setattr("trainer_sdk.checkpoint.arena.available_bytes", lambda _: 0)
     if on_error == "fatal":
         with pytest.raises(SaveError, match="has 0 MiB left, and the copy needs 1 MiB"):
             files.schedule([1], folder / "a.pt")
     else:
-        assert files.schedule([1], folder / "a.pt") is None
+        assert files.schedule([1], folder / "a.pt").state == "failed"
         assert "or use torch.save" in capfd.readouterr().err
-    assert (files.await_all() is None) is (on_error != "retry")
+    assert (files._queue.await_all() is None) is (on_error != "retry")
     files.close(abort=True)
 
 
 def test_who_has_all_the_memory_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    files = FileSaves(patience=Patience(write_within_s=0.05))
+    files = FileSaver(timeouts=Timeouts(write_within_s=0.05))
     buffer = files._arena.next()
     assert buffer is not None
     save = files._queue.begin(None, buffer, (), 0.0)
     save.order = WriteFile(save=save.number, image="", size_bytes=1, path="/slow/a.pt")
-    assert files.schedule([1], folder / "b.pt") is None
+    assert files.schedule([1], folder / "b.pt").state == "failed"
     told = capfd.readouterr().err
     assert f"the save of a file failed at memory of {folder}/b.pt" in told
     assert "the files before it (/slow/a.pt) have had all the memory" in told

@@ -19,12 +19,12 @@ import torch
 from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import Checkpointer, Patience, SaveError
+from trainer_sdk.checkpoint import Checkpointer, SaveError, Timeouts
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED
 from trainer_sdk.checkpoint.whose import Whose
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16), "value": {"lr": 0.5}}
-IMPATIENT = Patience(delayed_after_s=0.3, write_within_s=2.0)
+IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=2.0)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
     with saving(folder) as rank:
         rank.save(1, STATE)
         rank.finish()
-        rank.wait_for_writer(Patience(delayed_after_s=0.3))
+        rank.wait_for_writer(Timeouts(delayed_after_s=0.3))
         stop(writer_of(rank))
         assert rank.save(2, STATE) is not None
         delayed = until(lambda: rank.events("delayed"), "word of the delay")[0]
@@ -117,7 +117,7 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
 
 
 def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
-    with saving(folder, patience=Patience(delayed_after_s=0.1)) as rank:
+    with saving(folder, timeouts=Timeouts(delayed_after_s=0.1)) as rank:
         stop(writer_of_warm(rank))
         rank.save(1, STATE)
         told = until(lambda: rank.events("delayed"), "three words", holds=lambda it: len(it) > 2)
@@ -128,19 +128,19 @@ def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
 
 
 def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
-    with saving(folder, patience=IMPATIENT) as rank:
+    with saving(folder, timeouts=IMPATIENT) as rank:
         stop(writer_of_warm(rank))
         rank.save(1, STATE)
         assert rank.finish() == []
         assert rank.events("failed")[0]["error"] == "timeout"
-        rank.wait_for_writer(Patience())
+        rank.wait_for_writer(Timeouts())
         rank.save(2, STATE)
         assert rank.finish() == [2]
 
 
 def test_a_save_that_is_late_at_the_end_is_written_by_nobody(folder: Path) -> None:
     """The next one has its memory: it would have that one's values."""
-    with saving(folder, patience=Patience(exit_within_s=0.1)) as rank:
+    with saving(folder, timeouts=Timeouts(exit_within_s=0.1)) as rank:
         rank.queue.delivery.warm()
         late = writer_of(rank)
         stop(late)

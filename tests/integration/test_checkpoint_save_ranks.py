@@ -16,11 +16,11 @@ from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.stopping import stop
 from tests.unit.saved_states import together
 from tests.waiting import until
-from trainer_sdk.checkpoint import Patience
+from trainer_sdk.checkpoint import Timeouts
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 
-IMPATIENT = Patience(delayed_after_s=0.3, write_within_s=1.0)
+IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=1.0)
 SCRIPT = Path(__file__).parent / "scripts" / "saving.py"
 
 
@@ -117,12 +117,12 @@ def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
 
 def test_a_rank_waits_for_the_others_as_long_as_the_training_says(folder: Path) -> None:
     def one(group: Group) -> dict[str, Any]:
-        with saving(folder, group, patience=IMPATIENT) as rank:
+        with saving(folder, group, timeouts=IMPATIENT) as rank:
             pid = with_writer(rank)
             if group.rank == 0:  # it writes nothing, and so cannot publish
                 stop(pid)
             else:  # only the other ranks may be late
-                rank.wait_for_writer(Patience())
+                rank.wait_for_writer(Timeouts())
             rank.save(1, state(group.rank))
             assert rank.finish() == []
             return rank.events("failed")[0]

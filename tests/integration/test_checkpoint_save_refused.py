@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, WITHIN_S, Saving, saving
-from tests.unit.saved_states import together
+from tests.unit.saved_states import Told, together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.arena import NoRoomError
+from trainer_sdk.checkpoint.interval import Bounds, Every, Pace
+from trainer_sdk.checkpoint.pacing import Pacing
 from trainer_sdk.checkpoint.save import OnError
 from trainer_sdk.checkpoint.staging import Stager, Staging
 from trainer_sdk.checkpoint.whose import Whose
@@ -128,7 +130,7 @@ def test_what_comes_after_the_end_is_refused(
     """Nobody would wait until it is durable."""
     saves = Checkpointer(folder / "root", job=JOB)
     saves.close()
-    assert saves.save_last(5, STATE) is None
+    assert saves.save_last(5, STATE).state == "failed"
     assert (
         "the save of step 5 failed at plan: its Checkpointer was closed" in capsys.readouterr().err
     )
@@ -151,9 +153,41 @@ def test_a_save_that_interrupts_another_is_refused_and_does_not_wait_for_it(
             signal.SIGUSR1, lambda *_: handled.append(saves.save(6, STATE, wait=True))
         )
         try:
-            assert saves.save(5, STATE) == 1
+            assert saves.save(5, STATE).number == 1
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert saves.maybe_finalize(blocking=True, within_s=WITHIN_S) == [1]
-    assert handled == [None]
+    assert [one.state for one in handled] == ["failed"]
     assert "the save of step 6 failed at copy: it interrupts another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_ranks_that_do_not_save_the_same_hear_of_it_at_once(folder: Path, keeps: bool) -> None:
+    """They would wait half an hour for each other's parts."""
+
+    def one(group: Group) -> list[str]:
+        with saving(folder, group, keeps=keeps, buffers=2) as rank:
+            assert rank.save(5 + group.rank, STATE) is None
+            assert rank.save(6, STATE, to_root=not group.rank) is None
+            assert rank.save(7, STATE) is not None
+            assert rank.finish() == [1]
+            return rank.told.warned
+
+    own, other = together(2, one)
+    assert "the ranks disagree on the step: the lowest is 5 and the highest 6; have" in own[0]
+    assert "some ranks save into the root and others do not" in own[1]
+    assert len(own) == len(other) == 2
+
+
+def test_ranks_that_are_not_at_one_step_hear_of_it_when_a_save_is_looked_for() -> None:
+    def one(group: Group) -> str:
+        pacing = Pacing(Every(), group, Told(), Pace(Every(), Bounds(), failures=0, ran_s=0.0))
+        try:
+            pacing.is_due(5 + group.rank, is_saving=False)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    own, other = together(2, one)
+    assert own == ""
+    assert other.startswith("rank 1 has finished step 6, and rank 0 step 5")

@@ -15,8 +15,6 @@ import click
 import pytest
 
 from docs import generate
-from everstep.bus import BusSettings
-from everstep.bus.serverconfig import password_file
 from everstep.settings import leaves
 from everstep_services.cli import metrics_page
 from everstep_services.cli import page as cli_page
@@ -248,16 +246,10 @@ def test_the_example_of_the_readme_is_read_back(tmp_path: Path) -> None:
     run(*command, "up", "--detach", "--api-port", "0")
     try:
         status = json.loads(run(*command, "status", "-o", "json"))
-        bus = BusSettings(
-            url=status["bus"],
-            user="service",
-            password_file=password_file(state / "nats", "service"),
-        )
         run(
             "record.py",
-            EVERSTEP_BUS__URL=bus.url,
-            EVERSTEP_BUS__USER=str(bus.user),
-            EVERSTEP_BUS__PASSWORD_FILE=str(bus.password_file),
+            EVERSTEP_BUS__URL=status["bus"],
+            EVERSTEP_BUS__CREDENTIALS_FILE=str(state / "nats" / "service.creds"),
         )
         told = until(
             lambda: run(*command, "facts", "--job", "llama-8b", "-o", "jsonl"), "history has it"

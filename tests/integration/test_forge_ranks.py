@@ -136,6 +136,48 @@ async def test_a_module_that_starts_a_thread_is_left_out(tmp_path: Path) -> None
         assert not {"busy", "torch._dynamo"} & set(ready.preloaded)
 
 
+async def test_a_module_that_reads_the_ranks_environment_is_left_to_the_ranks(
+    tmp_path: Path,
+) -> None:
+    """As Lightning's rank_zero_only does: else every rank would take itself for the first."""
+    package = tmp_path / "imitation"
+    package.mkdir()
+    (package / "__init__.py").write_text("import wave\nfrom imitation.zero import rank_zero_only\n")
+    (package / "zero.py").write_text(
+        "import os\n"
+        "def rank_zero_only(function):\n"
+        "    return lambda: function() if rank_zero_only.rank == 0 else None\n"
+        "rank_zero_only.rank = int(os.environ.get('RANK', 0))\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "was_there = 'wave' in sys.modules, 'torch' in sys.modules\n"
+        "import json, imitation\n"
+        "named = imitation.rank_zero_only(lambda: 'first')()\n"
+        "print(json.dumps([imitation.rank_zero_only.rank, named, *was_there]))\n"
+    )
+    async with opened(tmp_path, "", target=str(script), warm=True, preload=("imitation",)) as node:
+        (ready,) = await node.next(ForgeReady)
+        reason = "imitation.zero, which imitation imports, reads RANK while it is imported"
+        assert ready.left_out == (reason,)
+        node.seen.append(ready)
+        said = await ran(node, warm=True, ranks=2)
+        assert said == [[0, "first", True, True], [1, None, True, True]]
+
+
+async def test_a_variable_that_a_rank_turns_out_to_have_makes_another_forge(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "reader.py").write_text("import os; level = os.environ.get('OF_RANKS')\n")
+    script = tmp_path / "script.py"
+    script.write_text("import json, reader; print(json.dumps(reader.level))\n")
+    async with opened(tmp_path, "", target=str(script), warm=True, preload=("reader",)) as node:
+        assert await ran(node, warm=True, OF_RANKS="7") == ["7"]
+        (unfit,) = await node.next(ForgeUnfit)
+        assert unfit.reason == "reader reads OF_RANKS while it is imported"
+
+
 async def test_a_forge_that_cannot_be_fit_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import threading, time\n"

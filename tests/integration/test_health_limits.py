@@ -21,6 +21,7 @@ from everstep.messages import (
     ProgressMade,
     SectionLimit,
     SectionSeen,
+    SetControl,
     SetLimit,
     ShowLimits,
 )
@@ -122,6 +123,29 @@ async def test_two_replicas_learn_the_longest_of_all_nodes_and_say_so_once_each(
         )
     revisions = [fact.revision for fact in learned]
     assert len(set(revisions)) == len(revisions), "no revision is told twice"
+
+
+async def test_nothing_is_set_for_a_job_that_nobody_knows(
+    shared_nats: DevServer, job: str, tmp_path: Path
+) -> None:
+    limit = SectionLimit(section="data", limit_s=7.0, source="configured")
+    who = {"job": job, "by": "ann", "reason": "a typo", "origin": "cli"}
+    asked = {
+        "set_limit": SetLimit(limit=limit, **who),
+        "control": SetControl(changes={"modes.exclude": "observe"}, **who),
+    }
+    async with (
+        connect(shared_nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
+        at_work(bus, QUICK),
+    ):
+        for verb, question in asked.items():
+            with pytest.raises(AskRefusedError, match=f"there is no job {job}") as caught:
+                await bus.ask("health", verb, question, Done, job=job, within_s=30)
+            assert caught.value.code == "404"
+        for bucket in ("LIMITS", "CONTROL"):
+            assert (await bus.documents(bucket).get(job)).data is None
+        acts = await facts_of(bus, OperatorActed, 2, job=job)
+    assert {act.outcome for act in acts} == {"refused"}
 
 
 async def test_people_set_a_limit_and_have_it_learned_again(

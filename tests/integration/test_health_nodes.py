@@ -14,7 +14,7 @@ from everstep import ids
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
-from everstep.bus.errors import AskRefusedError
+from everstep.bus.errors import AskRefusedError, BusDeniedError
 from everstep.bus.ports import Bus
 from everstep.bus.roles import SERVICE
 from everstep.clock import SystemClock
@@ -281,8 +281,10 @@ async def test_an_agent_cannot_exclude_nodes_of_others(
         at_work(bus, QUICK),
     ):
         question = ExcludeNode(job="j", node="n1", by="agent", reason="mine")
-        with pytest.raises(AskRefusedError, match="an exclusion holds for all jobs"):
+        with pytest.raises(BusDeniedError, match="may not publish to es.ask.health.exclude.j"):
             await agent_bus.ask("health", "exclude", question, Done, job="j", within_s=40)
+        with pytest.raises(AskRefusedError, match="an exclusion holds for all jobs"):
+            await own.ask("health", "exclude", question, Done, job="j", within_s=40)
         assert await control(own) is None
 
 

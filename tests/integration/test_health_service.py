@@ -214,8 +214,7 @@ async def test_it_runs_as_a_process_and_stops_when_asked(nats: DevServer, tmp_pa
     settings = nats.settings(SERVICE)
     environment = {
         "EVERSTEP_BUS__URL": settings.url,
-        "EVERSTEP_BUS__USER": str(settings.user),
-        "EVERSTEP_BUS__PASSWORD_FILE": str(settings.password_file),
+        "EVERSTEP_BUS__CREDENTIALS_FILE": str(settings.credentials_file),
         "EVERSTEP_BUS__SPOOL_DIR": str(tmp_path / "spool"),
         "EVERSTEP_OBSERVE__PORT": "0",
     }

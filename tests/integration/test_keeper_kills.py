@@ -90,7 +90,7 @@ async def test_who_had_ended_before_the_order_to_stop_was_not_told_to(tmp_path: 
         warden = psutil.Process(node.warden())
         warden.suspend()  # it has no turn: the death and the order wait for it together
         os.kill(pids[0], signal.SIGKILL)
-        os.kill(pids[1], signal.SIGTERM)
+        os.kill(pids[1], signal.SIGABRT)
         for rank in (0, 1):
             process = psutil.Process(pids[rank])
             await until_async(process.status, "it is dead", holds=psutil.STATUS_ZOMBIE.__eq__)

@@ -190,6 +190,7 @@ IMPORTS = {
     "dev-server": "trainer_sdk",
     "ec": "trainer_sdk, numpy, pyeclib.ec_iface",
     "objectstore": "trainer_sdk.checkpoint.storage.objects",
+    "traces": "everstep_services.straggler.traces, pyarrow.parquet, numpy",
     "all": "everstep_services.cli.stack.up, everstep_services.history.api.app, asyncpg, numpy",
 }
 
@@ -240,9 +241,9 @@ def test_an_extra_alone_installs_and_works(built: Built, environment: Path, extr
     for command in (["version"], ["status"], ["bus", "info"]):
         done = call(environment, "everstep", *command)
         assert done.returncode == 0 or len(done.stderr.splitlines()) == 1, done.stderr
-        if extra not in {"cli", "services", "all"}:
+        if extra not in {"cli", "services", "traces", "all"}:
             assert done.stderr == "everstep: click is missing: pip install 'everstep[cli]'\n"
-    if extra in {"cli", "all"}:
+    if extra in {"cli", "traces", "all"}:
         assert call(environment, "everstep", "version").returncode == 0
     if extra in {"dev-server", "all"}:
         assert "nats-server" in call(environment, "nats-server", "--version").stdout

@@ -262,7 +262,7 @@ async def test_a_method_that_is_not_possible_is_named(
 ) -> None:
     answer = await reader.request(method, path)
     assert problem(answer) == (405, "method_not_allowed")
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
 
 
 async def test_sizes_are_limited(api: Api) -> None:

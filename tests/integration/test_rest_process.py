@@ -56,8 +56,7 @@ def environ(nats: DevServer, sqlite_url: str, tmp_path: Path) -> Mapping[str, st
     bus = nats.settings("service")
     ours = {
         "EVERSTEP_BUS__URL": bus.url,
-        "EVERSTEP_BUS__USER": str(bus.user),
-        "EVERSTEP_BUS__PASSWORD_FILE": str(bus.password_file),
+        "EVERSTEP_BUS__CREDENTIALS_FILE": str(bus.credentials_file),
         "EVERSTEP_HISTORY__DATABASE_URL": sqlite_url,
         "EVERSTEP_API__PORT": "0",
         "EVERSTEP_API__FIRST_TOKEN_FILE": str(tmp_path / "token"),

@@ -63,7 +63,10 @@ def running(*nodes: str) -> list[Fact]:
     ]
 
 
-def hear(api: Api, node: str, slot: int, *ranks: RankBeat, watch: str = "") -> None:
+def hear(
+    api: Api, node: str, slot: int, *ranks: RankBeat, watch: str = "",
+    limits: tuple[SectionLimit, ...] = (),
+) -> None:  # fmt: skip
     api.context.beats.hear(
         NodeBeat(
             job="j",
@@ -75,6 +78,7 @@ def hear(api: Api, node: str, slot: int, *ranks: RankBeat, watch: str = "") -> N
             slot=slot,
             ranks=ranks,
             watch=watch,
+            limits=limits,
         )
     )
 
@@ -243,7 +247,8 @@ async def test_each_limit_says_which_rule_set_it_and_from_which_numbers(
     await api.add(*running("n1"))
     async with api.bus.answer("health", {"limits": Health()}):
         found = await get(reader, "jobs/j/limits")
-    assert (found["is_live"], found["round"], found["note"]) == (True, 3, None)
+    assert (found["is_live"], found["round"]) == (True, 3)
+    assert "no agent tells its limits now" in found["note"]
     assert found["rule"] == LIMITS.reason
     names = ("section", "limit_s", "source", "why")
     shown = [[one[name] for name in names] for one in found["limits"]]
@@ -253,8 +258,44 @@ async def test_each_limit_says_which_rule_set_it_and_from_which_numbers(
          "the least that a limit may be: the longest on any rank took 1.5 s, seen 900 times"),
         ("data", 150.0, "learned",
          "5 times the longest: the longest on any rank took 30 s, seen 1 time"),
-        ("eval", 60.0, "configured", "somebody set it; it was never seen to end"),
+        ("eval", 60.0, "configured", "set by somebody; it was never seen to end"),
     ]  # fmt: skip
+
+
+ACTING = (
+    SectionLimit(section="first-step", limit_s=1200.0, source="learned"),
+    SectionLimit(section="step", limit_s=7200.0, source="default"),
+    SectionLimit(section="", limit_s=60.0, source="configured", origin="--limit"),
+    SectionLimit(section="data", limit_s=150.0, source="learned", kind="plain"),
+    SectionLimit(section="heartbeat", limit_s=3.0, source="configured", origin="[agent] limits"),
+)
+
+
+async def test_while_ranks_run_the_limits_are_those_that_can_act_on_them(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """What is learned, and hidden by what somebody has set, is not shown."""
+    await api.add(*running("n1"))
+    hear(api, "n1", 0, limits=ACTING)
+    async with api.bus.answer("health", {"limits": Health()}):
+        found = await get(reader, "jobs/j/limits")
+    assert (found["is_live"], found["rule"], found["note"]) == (True, LIMITS.reason, None)
+    names = ("section", "limit_s", "source", "origin", "why")
+    assert [tuple(one[name] for name in names) for one in found["limits"]] == [
+        ("first-step", 1200.0, "learned", None, "the longest first step took 240 s"),
+        ("step", 7200.0, "default", None, "nothing was learned yet"),
+        ("outside", 60.0, "configured", "--limit",
+         "set by --limit; the longest on any rank took 1.5 s, seen 900 times"),
+        ("data", 150.0, "learned", None,
+         "5 times the longest: the longest on any rank took 30 s, seen 1 time"),
+        ("heartbeat", 3.0, "configured", "[agent] limits",
+         "set by [agent] limits; it was never seen to end"),
+    ]  # fmt: skip
+    without = await get(reader, "jobs/j/limits")
+    assert [one["section"] for one in without["limits"]] == [
+        one.section or "outside" for one in ACTING
+    ]
+    assert "health cannot be asked" in without["note"]
 
 
 async def test_without_health_the_limits_are_those_on_record(

@@ -114,7 +114,7 @@ def test_who_saves_at_once_lets_go_of_the_image_that_was_checked_ahead(
     """It is mapped, and a smaller state makes its file shorter."""
     first = Training(tmp_path, keep_memory=True)
     first.steps(1, 5)
-    first.saves.leave(is_failing=True)
+    first.saves._ending.leave(True)
     closed: list[Image] = []
 
     def close(image: Image) -> None:
@@ -155,9 +155,9 @@ def test_a_loss_that_is_no_number_sends_the_next_round_to_an_older_checkpoint(
 
     second = Training(tmp_path)
     second.saves.restore(second.state)
-    second.saves.loss(0.5)
+    second.saves.check_loss(0.5)
     with pytest.raises(BadLossError, match="step 12, 2 steps after loading step 10"):
-        second.saves.loss(torch.tensor(math.nan))
+        second.saves.check_loss(torch.tensor(math.nan))
     second.saves.close()
     [quarantined] = facts_of(watch, CheckpointQuarantined)
     assert (quarantined.step, quarantined.cause) == (10, "nan_after_load")
@@ -188,7 +188,7 @@ def test_an_object_store_is_saved_to_restored_from_and_quarantined_in(
         assert found is not None
         assert (found.step, second.weights.tolist()) == (10, [10] * 5)
         with pytest.raises(BadLossError, match="from the global tier"):
-            second.saves.loss(math.inf)
+            second.saves.check_loss(math.inf)
         second.saves.close()
 
         third = Training(root)

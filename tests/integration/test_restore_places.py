@@ -12,7 +12,7 @@ import torch
 from tests.saved_by import manifest_of
 from tests.waiting import until
 from trainer_sdk import layout, testing
-from trainer_sdk.checkpoint import Checkpointer, FileSaves, RestoreError, SaveError
+from trainer_sdk.checkpoint import Checkpointer, FileSaver, Latest, RestoreError, SaveError
 from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.storage import StorageError
 
@@ -43,7 +43,7 @@ def test_two_trainings_of_one_folder_have_states_of_their_own(tmp_path: Path) ->
     first = Checkpointer(tmp_path / "a", keep_memory=True)
     first.save(5, state(5), to_root=False)
     first.maybe_finalize(blocking=True)
-    first.leave(is_failing=True)
+    first._ending.leave(True)
 
     with Checkpointer(tmp_path / "b", keep_memory=True) as other:
         weights = state(-1)
@@ -61,7 +61,7 @@ def test_the_same_place_has_the_same_states_from_every_folder(
     first = Checkpointer("a", keep_memory=True)
     first.save(5, state(5), to_root=False)
     first.maybe_finalize(blocking=True)
-    first.leave(is_failing=True)
+    first._ending.leave(True)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -95,7 +95,7 @@ def test_the_memory_of_one_process_is_no_place_for_checkpoints(tmp_path: Path) -
     with pytest.raises(StorageError, match="Give a folder or the URL of a store") as refused:
         Checkpointer("memory://here")
     assert "\n" not in str(refused.value)
-    files = FileSaves(on_error="fatal")
+    files = FileSaver(on_error="fatal")
     files.schedule({"a": 1}, "memory://here/model.pt")
     with pytest.raises(SaveError, match="in the memory of one process"):
         files.close()
@@ -123,17 +123,17 @@ def test_what_a_training_ends_with_is_saved_once(tmp_path: Path) -> None:
         for step in range(1, 7):
             saves.step(step, state(step))
             saves.maybe_finalize(blocking=True)
-        saves.save_last(6, state(6))
-        assert saves.save_last(6, state(6)) is None
+        last = saves.save_last(6, state(6))
+        assert saves.save_last(6, state(6)) is last
     assert manifest_of(tmp_path, 6).occasion == "end"
     with Checkpointer(tmp_path / "root", every=4, job="ends") as saves:
         weights = state(-1)
         found = saves.restore(weights)
         assert found is not None
         assert (found.step, weights["weights"].tolist()) == (6, [6] * 7)
-        assert saves.save_last(6, weights) is None, "there was nothing left to do"
-        saves.step(8, state(8))
-        assert saves.save_last(8, state(8)) is None, "it was due, and saved so"
+        assert saves.save_last(6, weights).state == "skipped", "there was nothing left to do"
+        due = saves.step(8, state(8))
+        assert saves.save_last(8, state(8)) is due, "it was due, and saved so"
     assert manifest_of(tmp_path, 8).occasion == "interval"
 
 
@@ -148,3 +148,26 @@ def test_an_operator_may_allow_a_fresh_start(
             saves.restore(state(-1))
         monkeypatch.setenv(layout.FRESH_VARIABLE, "1")
         assert saves.restore(state(-1)) is None
+
+
+def test_what_would_be_restored_is_known_without_loading_it(tmp_path: Path) -> None:
+    """Step and tier; also where the state itself cannot be read any more (E5)."""
+    job = f"latest-{os.getpid()}"
+    first = Checkpointer(tmp_path / "root", keep_memory=True, job=job)
+    assert first.latest() is None
+    for step in (3, 4):
+        assert first.save(step, state(step), to_root=step == 3, wait=True).durable
+    assert first.latest() == Latest(4, "memory")
+    first._ending.leave(True)
+    with Checkpointer(tmp_path / "root", keep_memory=True, job=job) as again:
+        assert again.latest() == Latest(4, "memory")
+        assert again.latest() == Latest(4, "memory"), "asking changes nothing"
+        weights = state(-1)
+        found = again.restore(weights)
+        assert found is not None
+        assert (found.step, found.tier) == (4, "memory")
+    with Checkpointer(tmp_path / "root", job=job) as alone:
+        (tmp_path / "root" / step_name(3) / "__0_0.distcp").unlink()
+        assert alone.latest() == Latest(3, "global"), "only a restore reads it"
+        with pytest.raises(RestoreError):
+            alone.restore(state(-1))

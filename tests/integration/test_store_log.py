@@ -17,7 +17,7 @@ from everstep.store.database import Database
 from everstep.store.errors import UnstorableError
 from everstep.store.log import FactLog, NewFact
 from everstep.store.reads import log_head, stream_position
-from everstep.store.shapes import PROJECTED
+from everstep.store.shapes import JOBS, PROJECTED
 from everstep_services.history.domain import fold
 from everstep_services.history.reading import read
 from tests.unit.history_facts import delivered, facts, make
@@ -122,7 +122,7 @@ async def test_what_fails_in_the_transaction_leaves_neither_facts_nor_position(
     await append(log, make("job_started"), sequence=1)
     before = (await projected(database), await log_head(database))
 
-    class CrashError(Exception):
+    class CrashError(BaseException):
         pass
 
     def crash(recorded: Iterable[Recorded]) -> Changes:
@@ -194,8 +194,13 @@ async def test_a_kind_from_the_future_is_kept_as_it_is(database: Database, log: 
 
 
 async def test_a_number_that_no_database_holds_is_named(database: Database, log: FactLog) -> None:
+    def too_much(_: Iterable[Recorded]) -> Changes:
+        changes = Changes()
+        changes.merge(JOBS, ("j",), restarts=2**70)
+        return changes
+
     with pytest.raises(UnstorableError):
-        await append(log, make("round_started", round=2**62))
+        await append(FactLog(database, too_much), make("round_started", round=1))
     assert (await log_head(database)).last_n == 0
 
 

@@ -1,9 +1,11 @@
 """The projector over a real database: nothing is lost or doubled, whatever fails."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import select
 
@@ -13,10 +15,12 @@ from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus, Delivered
 from everstep.messages import Fact
 from everstep.store import tables
+from everstep.store.changes import Changes, Recorded
 from everstep.store.database import Database, StoreLimits, open_database
-from everstep.store.log import FactLog
+from everstep.store.log import FactLog, Fold
 from everstep.store.reads import stream_position
 from everstep.store.schema import upgrade
+from everstep.store.shapes import JOBS
 from everstep_services.history.commands import rebuild
 from everstep_services.history.domain import fold
 from everstep_services.history.news import News
@@ -36,14 +40,16 @@ SETTINGS = HistorySettings(
 class Replica:
     """One projector and what it knows."""
 
-    def __init__(self, database: Database, bus: Bus, name: str = "one") -> None:
+    def __init__(
+        self, database: Database, bus: Bus, name: str = "one", *, folded: Fold = fold
+    ) -> None:
         self.database = database
         self.news = News()
         self.projector = Projector(
             SETTINGS,
             bus,
             database,
-            FactLog(database, fold),
+            FactLog(database, folded),
             self.news,
             clock=NotedClock(most_s=0.02),
             name=name,
@@ -196,15 +202,66 @@ async def test_what_cannot_be_read_is_passed_and_counted(
 
 
 async def test_a_value_that_cannot_be_stored_stops_only_its_own_fact(
-    replica: Replica, bus: MemoryBus
+    database: Database, bus: MemoryBus
 ) -> None:
-    poison = make("round_started", round=2**62)
+    poison = make("round_started", round=1)
+
+    def claims_too_much(recorded: Iterable[Recorded]) -> Changes:
+        recorded = list(recorded)
+        changes = fold(recorded)
+        if any(one.fact.id == poison.id for one in recorded):
+            changes.merge(JOBS, ("j",), restarts=2**70)
+        return changes
+
+    replica = Replica(database, bus, folded=claims_too_much)
     sent = some(6)
     await record(bus, *sent[:3], poison, *sent[3:])
     async with replica.running():
         await replica.reached(6)
     assert await replica.ids() == [fact.id for fact in sent]
     assert replica.projector.statistics()["unstorable_total"] == 1
+
+
+async def test_a_fact_whose_claims_fail_is_in_the_log_and_stops_no_other(
+    database: Database, bus: MemoryBus
+) -> None:
+    poison = make("round_started", round=1)
+
+    def fails(recorded: Iterable[Recorded]) -> Changes:
+        recorded = list(recorded)
+        assert all(one.fact.id != poison.id for one in recorded)
+        return fold(recorded)
+
+    replica = Replica(database, bus, folded=fails)
+    sent = [*some(3), poison, *some(3)]
+    await record(bus, *sent)
+    async with replica.running():
+        await replica.reached(7)
+    assert await replica.ids() == [fact.id for fact in sent]
+    assert replica.projector.statistics()["unprojected_total"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": -1},
+        {"round": 2**62},
+        {"node": "n" * 200_000},
+        {"id": "0" * 200_000},
+        {"source": "s" * 200_000},
+    ],
+    ids=["negative round", "large round", "long node", "long id", "long source"],
+)
+async def test_a_number_or_name_out_of_bounds_is_refused_and_counted(
+    replica: Replica, bus: MemoryBus, change: dict[str, Any]
+) -> None:
+    sent = some(2)
+    bad = msgspec.structs.replace(make("rank_stalled", round=1, id="f" * 32), **change)
+    await record(bus, sent[0], bad, sent[1])
+    async with replica.running():
+        await replica.reached(2)
+    assert await replica.ids() == [fact.id for fact in sent]
+    assert replica.projector.statistics()["refused_total"] == 1
 
 
 async def test_only_one_of_two_writes_and_the_other_takes_over(

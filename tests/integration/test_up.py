@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import stat
@@ -18,10 +19,10 @@ import httpx2
 import pytest
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.serverconfig import password_file
 from everstep.ids import new_id
 from everstep.messages import JobEnded
 from everstep_services.cli.stack.services import SERVICES
+from tests.waiting import until
 
 WITHIN_S = 50
 pytestmark = pytest.mark.timeout(180)  # each command is a process that takes seconds to start
@@ -122,7 +123,14 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
     assert get(f"{told['api']}/api/v1/status").status_code == 401
     health = get(f"{told['observe']}/healthz")
     assert (health.status_code, health.json()["status"]) == (200, "ok")
-    checks = {"catalog.bus", "health.bus", "history.bus", "history.database", "rendezvous.bus"}
+    checks = {
+        "catalog.bus",
+        "health.bus",
+        "history.bus",
+        "history.database",
+        "logins.bus",
+        "rendezvous.bus",
+    }
     assert set(health.json()["checks"]) == checks
     metrics = get(f"{told['observe']}/metrics").text
     assert "everstep_history_facts_total 0.0" in metrics
@@ -181,8 +189,7 @@ def test_other_processes_are_told_where_the_bus_is(up: Up, run: Run, state: Path
     told = ready(up("-o", "json"))
     assert run("env").stdout.splitlines() == [
         f"export EVERSTEP_BUS__URL={told['bus']}",
-        "export EVERSTEP_BUS__USER=service",
-        f"export EVERSTEP_BUS__PASSWORD_FILE={state}/nats/service.password",
+        f"export EVERSTEP_BUS__CREDENTIALS_FILE={state}/nats/service.creds",
     ]
 
 
@@ -219,6 +226,25 @@ def test_killed_it_leaves_no_server(up: Up, run: Run) -> None:
     status = run("status")
     assert status.returncode == 4
     assert "everstep up is not running" in status.stderr
+
+
+def test_after_a_kill_nobody_waits_for_the_leases_of_the_dead(
+    up: Up, run: Run, state: Path, environ: dict[str, str]
+) -> None:
+    environ["EVERSTEP_HISTORY__LEASE_TTL_S"] = "3600"
+    process = up("-o", "json")
+    asyncio.run(record(ready(process), state, "before"))
+    shown(run, "before")
+    process.kill()
+    process.communicate()
+    asyncio.run(record(ready(up("-o", "json")), state, "after"))
+    shown(run, "after")
+
+
+def shown(run: Run, job: str) -> None:
+    """Until a fact of the job is on record."""
+    listed = ["facts", "--job", job, "-o", "name"]
+    until(lambda: run(*listed).stdout, f"a fact of {job} is shown")
 
 
 def test_stopped_from_elsewhere(up: Up, run: Run, state: Path) -> None:
@@ -266,8 +292,7 @@ def test_a_port_that_is_taken_is_one_clear_line(run: Run) -> None:
 
 async def record(told: dict[str, Any], state: Path, job: str) -> str:
     """Say as a service would that a job has ended; the fact's id."""
-    secret = password_file(state / "nats", "service")
-    settings = BusSettings(url=told["bus"], user="service", password_file=secret)
+    settings = BusSettings(url=told["bus"], credentials_file=state / "nats" / "service.creds")
     at = datetime.now(UTC)
     fact = JobEnded(
         id=new_id(), job=job, at=at, source="test", state="done", exit_code=0, reason="all steps"
@@ -328,6 +353,27 @@ def test_tokens_end_to_end(up: Up, run: Run, state: Path) -> None:
     database = f"sqlite:///{state / 'history.db'}"
     first = run("token", "create", "ops", "--scope", "admin", "--database", database)
     assert get(f"{told['api']}/api/v1/tokens", first.stdout.strip()).status_code == 200
+
+
+def test_a_first_token_that_was_revoked_is_replaced_as_the_error_says(
+    up: Up, run: Run, state: Path, environ: dict[str, str]
+) -> None:
+    ready(up("-o", "json"))
+    first = json.loads(run("token", "ls", "-o", "json").stdout)["items"][0]["id"]
+    assert run("token", "revoke", first).returncode == 0
+    refused = run("status")
+    assert refused.returncode != 0
+    _, _, command = refused.stderr.strip().rpartition("where the database of history is: everstep ")
+    made = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m everstep_services.cli {command.replace('NAME', 'me')}",
+        shell=True,
+        env=environ,
+        check=True,
+        timeout=WITHIN_S,
+        stderr=subprocess.PIPE,
+    )
+    assert b"with scope admin for me" in made.stderr
+    assert run("status").returncode == 0
 
 
 def test_without_anything_running(run: Run) -> None:

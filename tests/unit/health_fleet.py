@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
-from everstep.messages import NodeBeat, RankBeat
+from msgspec.structs import replace
+
+from everstep.messages import NodeBeat, RankBeat, WardenPlace
 from everstep_services.health.company import Limits
 from everstep_services.health.domain import Fleet
 from everstep_services.health.findings import Lost, Returned
@@ -12,6 +14,7 @@ LIMITS = Limits(
     hail_after_s=1.1,
     hailed_s=1.75,
     all_silent_s=15.0,
+    stopped_s=30.0,
     reconnect_s=10.0,
     moving_most_s=300.0,
     tick_s=0.0625,
@@ -53,7 +56,10 @@ class World:
         self.killed: set[str] = set()
         """Nobody hears them: their connection to the bus is closed. Others that are silent have
         theirs, as the server knows."""
-        self.hails = self.knocks = 0
+        self.stopped: set[str] = set()
+        """Their agents say nothing, and their wardens answer."""
+        self.state = "running"
+        self.hails = self.knocks = self.inquiries = 0
         self.is_blind = False
         self.reads = True
         """What is sent to the observer is read at once, or else waits."""
@@ -72,7 +78,8 @@ class World:
         return beat(
             name,
             self._sequence[name],
-            state="running",
+            state=self.state,
+            warden=WardenPlace(node=name, address="10.0.0.1", port=1, token=name),
             round=self.round,
             slot=number,
             ranks=ranks(int(self.moved_at / self.step_s), max(0.001, self.now - self.moved_at)),
@@ -89,7 +96,7 @@ class World:
                 if self._next[name] <= self.now:
                     self._next[name] += 1.0
                     self._sequence[name] += 1
-                    if name not in self.silent | self.killed | self.mute and not self.is_blind:
+                    if name not in self._unheard and not self.is_blind:
                         self._send(self.beat_of(name))
             self._judge()
 
@@ -101,15 +108,28 @@ class World:
         for asked in self.fleet.hails(self.now):
             self.hails += 1
             self._answer(asked)
+        for asked, silent in self.fleet.inquiries(self.now):
+            self.inquiries += 1
+            self._inquire(asked, silent)
         for asked in self.fleet.knocks(self.now):
             self.knocks += 1
             self.fleet.knocked(asked, self._hears(asked.node), self.now)
             self._answer(asked)
 
+    @property
+    def _unheard(self) -> set[str]:
+        return self.silent | self.killed | self.mute | self.stopped
+
+    def _inquire(self, asked: NodeBeat, silent: list[NodeBeat]) -> None:
+        alive = tuple(one.node for one in silent if one.node not in self.silent | self.killed)
+        if alive and asked.node in self.names and self._hears(asked.node):
+            self._sequence[asked.node] += 1
+            self._send(replace(self.beat_of(asked.node), alive=alive))
+
     def _hears(self, name: str) -> bool | None:
         if name in self.killed:
             return False
-        return None if name in self.silent else True
+        return None if name in self.silent | self.stopped else True
 
     def _answer(self, asked: NodeBeat) -> None:
         if asked.node in self.names and self._hears(asked.node):

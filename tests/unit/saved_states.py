@@ -141,13 +141,14 @@ class Place:
         step: int | None = None,
         *,
         fresh: bool = False,
+        strict: bool = True,
         **changes: Any,
     ) -> list[Restored | None]:
         """All ranks at once, each into its own state."""
 
         def one(group: Group) -> Restored | None:
             home = self.home(group.rank, **changes)
-            restoring = Restoring(home, group, self.told, step)
+            restoring = Restoring(home, group, self.told, step, is_strict=strict)
             return restoring.restore(states[group.rank], allow_fresh_start=fresh)
 
         return together(self.world_size, one)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from everstep.messages import (
     AwaitRound,
@@ -53,7 +54,8 @@ def start(round: int = 1, *, slot: int = 0, ranks: int = 2) -> StartRanks:
 
 
 def stop(round: int = 1, **rest: Any) -> StopRanks:
-    return StopRanks(**_common(round), cause="rank_exited", grace_s=2.0, incident="i1", **rest)
+    known = {"cause": "rank_exited", "grace_s": 2.0, "incident": "i1"}
+    return StopRanks(**(_common(round) | known | rest))
 
 
 def leave(round: int = 1, code: int = 0) -> LeaveJob:
@@ -165,18 +167,49 @@ def test_a_stop_order_stops_and_the_agent_joins_again() -> None:
 
 def test_while_only_consequences_are_known_ranks_may_end_by_themselves_first() -> None:
     agent = running()
-    assert agent.ordered(stop(cause_within_s=0.3))[1:] == [Stop(1, 2.0, 0.0, "i1", 0.3)]
+    assert agent.ordered(stop(cause_within_s=0.3)) == [Stop(1, 2.0, 0.0, "i1", 0.3)]
     assert told(agent.rank_fell(1, KILLED)) == ["rank_exited"]
     assert agent.ordered(stop(cause_within_s=0.3)) == []
-    assert agent.ordered(stop()) == [Hurry()]
+    assert agent.ordered(stop()) == [Say("round 1 is over: because"), Hurry()]
     assert agent.ordered(stop()) == [], "once"
+
+
+def test_the_console_waits_for_the_cause_while_only_consequences_are_known() -> None:
+    """A4.5: who reads one line must not look at the wrong rank."""
+    agent = running()
+    victim, cause = stop(cause_within_s=0.3, reason="rank 0"), stop(reason="rank 1")
+    assert agent.ordered(victim) == [Stop(1, 2.0, 0.0, "i1", 0.3)]
+    assert agent.ordered(cause) == [Say("round 1 is over: rank 1"), Hurry()]
+    assert agent.stopped(1) == [Join()]
+
+
+def test_a_round_of_which_only_consequences_were_heard_is_said_to_be_over_all_the_same() -> None:
+    agent = running()
+    agent.ordered(stop(cause_within_s=0.3, reason="rank 0"))
+    assert agent.stopped(1) == [Say("round 1 is over: rank 0"), Join()]
+
+
+def test_a_cause_that_was_wrong_is_put_right_also_after_the_ranks_have_stopped() -> None:
+    agent = running()
+    assert agent.ordered(stop(reason="rank 0"))[0] == Say("round 1 is over: rank 0")
+    assert agent.ordered(stop(reason="node-2")) == [Say("what ended round 1: node-2")]
+    assert agent.ordered(stop(reason="node-2")) == [], "once"
+    assert agent.stopped(1) == [Join()]
+    assert agent.ordered(stop(reason="node-3")) == [Say("what ended round 1: node-3")]
+
+
+def test_an_agent_without_ranks_in_a_round_says_nothing_of_its_end() -> None:
+    agent = Agent(Limits())
+    agent.begin()
+    agent.joined(reply(1), now=0)
+    assert agent.ordered(stop()) == []
 
 
 def test_early_ends_with_0_are_no_failure_and_the_last_one_is_the_end() -> None:
     agent = running()
     assert agent.rank_gone(0, DONE) == []
     assert told(agent.rank_gone(1, DONE)) == ["finished"]
-    assert agent.ordered(leave()) == [Stop(1, 0.0, 0.0, None)]
+    assert agent.ordered(leave()) == [Stop(1, 0.0, 0.0, None, is_done=True)]
     assert agent.stopped(1) == [Exiting(0, "done", "the job is done: because", is_sent=True)]
 
 
@@ -442,3 +475,50 @@ def test_a_stall_is_told_of_no_more_when_its_round_or_its_node_goes(end: str) ->
     heard(agent, tell, now=1)
     assert told(agent.tick(now=100)) == []
     assert agent.wake_at is None or agent.wake_at > 100
+
+
+def over(exits: list[Exit], slots: int = 1) -> Agent:
+    """An agent whose ranks have ended so; nobody has answered its reports."""
+    agent = Agent(Limits(unheard_within_s=100))
+    agent.ordered(structs.replace(start(1, ranks=len(exits)), slots=slots))
+    for rank, ending in enumerate(exits):
+        agent.rank_runs(rank)
+        agent.rank_gone(rank, ending)
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("exits", "slots", "code"),
+    [([DONE, DONE], 1, 0), ([DONE, DONE], 2, 94), ([DONE, KILLED], 1, 94)],
+    ids=["done", "others-may-need-it", "failed"],
+)
+def test_ranks_that_are_over_do_not_wait_for_ever_for_an_answer(
+    exits: list[Exit], slots: int, code: int
+) -> None:
+    agent = over(exits, slots)
+    assert agent.unheard(1000, "the bus is away") == []
+    assert agent.unheard(1099.9, "the bus is away") == []
+    [stop] = agent.unheard(1100, "the bus is away")
+    is_done = exits == [DONE, DONE]
+    assert stop == Stop(1, agent.limits.stop_grace_s, 0.0, None, is_done=is_done)
+    [exiting] = agent.stopped(1)
+    assert isinstance(exiting, Exiting)
+    assert exiting.code == code
+    assert "the bus is away" in exiting.reason
+
+
+def test_an_answer_begins_the_wait_anew() -> None:
+    agent = over([DONE])
+    agent.unheard(1000, "away")
+    agent.reported(Tell(1, "finished", ""), Reported(is_current=True, round=1), now=1050)
+    assert agent.unheard(1100, "away") == []
+    assert agent.unheard(1200, "away") != []
+
+
+def test_ranks_at_work_wait_for_nobody() -> None:
+    agent = Agent(Limits(unheard_within_s=100))
+    agent.ordered(start(1, ranks=2))
+    agent.rank_runs(0)
+    agent.rank_runs(1)
+    agent.rank_gone(0, DONE)
+    assert agent.unheard(0, "away") == agent.unheard(1e6, "away") == []

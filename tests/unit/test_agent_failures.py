@@ -83,3 +83,27 @@ def test_the_same_bug_has_the_same_fingerprint_whatever_its_accidents() -> None:
 
 def test_an_end_that_is_forgiven_is_good() -> None:
     assert Exit(signal="SIGKILL").forgiven().is_good
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_of_code"),
+    [
+        (raised("ModuleNotFoundError", "No module named 'flash_attn'"), True),
+        (raised("SyntaxError", "invalid syntax"), True),
+        (raised("NameError", "name 'x' is not defined"), True),
+        (Exit(code=2, error=ErrorRecord(name="SystemExit", text="2")), True),
+        (
+            Exit(code=1, error=ErrorRecord(name="SystemExit", text="python: No module named a")),
+            True,
+        ),
+        (Exit(code=1, error=ErrorRecord(name="SystemExit", text="1")), False),
+        (raised("FileNotFoundError", "[Errno 2] No such file"), False),
+        (raised("OSError", "[Errno 116] Stale file handle"), False),
+        (raised("ValueError", "bad shape"), False),
+        (raised("mylib.TypeError", "of a library's own"), False),
+        (Exit(code=2), False),
+        (Exit(signal="SIGSEGV"), False),
+    ],
+)
+def test_an_exception_may_say_that_the_program_is_wrong(ending: Exit, is_of_code: bool) -> None:
+    assert ending.is_of_code == is_of_code

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,35 @@ def test_a_follower_alone_keeps_its_place(tmp_path: Path) -> None:
     os.close(writing)
     with open(reading, "rb") as seen:
         assert seen.read() == b"a\nb\n"
+
+
+async def test_a_question_is_shown_before_its_line_ends_where_a_rank_is_alone(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    """`breakpoint()` asks without an end of the line, and waits."""
+    one = replace(rank(tmp_path), is_alone=True)
+    write(one, b"a line\n(Pdb) ")
+    async with shown_on(terminal) as console:
+        console.follow(one)
+        await terminal.until(lambda seen: seen == b"n1:0| a line\nn1:0| (Pdb) ")
+        write(one, b"42\n(Pdb) ")
+        await terminal.until(lambda seen: seen.endswith(b"(Pdb) 42\nn1:0| (Pdb) "))
+        write(one, b"done\n")
+    assert (await terminal.all()).endswith("n1:0| (Pdb) done\n")
+
+
+async def test_half_a_line_is_kept_back_where_other_ranks_may_write(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    one, other = rank(tmp_path), rank(tmp_path, 1)
+    write(one, b"half")
+    async with shown_on(terminal) as console:
+        console.follow(one)
+        console.follow(other)
+        write(other, b"whole\n")
+        await terminal.until(lambda seen: seen == b"n1:1| whole\n")
+        write(one, b" and half\n")
+        await terminal.until(lambda seen: seen.endswith(b"n1:0| half and half\n"))
 
 
 def test_inotify_tells_of_writes_only(tmp_path: Path) -> None:

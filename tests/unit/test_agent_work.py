@@ -26,7 +26,8 @@ class Kept:
     def pids(self) -> tuple[int, ...]:
         return ()
 
-    async def stop(self, _grace_s: float) -> Stopped:
+    async def stop(self, _grace_s: float, *, is_done: bool) -> Stopped:
+        assert not is_done
         self.events.put_nowait(GONE)
         return Stopped((1,), (), 0, (), 0.1)
 

@@ -3,7 +3,9 @@
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -51,6 +53,36 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def copy_of(source: torch.Tensor) -> Copy:
     return Copy("w", source, torch.zeros_like(source), version=source._version)
+
+
+def test_the_training_hears_how_long_it_waited_for_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where forward and backward hide the copy, there is nothing to tell (E7)."""
+    held = Held(monkeypatch)
+    waited: list[float] = []
+    entered: list[str] = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        entered.append("section")
+        held.go_on.set()
+        yield
+
+    stager = Stager(waiting)
+    for is_hidden in (False, True):
+        done = threading.Event()
+        one = Staging([copy_of(torch.ones(5))], lambda _, done=done: done.set())  # type: ignore[misc]
+        one.waited = waited.append
+        stager.copy([], one)
+        stager.go_on(one)
+        if is_hidden:
+            assert done.wait(30)
+        stager.settle()
+        assert done.wait(30)
+        assert (len(waited), entered) == (1, ["section"])
+    assert waited[0] > 0
+    stager.close()
 
 
 def test_what_cannot_wait_is_copied_before_the_call_returns(held: Held) -> None:

@@ -38,7 +38,8 @@ def problem(status: int, **body: object) -> Answer:
     [
         (400, {"detail": "bad\ncursor"}, Exit.USAGE, "bad cursor"),
         (401, {"detail": "no token"}, Exit.FORBIDDEN,
-         "no token; name a file with a valid token: --token-file FILE"),
+         "no token; name a file with a valid token: --token-file FILE, or make one where the "
+         "database of history is: everstep token create NAME --scope admin --database URL"),
         (403, {"detail": "needs admin"}, Exit.FORBIDDEN, "needs admin"),
         (404, {"title": "Not Found"}, Exit.NOT_FOUND, "Not Found"),
         (422, {"detail": "query.limit: too large"}, Exit.USAGE, "query.limit: too large"),
@@ -228,3 +229,16 @@ def test_what_is_no_span(text: str) -> None:
     for kind in (Span(), Moment()):
         with pytest.raises(click.BadParameter):
             kind.convert(text, None, None)
+
+
+def test_a_list_that_was_cut_says_how_many_and_one_that_was_not_says_nothing() -> None:
+    pages = {None: {"items": [1, 2], "next": "c"}, "c": {"items": [3], "next": None}}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json=pages[request.url.params.get("cursor")])
+
+    for most, cut in {1: [1], 2: [2], 3: [], 4: [], None: []}.items():
+        told: list[int] = []
+        with api(answer) as client:
+            found: list[object] = list(client.pages("jobs", {}, most=most, when_cut=told.append))
+        assert (found, told) == ([1, 2, 3][:most], cut)

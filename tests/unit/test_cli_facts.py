@@ -126,7 +126,7 @@ def test_following_since_a_moment_misses_nothing_and_repeats_nothing(
         print_live(Invocation(output="jsonl"), api, options)
     out, err = capsys.readouterr()
     assert [json.loads(line)["n"] for line in out.splitlines()] == [1, 2, 3, 4]
-    assert "some facts may be missing here: another  database" in err
+    assert "some facts may be missing here: another\\u001b database" in err
     # Asked for the end before the pages were read, and went on behind the later of the two.
     assert [url.path.rpartition("/")[2] for url in history.asked] == [
         "status",

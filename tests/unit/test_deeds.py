@@ -161,3 +161,12 @@ def test_a_name_that_was_mistyped_is_found() -> None:
     known = ["llama-8b", "llama-70b", "vit"]
     assert near("llama-8c", known) == "; did you mean llama-8b or llama-70b?"
     assert near("zzz", known) == near("zzz", []) == "; see everstep jobs"
+
+
+def test_a_name_that_is_on_record_is_never_offered_in_its_own_place() -> None:
+    known = ["fill", "fills", "train"]
+    assert near("fil", known) == "; did you mean fill or fills?"
+    on_record = near("fill", known)
+    assert on_record.startswith(", only a record of one: it is over, or another launcher runs it")
+    assert on_record.endswith("; see everstep job show fill")
+    assert near("zzz", known) == "; see everstep jobs"

@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime
 
-from everstep.messages import NodeBeat, RankBeat
+from msgspec.structs import replace
+
+from everstep.messages import NodeBeat, RankBeat, SectionLimit
 from everstep_services.history.beats import STALE_S, Beats
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
@@ -41,6 +43,23 @@ async def test_a_node_that_falls_silent_is_shown_as_it_was_and_how_long_ago() ->
     assert (sorted(view.ranks), rank.section, heard.beat.node) == ([0, 1, 2, 3], "data", "n1")
 
 
+async def test_limits_are_those_that_an_agent_has_told_lately() -> None:
+    beats, clock = made()
+    assert beats.limits("j") == ()
+    limits = (SectionLimit(section="data", limit_s=3.0, source="configured", origin="--limit"),)
+    beats.hear(replace(beat("n1", 0), limits=limits))
+    beats.hear(beat("n1", 0))
+    beats.hear(beat("n2", 1))
+    assert beats.limits("j") == limits
+    assert beats.limits("other") == ()
+    await clock.advance(31)
+    assert beats.limits("j") == ()
+    beats.hear(replace(beat("n1", 0), limits=limits))
+    for node in ("n1", "n2"):
+        beats.hear(beat(node, state="leaving"))
+    assert beats.limits("j") == ()
+
+
 async def test_only_ranks_of_the_newest_round_are_shown() -> None:
     beats, clock = made()
     beats.hear(beat("lost", 0, 1, round_=4))
@@ -75,7 +94,7 @@ async def test_who_leaves_or_is_long_silent_is_forgotten() -> None:
     await clock.advance(901)
     assert beats.view("j").nodes == []
     beats.hear(beat("n3", 0, job="other"))
-    assert beats.statistics() == {"nodes": 1.0}
+    assert beats.statistics()["nodes"] == 1.0
 
 
 async def test_a_node_is_as_the_job_that_heard_of_it_last() -> None:

@@ -1,9 +1,6 @@
 """Messages keep their word: across releases, there and back, against hostile bytes."""
 
 import json
-import types
-import typing
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,6 +29,7 @@ from everstep.messages import (
     envelope,
     tag_of,
 )
+from tests.message_strategies import JSON, structs
 from tests.unit import write_golden
 from tests.unit.write_golden import GOLDEN, example
 
@@ -150,39 +148,6 @@ def test_what_is_no_fact_has_no_envelope() -> None:
 # --- there and back ----------------------------------------------------------------------
 
 
-def strategy_for(hint: object) -> st.SearchStrategy[object]:
-    """Any value of a type that messages use."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return st.one_of([strategy_for(argument) for argument in arguments])
-    if origin is tuple and arguments[1:] == (...,):
-        return st.lists(strategy_for(arguments[0]), max_size=2).map(tuple)
-    if origin is tuple:
-        return st.tuples(*(strategy_for(argument) for argument in arguments))
-    if origin is Mapping:
-        return st.dictionaries(*(strategy_for(argument) for argument in arguments), max_size=2)
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return structs(hint)
-    plain: dict[object, st.SearchStrategy[object]] = {
-        str: st.text(max_size=10),
-        int: st.integers(-(2**63), 2**63 - 1),
-        float: st.floats(allow_nan=False, allow_infinity=False),
-        bool: st.booleans(),
-        datetime: st.datetimes(timezones=st.just(UTC)),
-        types.NoneType: st.none(),
-    }
-    return plain[hint]
-
-
-def structs(struct: type[msgspec.Struct]) -> st.SearchStrategy[msgspec.Struct]:
-    """Any instance, with any of its optional fields left out."""
-    hints = typing.get_type_hints(struct)
-    fields = msgspec.structs.fields(struct)
-    required = {f.name: strategy_for(hints[f.name]) for f in fields if f.required}
-    optional = {f.name: strategy_for(hints[f.name]) for f in fields if not f.required}
-    return st.fixed_dictionaries(required, optional=optional).map(lambda kw: struct(**kw))
-
-
 @EVERY_MESSAGE
 @FEW
 @given(data=st.data())
@@ -198,12 +163,6 @@ def test_every_message_comes_back_as_it_was(message: type[Message], data: st.Dat
 
 
 # --- hostile bytes -----------------------------------------------------------------------
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=5,
-)
 
 
 def reads_or_refuses(data: bytes) -> None:
@@ -254,6 +213,10 @@ HOSTILE = {
     "infinite": encode(LOST).replace(b"31.2,", b"1e999,"),
     "long number": encode(LOST).replace(b"31.2,", b"9" * 10_000 + b","),
     "past 64 bits": encode(LOST).replace(b'"round":3', b'"round":9223372036854775808'),
+    "a negative round": encode(LOST).replace(b'"round":3', b'"round":-3'),
+    "a round that readers round": encode(LOST).replace(b'"round":3', b'"round":9007199254740992'),
+    "a name of 200 kB": encode(LOST).replace(b'"node-07"', b'"' + b"n" * 200_000 + b'"'),
+    "an id of 200 kB": encode(LOST).replace(b"0" * 32, b"0" * 200_000),
     "integer with exponent": encode(LOST).replace(b'"round":3', b'"round":1e30'),
     "no time": encode(LOST).replace(b"2026-11-21", b"2026-13-41"),
     "time without zone": encode(LOST).replace(b'706326Z"', b'706326"'),

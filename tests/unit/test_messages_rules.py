@@ -66,8 +66,10 @@ def field_problems(field: msgspec.structs.FieldInfo, hint: object) -> Iterator[s
     has_factory = field.default_factory is not msgspec.NODEFAULT
     if has_factory or not isinstance(field.default, (*IMMUTABLE, type(msgspec.NODEFAULT))):
         yield "default is mutable"
-    if int in flat(hint) and "le=9223372036854775807" not in str(field.type):
-        yield "a bare int: use Int"
+    if int in flat(hint) and not re.search(
+        r"le=9(223372036854775807|007199254740991)", str(field.type)
+    ):
+        yield "a bare int: use Int or Count"
     yield from unit_problems(field.name, hint)
     if bool in flat(hint) and not re.match(r"is_|has_|then_|save_|again|warm|core_", field.name):
         yield "does not read as a claim"
@@ -114,7 +116,7 @@ def test_the_house_rules_find_what_they_look_for() -> None:
     assert {problem.partition(" is not")[0] for problem in problems_of(Sloppy)} >= {
         "no docstring",
         "tag sloppy_thing.1",
-        "timeout: a bare int: use Int",
+        "timeout: a bare int: use Int or Count",
         "timeout: a size or duration without a unit",
         "elapsed: a float without a unit",
         "labels: default is mutable",

@@ -11,6 +11,9 @@ from tests.unit.rendezvous_world import spec
 SETTINGS = RendezvousSettings()
 
 
+CANNOT_START: dict[str, object] = {"is_of_code": True, "is_on_all_ranks": True}
+
+
 def failure(**fields: object) -> Failure:
     values = {
         "cause": "rank_exited",
@@ -23,10 +26,16 @@ def failure(**fields: object) -> Failure:
     return Failure(**(values | fields))  # type: ignore[arg-type]
 
 
-def run(failures: list[Failure], may_stop: bool = False, **limits: Any) -> list[Judgement]:
+def run(
+    failures: list[Failure],
+    may_stop: bool = False,
+    may_stop_start: bool = False,
+    **limits: Any,
+) -> list[Judgement]:
     past, found = Past(), []
     for one in failures:
-        judged = judge(one, past, Rules(spec(**limits), SETTINGS, may_stop=may_stop))
+        rules = Rules(spec(**limits), SETTINGS, may_stop=may_stop, may_stop_start=may_stop_start)
+        judged = judge(one, past, rules)
         found.append(judged)
         past = judged.past
         if judged.action == "stop":
@@ -90,6 +99,42 @@ def test_the_same_failure_twice_is_confirmed_once_and_then_advised_against(
     enforced = run([failure(step=step) for _ in range(3)], may_stop=True)
     assert [one.action for one in enforced] == ["restart", "stop"]
     assert enforced[-1].exit_code == 93
+
+
+def test_a_script_that_cannot_start_is_tried_once_more_after_a_moment_and_then_stopped() -> None:
+    """A4.1."""
+    found = run([failure(**CANNOT_START) for _ in range(9)], may_stop_start=True)
+    assert [(one.action, one.delay_s) for one in found] == [("restart", 5), ("stop", 0)]
+    assert found[0].backoff == "1 round failed within 60 s and without progress"
+    assert (found[1].exit_code, found[1].rule) == (93, "stop.script_cannot_start")
+    assert "every rank failed in this way, twice in a row" in found[1].reason
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"is_on_all_ranks": False},  # a file system that one node cannot read
+        {"is_of_code": False},  # an OSError, or bad data
+        {"has_ever_stepped": True},  # the script could start before
+        {"lived_s": 61.0},  # it was past its imports, though no step was seen
+        {"fingerprint": ""},
+    ],
+)
+def test_what_another_start_may_survive_is_tried_again(otherwise: dict[str, object]) -> None:
+    broken = failure(**(CANNOT_START | otherwise))
+    found = run([broken] * 9, may_stop_start=True)
+    assert {one.action for one in found} == {"restart"}
+
+
+def test_two_different_failures_at_the_start_are_no_repetition() -> None:
+    broken = [failure(**CANNOT_START, fingerprint=f"{n}") for n in range(5)]
+    assert {one.action for one in run(broken, may_stop_start=True)} == {"restart"}
+
+
+def test_a_script_that_cannot_start_is_only_said_where_stops_are_observed() -> None:
+    found = run([failure(**CANNOT_START) for _ in range(3)])
+    assert {one.action for one in found} == {"restart"}
+    assert "cannot start" in found[1].advice
 
 
 @pytest.mark.parametrize(

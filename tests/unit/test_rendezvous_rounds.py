@@ -164,6 +164,79 @@ def test_where_the_first_report_explains_it_nobody_waits() -> None:
     assert [order.cause_within_s for order in orders] == [0.0]
 
 
+def test_who_was_told_a_cause_is_told_the_better_one_that_follows() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "rank_exited", fingerprint="abc", exit_code=1)
+    world.gone("n1")
+    world.report("n0", "rank_exited", fingerprint="abc", exit_code=1)
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    assert orders[0].reason == "n0 rank_exited"
+    assert "n1 is gone" in orders[1].reason
+    assert len(orders) == 2
+
+
+BROKEN = {"fingerprint": "abc", "exit_code": 1, "is_of_code": True}
+
+
+def broken(world: World, *ranks: int) -> None:
+    """These ranks cannot import what they need; then all nodes are back."""
+    for rank in ranks:
+        world.report(f"n{rank // 2}", "rank_exited", rank=rank, **BROKEN)
+    world.back("n0", "n1")
+
+
+def formed_again(world: World) -> World:
+    for node in world.members():
+        world.report(node, "started")
+    return world
+
+
+def test_a_script_that_no_rank_can_start_ends_the_job_after_one_more_try() -> None:
+    """A4.1."""
+    world = World(spec(2))
+    world.join("n0", "n1")
+    formed_again(world)
+    world.report("n0", "rank_exited", rank=0, **BROKEN)
+    stop = world.orders[-1][1]
+    assert isinstance(stop, StopRanks)
+    assert stop.cause_within_s == 3.0, "the others are to show whether they fail alike"
+    broken(world, 0, 1, 2, 3)
+    world.tick(4.9)
+    assert world.doc.phase == "ending"
+    world.tick(0.2)
+    broken(formed_again(world), 3, 2, 1, 0)
+    assert (world.doc.phase, world.doc.exit_code, world.doc.round) == ("stopped", 93, 2)
+    assert "cannot start" in world.doc.reason
+    assert world.join("n0")[0].exit_code == 93, "of this allocation nobody is needed"
+    assert "mend the script" in world.join("n0")[0].reason
+    assert world.join("n0", allocation="b")[0].is_accepted, "the script may be mended"
+
+
+@pytest.mark.parametrize("what", ["one rank, told again", "all but one", "a restarted replica"])
+def test_a_script_that_some_ranks_can_start_is_tried_again(what: str) -> None:
+    """A file system that one node cannot read stops no job."""
+    world = World(spec(2))
+    world.join("n0", "n1")
+    for _ in range(5):
+        formed_again(world)
+        ranks = {"one rank, told again": (0, 0, 0, 0), "all but one": (0, 1, 2)}
+        if what == "a restarted replica":
+            world.report("n0", "rank_exited", rank=0, **BROKEN)
+            world.take_over()
+        broken(world, *ranks.get(what, (1, 2, 3)))
+        world.tick(400)
+        assert world.doc.phase == "forming"
+
+
+def test_a_script_that_has_made_a_step_once_is_tried_again() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    for _ in range(5):
+        broken(world, 0, 1, 2, 3)
+        world.tick(400)
+        assert world.doc.phase == "forming"
+        formed_again(world)
+
+
 def test_reports_of_an_old_round_or_another_agent_change_nothing() -> None:
     world = World(spec(2)).started("n0", "n1")
     before = world.doc

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.unit.saved_states import Place
 from trainer_sdk import saying
-from trainer_sdk.checkpoint.data import OfRank, PositionedSampler, Randomness, has_position
+from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState, has_position
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 
 
@@ -119,7 +119,7 @@ def test_batches_that_nobody_counts_are_said(said: set[str]) -> None:
 
 
 def test_a_sampler_without_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="size=0"):
+    with pytest.raises(ValueError, match="size must be at least 1, and is 0"):
         PositionedSampler(0, batch_size=4)
 
 
@@ -155,13 +155,13 @@ class Loader:
 def test_a_loader_that_keeps_its_place_goes_on_from_there(tmp_path: Path, tier: str) -> None:
     place = Place(tmp_path)
     loader = Loader(3)
-    state = {"data": OfRank(loader), "weights": torch.ones(2)}
+    state = {"data": PerRank(loader), "weights": torch.ones(2)}
     if tier == "global":
         place.publish(3, state)
     else:
         place.keep(3, 0, state)
     again = Loader()
-    place.restore({0: {"data": OfRank(again), "weights": torch.zeros(2)}})
+    place.restore({0: {"data": PerRank(again), "weights": torch.zeros(2)}})
     assert again.at == 3
 
 
@@ -169,8 +169,8 @@ def test_a_loader_of_another_world_size_is_refused_before_anything_is_loaded(
     tmp_path: Path,
 ) -> None:
     saved = Place(tmp_path)
-    saved.publish(3, {"data": OfRank(Loader(3)), "weights": torch.ones(2)}, world_size=4)
-    other = OfRank(Loader())
+    saved.publish(3, {"data": PerRank(Loader(3)), "weights": torch.ones(2)}, world_size=4)
+    other = PerRank(Loader())
     other._key = "rank-0-of-2"
     weights = torch.zeros(2)
     state = {"data": other, "weights": weights}
@@ -188,14 +188,14 @@ def draw() -> list[Any]:
 @pytest.mark.parametrize("tier", ["memory", "global"])
 def test_random_numbers_go_on_where_they_were(tmp_path: Path, tier: str) -> None:
     place = Place(tmp_path)
-    state = {"random": Randomness(), "weights": torch.ones(2)}
+    state = {"random": RngState(), "weights": torch.ones(2)}
     if tier == "global":
         place.publish(3, state)
     else:
         place.keep(3, 0, state)
     drawn = draw()
     assert draw() != drawn
-    place.restore({0: {"random": Randomness(), "weights": torch.zeros(2)}})
+    place.restore({0: {"random": RngState(), "weights": torch.zeros(2)}})
     assert draw() == drawn
 
 
@@ -203,8 +203,8 @@ def test_random_numbers_of_another_world_size_are_left_as_the_script_seeds_them(
     tmp_path: Path, said: set[str]
 ) -> None:
     place = Place(tmp_path)
-    place.publish(3, {"random": Randomness(), "weights": torch.ones(2)})
-    other = Randomness()
+    place.publish(3, {"random": RngState(), "weights": torch.ones(2)})
+    other = RngState()
     other._key = "rank-0-of-2"
     weights = torch.zeros(2)
     state = {"random": other, "weights": weights}
@@ -219,5 +219,5 @@ def test_random_numbers_of_another_world_size_are_left_as_the_script_seeds_them(
 
 def test_a_manifest_can_say_that_it_has_a_position() -> None:
     assert has_position([torch.zeros(1), PositionedSampler(4, batch_size=1)])
-    assert has_position([OfRank(Loader())])
-    assert not has_position([torch.zeros(1), Randomness()])
+    assert has_position([PerRank(Loader())])
+    assert not has_position([torch.zeros(1), RngState()])

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.unit.saved_states import Place
@@ -107,6 +107,69 @@ def test_an_optimizer_without_a_step_has_its_state_after_a_restore(
     train(other, again, 2)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
+    assert len(again.state) == len(optimizer.state)
+
+
+def train_by_closure(model: Model, optimizer: Optimizer, steps: int) -> None:
+    """As an optimizer wants it that looks at the loss several times in a step."""
+    for step in range(steps):
+
+        def loss(step: int = step) -> float:
+            optimizer.zero_grad()
+            found = model(torch.full((3, 4), step + 1.0))
+            found.backward()
+            return float(found.item())
+
+        optimizer.step(loss)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("tier", ["memory", "global"])
+def test_an_optimizer_whose_step_needs_an_argument_has_its_state_after_a_restore(
+    tmp_path: Path, tier: str, steps: int
+) -> None:
+    place = Place(tmp_path)
+    model = Model()
+    optimizer = LBFGS(model.used.parameters(), lr=0.1, max_iter=2)
+    train_by_closure(model, optimizer, steps)
+    saved = {"model": model, "optimizer": optimizer}
+    if tier == "global":
+        place.publish(3, saved)
+    else:
+        place.keep(3, 0, saved)
+    train_by_closure(model, optimizer, 2)
+
+    other = Model()
+    again = LBFGS(other.used.parameters(), lr=0.1, max_iter=2)
+    (found,) = place.restore({0: {"model": other, "optimizer": again}})
+    assert found is not None
+    assert found.tier == tier
+    train_by_closure(other, again, 2)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("tier", ["memory", "global"])
+def test_gradients_before_a_restore_stay_and_refuse_nothing(tmp_path: Path, tier: str) -> None:
+    place = Place(tmp_path)
+    model = Model()
+    optimizer = Adam(model.parameters())
+    train(model, optimizer, 3)
+    saved = {"model": model, "optimizer": optimizer}
+    if tier == "global":
+        place.publish(3, saved)
+    else:
+        place.keep(3, 0, saved)
+    other = Model()
+    again = Adam(other.parameters())
+    other(torch.ones(1, 4)).backward()
+    gradient = other.used.weight.grad
+    assert gradient is not None
+    before = gradient.clone()
+    (found,) = place.restore({0: {"model": other, "optimizer": again}})
+    assert found is not None
+    assert other.used.weight.grad is gradient
+    assert torch.equal(gradient, before)
     assert len(again.state) == len(optimizer.state)
 
 

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep_services.agent.settings import AgentSettings
+from everstep_services.agent.stalls.limits import LimitRules
 from everstep_services.cli.running.arguments import OPTIONS, Given, UsageError, scan
+from everstep_services.cli.running.limits import limits_of
 from everstep_services.cli.running.nvrx_options import NVRX
 from everstep_services.cli.running.options import spellings
 from everstep_services.cli.running.own_options import OWN
@@ -216,6 +219,62 @@ def test_options_of_ft_launcher_become_ours_with_a_note() -> None:
     }
     assert "--term-timeout is taken as --preempt-grace 1800" in given.notes
     assert "--ft-max-no-progress-cycles is taken as --no-progress-limit none" in given.notes
+
+
+def rules(*words: str, **settings: Any) -> LimitRules:
+    return limits_of(ours([*words, "x.py"]), AgentSettings(**settings))
+
+
+def test_timeouts_of_ft_launcher_become_limits_that_say_where_they_come_from() -> None:
+    """A10.1: its options mean what they mean there."""
+    made = rules(
+        *("--ft-initial-rank-heartbeat-timeout", "600", "--ft-rank-heartbeat-timeout", "30"),
+        *("--ft-rank-section-timeouts", "setup:600,step:60,eval:none", "--limit", "step=90"),
+        limits=("data=5m", "setup=1h"),
+    )
+    assert made.configured == {
+        "first-step": 600, "heartbeat": 30, "setup": 600, "step": 90, "data": 300,
+    }  # fmt: skip
+    assert made.origins == {
+        "first-step": "--ft-initial-rank-heartbeat-timeout",
+        "heartbeat": "--ft-rank-heartbeat-timeout",
+        "setup": "--ft-rank-section-timeouts",
+        "step": "--limit",
+        "data": "[agent] limits",
+    }
+    assert made.warmup_steps is None
+
+
+def test_ft_launchers_warmup_is_the_first_step_and_four_more() -> None:
+    sections = ("--ft-rank-section-timeouts", "warmup:300,step:60")
+    made = rules(*sections)
+    assert (made.configured, made.warmup_steps) == ({"first-step": 300, "step": 60}, 5)
+    assert rules(*sections, "--warmup-steps", "2").warmup_steps == 2
+    assert rules("--warmup-steps", "7", warmup_steps=3).warmup_steps == 7
+    assert rules(warmup_steps=3).warmup_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("sections", "is_late"), [("step:60", True), ("step:60,warmup:90", False), ("null", False)]
+)
+def test_ft_launcher_looks_outside_of_sections_after_the_first_step(
+    sections: str, is_late: bool
+) -> None:
+    options = ("--ft-rank-section-timeouts", sections, "--ft-rank-out-of-section-timeout", "90")
+    assert rules(*options).is_outside_late is is_late
+    assert not rules(*options, "--limit", "outside=90").is_outside_late
+
+
+def test_a_name_that_no_section_can_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="the names of sections are known by 64 bytes at most"):
+        rules("--limit", f"{'ä' * 33}=30")
+
+
+def test_a_number_of_warm_up_steps_must_make_sense() -> None:
+    with pytest.raises(UsageError, match="--warmup-steps '0': it must be at least 1"):
+        ours(["--warmup-steps", "0", "x.py"])
+    with pytest.raises(ValueError, match="warmup_steps must be 1 or more, got 0"):
+        AgentSettings(warmup_steps=0)
 
 
 @pytest.mark.parametrize("nothing", ["null", "none", ""])

@@ -203,8 +203,13 @@ def test_a_rank_that_never_opens_its_page_is_judged(tmp_path: Path, clock: Clock
     assert [type(one) for one in node.wait(2)] == [Stalled]
 
 
-def test_before_the_first_step_only_its_own_limit_counts(tmp_path: Path, clock: Clock) -> None:
-    node = Node(tmp_path, clock, limits_of(data=30, first_step=1000))
+def test_before_the_first_step_what_was_learned_for_later_means_nothing(
+    tmp_path: Path, clock: Clock
+) -> None:
+    limits = limits_of(first_step=1000)
+    data = SectionLimit(section="data", limit_s=120, source="floor")
+    limits.learn(LimitsDocument(job="j", limits=(data,), first_step_limit_s=1200, reason=""))
+    node = Node(tmp_path, clock, limits)
     for rank in node.ranks:
         rank.run.begin("data")
     assert node.wait(990) == []
@@ -311,6 +316,8 @@ def test_a_default_past_which_a_process_group_gives_up_is_said_and_no_warning() 
     assert "gives up after 10 min, unless the script says otherwise, before" in likely.text
     assert misorders(limits_of(), Others()) == []  # gloo's 30 min are as long as ours
     assert misorders(limits_of(outside=300), Others(has_nccl=True)) == []
+    assert likely.text.endswith("--limit step=300 would find it first, once there are steps")
+    assert misorders(limits_of(step=300), Others(has_nccl=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from everstep_services.agent.part import Limits as Graces
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.records import Records
-from everstep_services.agent.stalls.desk import Stalls
+from everstep_services.agent.stalls.desk import Stalls, limits_in
 from everstep_services.agent.stalls.table import Others
 from everstep_services.agent.workplace import Workplace
 from tests.fakes.bus import MemoryBus, MemoryServer
@@ -163,3 +163,24 @@ async def test_one_node_speaks_for_all(
 
 def of_round(number: int, slot: int = 0) -> StartRanks:
     return msgspec.structs.replace(ORDER, round=number, slot=slot)
+
+
+def test_what_people_have_set_holds_for_another_configuration_too() -> None:
+    document = LimitsDocument(
+        job="j",
+        limits=(
+            SectionLimit(section="data", limit_s=30, source="configured"),
+            SectionLimit(section="forward", limit_s=120, source="learned"),
+        ),
+        first_step_limit_s=3600,
+        first_step_longest_s=60,
+        config_fingerprint="other",
+        reason="",
+    )
+    found = limits_in(encode(document), "this")
+    assert found is not None
+    assert [one.section for one in found.limits] == ["data"]
+    assert found.first_step_longest_s is None
+    assert limits_in(encode(document), "other") == document
+    learned = msgspec.structs.replace(document, limits=document.limits[1:])
+    assert limits_in(encode(learned), "this") is None

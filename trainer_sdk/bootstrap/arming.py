@@ -5,6 +5,7 @@ import sys
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import link as links
+from trainer_sdk.bootstrap.deferral import defer
 from trainer_sdk.bootstrap.link import Link
 from trainer_sdk.bootstrap.torch_hooks import OLD_NAMES, arm_torch
 
@@ -18,12 +19,13 @@ _RING_ENTRIES = "2000"
 def arm(environ: "MutableMapping[str, str]") -> Link:
     """Open the way to the agent, and prepare what tells later why a rank died.
 
-    Nothing that the user has set is changed, no signal that users use is taken, and nothing
-    here may keep the script from running.
+    Nothing that the user has set is changed, no signal is taken from a script that handles it,
+    and nothing here may keep the script from running.
     """
     _streams(environ)
     _fault_handler()
     links.armed = link = Link(environ)
+    defer(link)
     if link.folder:
         _flight_recorder(environ, link.folder)
         environ.setdefault(

@@ -5,30 +5,34 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _PR_SET_PDEATHSIG = 1
 _NOT_OURS = 127
 
 
-def become_session(*, stdout: str, stderr: str, cwd: str) -> None:
-    """Leave the parent's session, signals, streams and folder behind.
+def become_session(*, stdout: str, stderr: str, cwd: str, held: "Iterable[int]" = ()) -> None:
+    """Leave the parent's session, signals, output and folder behind. Input is that of the agent.
 
+    `held` are the signals that stay blocked: whoever this becomes lets them in when it is ready.
     OSError if a file or the folder cannot be opened; what could be changed then is.
     """
     os.setsid()
-    restore_signals()
-    redirect(os.devnull, 0, os.O_RDONLY)
+    restore_signals(held)
     redirect(stderr, 2, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     redirect(stdout, 1, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.chdir(cwd)
 
 
-def restore_signals() -> None:
-    """Every signal at its default and none blocked, as after exec from a plain shell."""
+def restore_signals(held: "Iterable[int]" = ()) -> None:
+    """Every signal at its default and none blocked but `held`, as after exec from a plain shell."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def python_signals() -> None:

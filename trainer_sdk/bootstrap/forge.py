@@ -4,9 +4,9 @@ A rank that is forked here differs from one that was started afresh, in ways tha
 
 - `PYTHONHASHSEED` unset: fresh processes have a seed each, those forked share the forge's.
 - `/proc/PID/environ` shows the forge's environment; the rank itself has its own, in Python and C.
-- `sys.flags`, `sys.orig_argv` and what modules read from the environment when they were imported
-  are the forge's. Variables that Python or the loader read at their start (`PYTHON…`, `LD_…`)
-  therefore have to be the same: the warden starts ranks cold if they are not.
+- `sys.flags` are the forge's. Variables that Python or the loader read at their start (`PYTHON…`,
+  `LD_…`) therefore have to be the same: the warden starts ranks cold if they are not. Modules that
+  read at their import what each rank has for itself are left to the ranks: see `imports`.
 - Files that an import has opened stay open, shared with the other ranks of the round.
 """
 
@@ -16,10 +16,15 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 from trainer_sdk.bootstrap import entering, title
+from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.bootstrap.imports import Imports
 from trainer_sdk.bootstrap.preload import preload, why_unsafe
 from trainer_sdk.bootstrap.threads import restore_threads
 from trainer_sdk.wire import (
@@ -35,7 +40,7 @@ from trainer_sdk.wire import (
     unpack,
 )
 
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_DEAF_TO = (*HELD, signal.SIGQUIT)
 _FAILED = 1
 
 
@@ -51,11 +56,12 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
     plan = channel.receive_first()
     assert isinstance(plan, ForgePlan), "the warden's first line"
     # Whoever signals a whole job means its ranks. Blocked, not ignored: a rank that has just been
-    # forked gets what was sent to it as soon as it is ready.
+    # forked gets what was sent to it as soon as it is armed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
     entering.die_with(plan.warden, born_of=plan.warden)
     os.chdir(plan.cwd)
-    done = preload(plan)
+    imports = Imports(plan.own, environ)
+    done = preload(plan, imports)
     gc.collect()
     gc.freeze()  # so that no collection in a rank writes to the pages that all share
     if done.unfit is not None:
@@ -63,18 +69,22 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
         return None
     took_s = time.monotonic() - began
     channel.send(ForgeUp(took_s=took_s, preloaded=tuple(done.names), failed=tuple(done.failed)))
-    entry = _serve(channel, plan)
+    entry = _serve(channel, plan, imports)
     if entry is None:
         return None
-    _become(entry, plan, environ)
+    _become(entry, plan, environ, imports)
+    for warned in done.warned:
+        warnings._showwarnmsg(warned)  # type: ignore[attr-defined]  # noqa: SLF001
     return plan.command
 
 
-def _serve(channel: "Channel[ForgePlan | Fork]", plan: ForgePlan) -> RankEntry | None:
+def _serve(
+    channel: "Channel[ForgePlan | Fork]", plan: ForgePlan, imports: Imports
+) -> RankEntry | None:
     for request in _requests(channel):
-        reason = why_unsafe()
-        if reason:
-            channel.send(Unfit(reason=reason))
+        unfit = _why_not(request, imports)
+        if unfit is not None:
+            channel.send(unfit)
             continue
         born = _fork(request, channel)
         if born is not None:
@@ -82,6 +92,13 @@ def _serve(channel: "Channel[ForgePlan | Fork]", plan: ForgePlan) -> RankEntry |
             entering.die_with(plan.warden, born_of=born.parent)
             return born.entry
     return None
+
+
+def _why_not(request: Fork, imports: Imports) -> Unfit | None:
+    if reason := why_unsafe():
+        return Unfit(reason=reason)
+    found = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
+    return next((unfit for unfit in found if unfit is not None), None)
 
 
 def _requests(channel: "Channel[ForgePlan | Fork]") -> Iterator[Fork]:
@@ -127,26 +144,49 @@ def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _Born | None:
     os._exit(0)
 
 
-def _become(entry: RankEntry, plan: ForgePlan, environ: MutableMapping[str, str]) -> None:
-    was = dict(environ)
+def _become(
+    entry: RankEntry, plan: ForgePlan, environ: MutableMapping[str, str], imports: Imports
+) -> None:
+    was, own = dict(environ), unpack(entry.environ)
     environ.clear()
-    environ.update(unpack(entry.environ))
+    environ.update(own)
+    for name, value in imports.changes(own).items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
     try:
-        entering.become_session(stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd)
+        entering.become_session(stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd, held=HELD)
     except OSError as error:
         entering.refuse(f"the rank cannot start: {error}")
     entering.python_signals()
-    _draw_new_seeds()
+    _draw_new_seeds(imports)
+    _begin_anew()
     title.show(plan.command, sys.executable)
     restore_threads(was, environ)
 
 
-def _draw_new_seeds() -> None:
+def _draw_new_seeds(imports: Imports) -> None:
     """Fresh processes draw different numbers; forked ones would all draw the forge's."""
     random.seed()
+    for generator in imports.generators:
+        generator.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()  # CUDA's starts from a constant in every process
+
+
+def _begin_anew() -> None:
+    """What modules of Python's own have noted of the process, as if it had begun now."""
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:
+        is_float = isinstance(logging._startTime, float)  # noqa: SLF001  since 3.13 in ns
+        now = time.time() if is_float else time.time_ns()  # noqa: TID251 - of log lines
+        logging._startTime = now  # noqa: SLF001
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)

@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
+from trainer_sdk.bootstrap.imports import Imports
 from trainer_sdk.bootstrap.reading import read_script
 from trainer_sdk.wire import ForgePlan, Unfit
 
@@ -24,27 +26,56 @@ class Preloaded:
     failed: list[str] = field(default_factory=list)
     """`name: why`."""
     unfit: Unfit | None = None
+    warned: list[warnings.WarningMessage] = field(default_factory=list)
+    """What a rank that imports all of this would have written to its stderr."""
 
 
-def preload(plan: ForgePlan) -> Preloaded:
+def preload(plan: ForgePlan, imports: Imports) -> Preloaded:
     """Import torch and what the plan names; stop at the first that makes a fork unsafe."""
     done = Preloaded()
+    with imports, _warnings_kept(done.warned):
+        _import_all(plan, imports, done)
+    if done.unfit is None:
+        done.unfit = imports.verdict()
+    return done
+
+
+def _import_all(plan: ForgePlan, imports: Imports, done: Preloaded) -> None:
     script = read_script(plan.command, plan.cwd)
     names = script.imports() if plan.preload == "auto" else plan.preload
     # A process's first optimizer, or first DDP, imports it, which takes as long as torch itself.
     ours = (_TORCH, _DYNAMO) if script.needs_dynamo() else (_TORCH,)
     sys.path.insert(0, script.folder)
     try:
-        for name in dict.fromkeys((*ours, *names)):
-            if name in plan.without:
+        for name in dict.fromkeys((*ours, *names, *plan.besides)):
+            if _is_left_out(name, plan.without):
                 continue
+            known = frozenset(sys.modules)
             with _uncollected() if name in ours else nullcontext():
                 fit = _import(name, done, named=name in names)
+            if name not in ours:
+                imports.look(known)
             if not fit:
                 break
     finally:
-        sys.path.remove(script.folder)
-    return done
+        if script.folder in sys.path:  # a module may have taken it away
+            sys.path.remove(script.folder)
+
+
+def _is_left_out(name: str, without: tuple[str, ...]) -> bool:
+    return any(f"{name}.".startswith(f"{left}.") for left in without)
+
+
+@contextmanager
+def _warnings_kept(shown: list[warnings.WarningMessage]) -> Iterator[None]:
+    """Filters that a module adds, and what it puts in the place of `showwarning`, stay."""
+    module: Any = warnings
+    show = module._showwarnmsg_impl  # noqa: SLF001
+    module._showwarnmsg_impl = shown.append  # noqa: SLF001
+    try:
+        yield
+    finally:
+        module._showwarnmsg_impl = show  # noqa: SLF001
 
 
 @contextmanager
@@ -61,15 +92,14 @@ def _uncollected() -> Iterator[None]:
 
 def _import(name: str, done: Preloaded, *, named: bool) -> bool:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each rank would not have seen it either, but once
-            importlib.import_module(name)
+        importlib.import_module(name)
     # The script's own import says it again, where the user looks for it.
     except Exception as error:  # noqa: BLE001
         if named:
             done.failed.append(f"{name}: {type(error).__name__}: {error}")
         return True
-    done.names.append(name)
+    if named or name in (_TORCH, _DYNAMO):
+        done.names.append(name)
     reason = why_unsafe()
     if reason:
         done.unfit = Unfit(reason=f"{reason} (after `import {name}`)", module=name)

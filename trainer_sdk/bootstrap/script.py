@@ -28,6 +28,8 @@ def run(
     otherwise. The caller lets it through, so that threads are joined and exit handlers run.
     """
     link.up()
+    module = ["-m"] if kind == "module" else []
+    sys.orig_argv = [sys.executable, *module, target, *arguments]
     try:
         if kind == "module":
             _run_module(target, arguments)

@@ -35,12 +35,20 @@ def _arm(link: Link, environ: "MutableMapping[str, str]") -> None:
         watch_compiling(link)
         meet_promptly()
         spare_compiler()
+        if link.attached:
+            when_imported("torch.utils.data._utils.signal_handling", _guard_data_workers)
         if link.folder:
             _serve(link.folder)
     # A torch without distributed, a release that has moved a name, a folder that is gone: what
     # we would like to know about a training must never end it.
     except Exception as error:  # noqa: BLE001
         sys.stderr.write(f"everstep: torch is not fully watched: {error}\n")
+
+
+def _guard_data_workers() -> None:
+    from trainer_sdk.bootstrap import data_workers  # a script without torch pays nothing
+
+    data_workers.guard()
 
 
 def _use_old_names(environ: "MutableMapping[str, str]") -> None:

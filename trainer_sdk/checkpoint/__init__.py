@@ -3,24 +3,28 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
-    from trainer_sdk.checkpoint.data import OfRank, PositionedSampler, Randomness
-    from trainer_sdk.checkpoint.files import FileSaves, async_save, wait_for_files
+    from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState
+    from trainer_sdk.checkpoint.files import FileSaver, async_save, wait_for_files
+    from trainer_sdk.checkpoint.handle import SaveHandle
     from trainer_sdk.checkpoint.quarantine import BadLossError
     from trainer_sdk.checkpoint.restore.errors import RestoreError
     from trainer_sdk.checkpoint.restore.restoring import Restored
-    from trainer_sdk.checkpoint.save import Patience, SaveError
+    from trainer_sdk.checkpoint.save import SaveError, Timeouts
+    from trainer_sdk.checkpoint.way_back import Latest
 
 __all__ = [
     "BadLossError",
     "Checkpointer",
-    "FileSaves",
-    "OfRank",
-    "Patience",
+    "FileSaver",
+    "Latest",
+    "PerRank",
     "PositionedSampler",
-    "Randomness",
     "RestoreError",
     "Restored",
+    "RngState",
     "SaveError",
+    "SaveHandle",
+    "Timeouts",
     "async_save",
     "wait_for_files",
 ]
@@ -28,14 +32,16 @@ __all__ = [
 _HOMES = {
     "BadLossError": "quarantine",
     "Checkpointer": "checkpointer",
-    "FileSaves": "files",
-    "OfRank": "data",
-    "Patience": "save",
+    "FileSaver": "files",
+    "Latest": "way_back",
+    "PerRank": "data",
+    "Timeouts": "save",
     "PositionedSampler": "data",
-    "Randomness": "data",
+    "RngState": "data",
     "RestoreError": "restore.errors",
     "Restored": "restore.restoring",
     "SaveError": "save",
+    "SaveHandle": "handle",
     "async_save": "files",
     "wait_for_files": "files",
 }

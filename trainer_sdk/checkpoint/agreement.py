@@ -26,9 +26,9 @@ class Group:
         if self._group is None:
             return [own]
         octets = msgspec.json.encode(own)
-        lengths = self._all(torch.tensor([len(octets)]))
+        lengths = self._all(torch.tensor([len(octets)], device="cpu"))
         longest = int(max(lengths))
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: len(octets)] = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
         return [
             msgspec.json.decode(said[: int(length)].numpy().tobytes(), type=of)
@@ -40,8 +40,8 @@ class Group:
         if self._group is None:
             return own
         octets = bytearray(msgspec.json.encode(own))
-        length = self._first(torch.tensor([len(octets)]))
-        said = torch.zeros(int(length), dtype=torch.uint8)
+        length = self._first(torch.tensor([len(octets)], device="cpu"))
+        said = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
         if self.rank == 0:
             said = torch.frombuffer(octets, dtype=torch.uint8)
         return msgspec.json.decode(self._first(said).numpy().tobytes(), type=of)
@@ -50,7 +50,7 @@ class Group:
         """For each of these numbers, the highest that a rank says."""
         if self._group is None:
             return list(own)
-        said = torch.tensor(own)
+        said = torch.tensor(own, device="cpu")
         dist.all_reduce(said, dist.ReduceOp.MAX, self._group)
         return [int(one) for one in said]
 

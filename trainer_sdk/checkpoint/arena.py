@@ -4,6 +4,7 @@ Fresh memory costs thirty times what a copy costs, so it is made once and used a
 are kept, it outlives the process, and the next one of the same rank has the state that it holds.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from trainer_sdk.checkpoint.durability import is_on_disk
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -29,10 +31,14 @@ from trainer_sdk.checkpoint.marks import (
     RestoredState,
     mark_restored,
 )
-from trainer_sdk.checkpoint.room import available_bytes
+from trainer_sdk.checkpoint.room import available_bytes, free_bytes
 
 _PAGE = 4096
+_MADV_POPULATE_WRITE = 23
+_ENTERED_BYTES = 64 << 20
+_library = ctypes.CDLL(None)
 _NAMES = "abcdefgh"
+MOST_BUFFERS = len(_NAMES)
 _LOCK = "lock"
 _LOOK_EVERY_S = 0.02
 _WITHIN_S = 10.0
@@ -60,8 +66,9 @@ class TakenError(Exception):
 class Buffer:
     """Memory for one state: a file in a folder, or without a name, so that it ends with us."""
 
-    def __init__(self, folder: str = "") -> None:
+    def __init__(self, folder: str = "", *, is_on_disk: bool = False) -> None:
         self.folder = folder
+        self._is_on_disk = is_on_disk
         self.path = os.path.join(folder, IMAGE) if folder else ""
         """Where the writer finds it."""
         self.size = 0
@@ -104,10 +111,10 @@ class Buffer:
         self._descriptor = self._open(size)
         held = os.fstat(self._descriptor).st_blocks * 512
         place = self.folder or "the memory of this machine"
-        room = held + available_bytes(self._descriptor if self.folder else None)
+        room = held + self._available_bytes()
         if size > room:
             self.close()
-            raise NoRoomError(place, size, room)
+            raise self._no_room(place, size, room)
         try:
             os.ftruncate(self._descriptor, size)
             os.posix_fallocate(self._descriptor, 0, size)
@@ -116,9 +123,9 @@ class Buffer:
             self.close()
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise
-            raise NoRoomError(place, size, room) from error
+            raise self._no_room(place, size, room) from error
         self._octets = torch.frombuffer(self._mapped, dtype=torch.uint8)
-        self._octets[::_PAGE].add_(0)  # enters every page into the tables of this process
+        _enter_pages(self._octets)
         _pin(self._octets)
         self.size = size
 
@@ -149,6 +156,18 @@ class Buffer:
             with suppress(FileNotFoundError):
                 os.rmdir(self.folder)
 
+    def _available_bytes(self) -> int:
+        if self._is_on_disk:
+            return free_bytes(self._descriptor)
+        return available_bytes(self._descriptor if self.folder else None)
+
+    def _no_room(self, place: str, size: int, room: int) -> NoRoomError:
+        said = (
+            f"the disk of {place} has {room >> 20} MiB left, and the save needs "
+            f"{-(-size >> 20)} MiB there: free some space, or have local_root on a larger disk"
+        )
+        return NoRoomError(place, size, room, said if self._is_on_disk else "")
+
     def _open(self, size: int) -> int:
         if self.folder:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
@@ -168,7 +187,10 @@ class Arena:
         self._folder = folder
         self._lock = _locked(folder) if folder else -1
         names = _NAMES[:count]
-        self.buffers = [Buffer(os.path.join(folder, one) if folder else "") for one in names]
+        on_disk = bool(folder) and is_on_disk(os.path.dirname(os.path.dirname(folder)))
+        self.buffers = [
+            Buffer(os.path.join(folder, one) if folder else "", is_on_disk=on_disk) for one in names
+        ]
 
     def restored(self, state: RestoredState) -> None:
         """The training goes on from this one: newer ones that are here make room first."""
@@ -283,6 +305,15 @@ def _remove_empty(folder: str) -> None:
         for _ in range(3):
             os.rmdir(folder)
             folder = os.path.dirname(folder)
+
+
+def _enter_pages(octets: torch.Tensor) -> None:
+    """Have every page in the tables of this process, for the copy; other threads run meanwhile."""
+    for at in range(0, octets.numel(), _ENTERED_BYTES):
+        part = octets[at : at + _ENTERED_BYTES]
+        where = ctypes.c_void_p(part.data_ptr())
+        if _library.madvise(where, ctypes.c_size_t(part.numel()), _MADV_POPULATE_WRITE):
+            part[::_PAGE].add_(0)  # before Linux 5.14
 
 
 def _pin(octets: torch.Tensor) -> None:

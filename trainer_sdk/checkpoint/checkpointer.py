@@ -5,23 +5,27 @@ from collections.abc import Callable, Mapping, MutableMapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+import torch
+
 from trainer_sdk import layout
-from trainer_sdk.checkpoint import leaving
+from trainer_sdk.checkpoint import arguments, leaving
 from trainer_sdk.checkpoint.agreement import group_of_all
+from trainer_sdk.checkpoint.arena import MOST_BUFFERS
 from trainer_sdk.checkpoint.data import has_position
+from trainer_sdk.checkpoint.handle import SaveHandle
 from trainer_sdk.checkpoint.interval import parse_every
 from trainer_sdk.checkpoint.pacing import Pacing
 from trainer_sdk.checkpoint.readying import Setup, Wish
 from trainer_sdk.checkpoint.restore.restoring import Restored
-from trainer_sdk.checkpoint.save import OnError, Patience, SaveError
+from trainer_sdk.checkpoint.save import ON_ERROR, NotBegun, OnError, Save, SaveError, Timeouts
 from trainer_sdk.checkpoint.saver import Saver
-from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.saves import SaveQueue, waiting
 from trainer_sdk.checkpoint.storage import lasting
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.tempo import LEAST_BYTES_PER_S, Tempo
-from trainer_sdk.checkpoint.way_back import WayBack
+from trainer_sdk.checkpoint.way_back import Latest, WayBack
 from trainer_sdk.checkpoint.whose import whose
-from trainer_sdk.rank_session import session
+from trainer_sdk.rank_session import Session, session
 from trainer_sdk.sections import Section
 
 if TYPE_CHECKING:
@@ -59,29 +63,34 @@ class Checkpointer:
         memory_limit: int = 0,
         write_bytes_per_s: int | None = None,
         job: str = "",
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
-        self._session = session()
+        place = lasting(arguments.path("root", root))
         self._every = parse_every(every)
-        self._memory_every = memory_every
-        keeps = keep_memory or bool(memory_every)
+        self._memory_every = arguments.whole("memory_every", memory_every)
+        arguments.one_of("on_error", on_error, ON_ERROR)
+        timeouts = arguments.instance("timeouts", timeouts, Timeouts)
+        keeps = arguments.truth("keep_memory", keep_memory) or bool(self._memory_every)
+        in_flight = arguments.whole("in_flight", in_flight, 1, MOST_BUFFERS - 1)
+        optimizers = arguments.objects("optimizers", optimizers, "register_step_pre_hook")
+        self._session = session()
+        about = whose(os.environ, arguments.job(job), place)  # noqa: TID251 - a script has no settings file of ours
         group = group_of_all()
-        place = lasting(os.fspath(root))
-        about = whose(os.environ, job, place)  # noqa: TID251 - a script has no settings file of ours
         setup = Setup(
             whose=about,
             group=group,
             root=place,
             keeps=keeps,
-            is_lazy=lazy,
+            is_lazy=arguments.truth("lazy", lazy),
             buffers=in_flight + keeps,
-            memory_limit=memory_limit,
+            memory_limit=arguments.whole("memory_limit", memory_limit),
             write_bytes_per_s=_checked(write_bytes_per_s),
-            patience=patience or Patience(),
+            timeouts=timeouts,
+            waiting=lambda: self._wait_section("save copy"),
         )
         self._root = setup.root
         self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
-        self._queue = SaveQueue(group.rank, self._teller, on_error, setup.patience)
+        self._queue = SaveQueue(group.rank, self._teller, on_error, setup.timeouts)
         self._queue.delivery.warm()
         self._tempo = Tempo()
         self._saver = Saver(setup, self._queue, self._teller, self._tempo, optimizers)
@@ -89,17 +98,32 @@ class Checkpointer:
             about, group, self._teller, root=self._root, has_images=keeps or about.has_keeper
         )
         self._pacing: Pacing | None = None
-        self._has_saved_to_stop = False
+        self._has_saved_to_stop = self._is_prepared = False
+        self._exit_within_s = setup.timeouts.exit_within_s
+        self._last_save: SaveHandle | None = None
         self._last_step: int | None = None
         """The newest that was begun to be saved in the global tier."""
+        self._step_counter = _StepCounter(self._session)
         self._pid = os.getpid()
         self._is_open = True
-        leaving.remember(self)
+        self._ending = leaving.Ending(
+            self._await_all, lambda is_failing: self._close(abort=False, is_failing=is_failing)
+        )
+        leaving.remember(self._ending)
 
     @property
     def unfinished(self) -> int:
         """How many saves were begun and are not finalized."""
         return self._queue.unfinished
+
+    def latest(self) -> Latest | None:
+        """What `restore` would try first: step and tier; None if there is nothing.
+
+        All ranks call it together. It lists, and reads manifests and the indices of images; no
+        state is read. So `restore` may still pass it over: for a hash that is wrong, or tensors
+        that do not fit.
+        """
+        return self._way_back.latest()
 
     def restore(
         self,
@@ -107,41 +131,65 @@ class Checkpointer:
         *,
         step: int | None = None,
         allow_fresh_start: bool = False,
+        strict: bool = True,
     ) -> Restored | None:
         """Load the newest state that all ranks can have and verify, or that of `step`.
+
+        Without `strict`, what the checkpoint lacks or has in another shape stays as it is, and what
+        it has besides is ignored; both are reported. An optimizer is loaded whole or not at all.
 
         None for a fresh start: there has never been a checkpoint, or none can be used and a fresh
         start is allowed, here or by `everstep run --allow-fresh-start`. Otherwise nothing to load
         is a `RestoreError`.
         """
+        arguments.state(state, is_filled=True)
+        step = None if step is None else arguments.whole("step", step)
+        strict = arguments.truth("strict", strict)
         is_allowed = os.environ.get(layout.FRESH_VARIABLE) == "1"  # noqa: TID251 - as above
-        is_allowed = is_allowed or allow_fresh_start
-        found = self._way_back.restore(state, step=step, allow_fresh_start=is_allowed)
+        is_allowed = arguments.truth("allow_fresh_start", allow_fresh_start) or is_allowed
+        with torch.inference_mode(mode=False), torch.no_grad():  # what is made is trained on
+            found = self._way_back.restore(
+                state, step=step, allow_fresh_start=is_allowed, strict=strict
+            )
         if found is not None:
             if found.choice.published:
-                self._last_step = found.step
+                self._last_step, self._last_save = found.step, None
             self._session.start_at(found.step)
-            self._saver.prepare(state, found.choice.identity)
+            self._is_prepared = True
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._saver.prepare(state, found.choice.identity, self._way_back.round)
         return found
 
-    def loss(self, value: SupportsFloat) -> None:
+    def check_loss(self, loss: SupportsFloat) -> None:
         """The loss of each step: no number soon after a restore quarantines that checkpoint."""
-        self._way_back.see_loss(value, self.await_all)
+        self._way_back.see_loss(_number(loss), self._await_all)
 
-    def step(self, step: int, state: State) -> None:
-        """Call it after each step: saves when it is due, and when the training is to stop."""
+    def step(self, step: int, state: State) -> SaveHandle | None:
+        """Call it after each step: saves when it is due, and when the training is to stop.
+
+        The save, or None if none was due. It waits for those that a person has asked for, and for
+        that of a preemption, and for no others.
+
+        The step is counted for the session, too, where the script does not call
+        `session().step()`.
+        """
+        step = arguments.whole("step", step)
+        arguments.state(state)
+        self._step_counter.finished(step)
+        self._prepare(state)
         self._queue.maybe_finalize()
         self._tempo.stepped(monotonic(), is_saving=self._queue.unfinished > 0)
         if self._session.should_stop:
             if not self._has_saved_to_stop:
                 self._has_saved_to_stop = True
-                self.save(step, state, occasion="preemption", wait=True)
+                return self.save(step, state, occasion="preemption", wait=True)
         elif self._session.should_save:
-            self.save(step, state, wait=True)
+            return self.save(step, state, wait=True)
         elif self._root and self._is_due(step):
-            self.save(step, state, occasion="interval")
+            return self.save(step, state, occasion="interval")
         elif self._memory_every and step % self._memory_every == 0:
-            self.save(step, state, to_root=False, occasion="interval")
+            return self.save(step, state, to_root=False, occasion="interval")
+        return None
 
     def save(
         self,
@@ -152,66 +200,84 @@ class Checkpointer:
         occasion: str = "requested",
         wait: bool = False,
         finalize: tuple[Callable[[], None], ...] = (),
-    ) -> int | None:
-        """Save now; the number of this save, or None if it was not begun.
+    ) -> SaveHandle:
+        """Save now; the handle says what becomes of it, and waits for that.
 
-        What is saved is the state at this call, whatever the training does next. With `wait`, wait
-        for memory that earlier saves have, rather than skip.
+        What is saved is the state at this call, whatever the training does next. A save is skipped
+        while earlier ones have all memory. With `wait`, wait for that memory, and then until the
+        checkpoint can be restored, or the save has failed.
         """
+        step = arguments.whole("step", step)
+        arguments.state(state)
+        arguments.occasion(occasion)
+        to_root, wait = arguments.truth("to_root", to_root), arguments.truth("wait", wait)
+        finalize = arguments.functions("finalize", finalize)
+        handle = self._begin(step, state, to_root, occasion, finalize, waits=wait)
+        if wait and handle:
+            # Whoever ends this training in a while takes an end for what has a bound.
+            handle.wait(self._exit_within_s if occasion == "preemption" else None)
+            self._queue.maybe_finalize()
+        return handle
+
+    def _begin(
+        self,
+        step: int,
+        state: State,
+        to_root: bool,
+        occasion: str,
+        finalize: tuple[Callable[[], None], ...] = (),
+        *,
+        waits: bool,
+    ) -> SaveHandle:
         if not self._is_open:  # nobody would wait for it
-            self._queue.refuse(step, "plan", "its Checkpointer was closed before: close it last")
-            return None
+            reason = "its Checkpointer was closed before: close it last"
+            return self._handle(self._queue.refuse(step, "plan", reason))
         wish = Wish(
             step=step,
             to_root=to_root and bool(self._root),
             occasion=occasion,
-            wait=wait,
+            wait=waits,
             has_data_position=has_position(state.values()),
             user=self._way_back.texts(),
             finalize=finalize,
         )
-        with self._queue.beginning(step) as may_begin:
-            if not may_begin:
-                return None
+        with self._queue.beginning(step) as refused:
+            if refused is not None:
+                return self._handle(refused)
             self._way_back.close()  # the memory of what it has checked may be made anew
-            begun = self._saver.save(wish, state)
-        if begun is None:
-            return None
-        if wish.to_root:
-            self._last_step = step
+            # Later saves need the memory of this one, whatever the mode is in which it is made.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                begun = self._saver.save(wish, state)
+        handle = self._handle(begun)
+        if isinstance(begun, Save) and wish.to_root:
+            self._last_step, self._last_save = step, handle
             if self._pacing is not None:
                 self._pacing.saved(begun.stall_s)
-        return begun.number
+        return handle
 
-    def save_last(self, step: int, state: State) -> int | None:
+    def save_last(self, step: int, state: State) -> SaveHandle:
         """Save what the training ends with, unless the save of that step was begun already.
 
-        Its own number, or None. It waits for memory, and no longer than an end may take; `close`
-        waits until it is durable.
+        It waits for memory, and no longer than an end may take; `close` waits until it is durable.
         """
-        if not self._root or step == self._last_step:
-            return None
-        return self.save(step, state, occasion="end", wait=True)
+        step = arguments.whole("step", step)
+        arguments.state(state)
+        if not self._root:
+            return self._handle(NotBegun(step, "there is no root: what is kept ends with the job"))
+        if step == self._last_step:
+            there = NotBegun(step, f"step {step} was restored, and there has been none since")
+            return self._last_save or self._handle(there)
+        return self._begin(step, state, to_root=True, occasion="end", waits=True)
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call what was to be called after the saves that are durable; their numbers."""
-        return self._queue.maybe_finalize(blocking, within_s)
-
-    def await_all(self) -> SaveError | None:
-        """Wait for what was begun, with a bound; the failure that the training must end with."""
-        with self._last_save():
-            self._saver.settle()
-            return self._queue.await_all()
+        return self._queue.maybe_finalize(*waiting(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
         """Wait for the last save, with a bound, or abandon it; then leave nothing behind."""
         failure = self._close(abort=abort, is_failing=False)
         if failure is not None:
             raise failure
-
-    def leave(self, *, is_failing: bool) -> SaveError | None:
-        """The same, where nobody could catch what is raised; images stay if the training fails."""
-        return self._close(abort=False, is_failing=is_failing)
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -227,6 +293,19 @@ class Checkpointer:
         if failure is not None and not is_failing:
             raise failure
 
+    def _await_all(self) -> SaveError | None:
+        """Wait for what was begun, with a bound; the failure that the training must end with."""
+        with self._wait_section("last save"):
+            self._saver.settle()
+            return self._queue.await_all()
+
+    def _prepare(self, state: State) -> None:
+        """Have memory made before the first save is due: after a step, optimizers have a state."""
+        if not self._is_prepared and self._is_open:
+            self._is_prepared = True
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._saver.prepare(state)
+
     def _is_due(self, step: int) -> bool:
         if self._pacing is None:  # what a restore has found of earlier rounds counts
             self._pacing = self._way_back.pacing(self._every)
@@ -236,11 +315,11 @@ class Checkpointer:
         if not self._is_open or os.getpid() != self._pid:
             return None
         self._is_open = False
-        leaving.forget(self)
+        leaving.forget(self._ending)
         self._way_back.close()
         keeps_images = True  # also where what is called after a save fails
         try:
-            with self._last_save():
+            with self._wait_section("last save"):
                 self._saver.settle()
                 failure = self._queue.close(abort)
             keeps_images = is_failing or failure is not None
@@ -249,12 +328,50 @@ class Checkpointer:
             self._saver.close(keeps_images=keeps_images)
         return failure
 
-    def _last_save(self) -> Section:
-        """Whoever waits for it has not stalled."""
-        return self._session.section("last save", "checkpoint")
+    def _wait_section(self, name: str) -> Section:
+        """Whoever waits for a save has not stalled."""
+        return self._session.section(name, "checkpoint")
+
+    def _handle(self, save: Save | NotBegun) -> SaveHandle:
+        return SaveHandle(save, self._queue.delivery.hurry, lambda: self._wait_section("save"))
+
+
+class _StepCounter:
+    """Counts steps for the session of a script that counts none itself.
+
+    Whether the script does is known once a whole step has passed: its call may come after ours.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._counted = _steps_of(session)
+        self._calls = 0
+        self._is_script_counting = False
+
+    def finished(self, step: int) -> None:
+        self._calls += 1
+        if _steps_of(self._session) != self._counted:
+            self._is_script_counting = True
+        if not self._is_script_counting and self._calls > 1:
+            self._session.step(step)
+            self._counted = _steps_of(self._session)
+
+
+def _steps_of(session: Session) -> int:
+    return session._steps  # noqa: SLF001 - one package
+
+
+def _number(value: SupportsFloat) -> SupportsFloat:
+    """A loss; what is no number at all is a mistake of the script's, not a loss that failed."""
+    if isinstance(value, (str, bytes)) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"a loss must be a number, and is {arguments.shown(value)}")
+    return value
 
 
 def _checked(bytes_per_s: int | None) -> int | None:
+    if bytes_per_s is None:
+        return None
+    bytes_per_s = arguments.whole("write_bytes_per_s", bytes_per_s)
     if bytes_per_s and bytes_per_s < LEAST_BYTES_PER_S:
         raise ValueError(
             f"write_bytes_per_s must be 0 or at least {LEAST_BYTES_PER_S}, got {bytes_per_s}: "

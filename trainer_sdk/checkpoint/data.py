@@ -2,7 +2,7 @@
 
 sampler = PositionedSampler(len(dataset), batch_size=8, seed=1)
 loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
-state = {"model": model, "optimizer": optimizer, "data": sampler, "random": Randomness()}
+state = {"model": model, "optimizer": optimizer, "data": sampler, "random": RngState()}
 saves.restore(state)
 for batch in sampler.counted(loader):
     ...
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from trainer_sdk.checkpoint import arguments
 from trainer_sdk.saying import say_once
 
 Batch = TypeVar("Batch")
@@ -31,7 +32,7 @@ class Resumable(Protocol):
     def load_state_dict(self, state: Any, /) -> None: ...
 
 
-class OfRank:
+class PerRank:
     """A state that each rank has for itself, as that of a `StatefulDataLoader`; kept whole.
 
     It fits ranks of the same world size only: with another one the checkpoint is refused, rather
@@ -42,6 +43,9 @@ class OfRank:
     is_data_position = True
 
     def __init__(self, inner: Resumable) -> None:
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(inner, method, None)):
+                raise TypeError(f"inner must have a {method}, and is {arguments.shown(inner)}")
         self._inner = inner
         self._key = _own_key()
 
@@ -54,7 +58,7 @@ class OfRank:
         self._inner.load_state_dict(state[self._key][0])
 
 
-class Randomness:
+class RngState:
     """The random numbers of Python, numpy, torch and the current CUDA device, on each rank.
 
     With another world size they go on as the script has seeded them.
@@ -116,15 +120,13 @@ class PositionedSampler:
         shuffle: bool = True,
         place: tuple[int, int] | None = None,
     ) -> None:
-        if size < 1 or batch_size < 1:
-            raise ValueError(
-                f"a sampler needs samples and batches, and got size={size}, batch_size={batch_size}"
-            )
-        self._size = size
-        self._batch_size = batch_size
-        self._seed = seed
-        self._shuffle = shuffle
-        self._rank, self._world_size = _place() if place is None else place
+        self._size = arguments.whole("size", size, 1)
+        self._batch_size = arguments.whole("batch_size", batch_size, 1)
+        self._seed = arguments.whole("seed", seed, -(1 << 63))
+        self._shuffle = arguments.truth("shuffle", shuffle)
+        rank, world_size = _place() if place is None else place
+        self._world_size = arguments.whole("place", world_size, 1)
+        self._rank = arguments.whole("place", rank, 0, self._world_size - 1)
         self._consumed = 0
         self._given = 0
         self._order: tuple[int, torch.Tensor] | None = None
@@ -199,8 +201,8 @@ class PositionedSampler:
         if self._order is None or self._order[0] != epoch:
             # Torch's generator looks at 32 bits of its seed.
             mixed = xxhash.xxh32_intdigest(f"{self._seed}/{epoch}".encode())
-            generator = torch.Generator().manual_seed(mixed)
-            self._order = epoch, torch.randperm(self._size, generator=generator)
+            generator = torch.Generator("cpu").manual_seed(mixed)
+            self._order = epoch, torch.randperm(self._size, generator=generator, device="cpu")
         return self._order[1]
 
 

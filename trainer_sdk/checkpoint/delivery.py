@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from trainer_sdk.checkpoint.news import News
-from trainer_sdk.checkpoint.save import OnError, Patience, Save, SaveError
+from trainer_sdk.checkpoint.save import OnError, Save, SaveError, Timeouts
 from trainer_sdk.checkpoint.storage.port import StorageError
 from trainer_sdk.checkpoint.writer.orders import (
     Done,
@@ -29,7 +29,9 @@ from trainer_sdk.checkpoint.writer.publishing import abandon
 from trainer_sdk.checkpoint.writing import Writer, WriterGoneError
 
 _MOST_ATTEMPTS = 3
-_IN_VAIN = frozenset({"other_owner", "taken", "other_rank", "changed", "copy", "late", "no_writer"})
+_IN_VAIN = frozenset(
+    {"other_owner", "other_launch", "taken", "other_rank", "changed", "copy", "late", "no_writer"}
+)
 _GONE_WITHIN_S = 5.0
 
 
@@ -39,11 +41,11 @@ class Delivery:
     The training calls it, and a thread that hears the writer.
     """
 
-    def __init__(self, rank: int, news: News, on_error: OnError, patience: Patience) -> None:
+    def __init__(self, rank: int, news: News, on_error: OnError, timeouts: Timeouts) -> None:
         self._rank = rank
         self._news = news
         self._on_error = on_error
-        self._patience = patience
+        self._timeouts = timeouts
         self._writer: Writer | None = None
         self._abandoning: threading.Thread | None = None
         self.lock = threading.RLock()
@@ -155,7 +157,7 @@ class Delivery:
         self._news.kept(save, save.order, line)
 
     def _written(self, save: Save, line: Written) -> None:
-        save.stage, save.write_s = "publish", line.write_s
+        save.stage, save.write_s, save.is_written = "publish", line.write_s, True
         if self._on_error != "retry":
             save.leave_buffer()
         if isinstance(save.order, WriteState) and save.order.root:
@@ -181,9 +183,9 @@ class Delivery:
                     self._look_at(save, now)
 
     def _look_at(self, save: Save, now: float) -> None:
-        within_s = self._patience.write_within_s + save.least_s
+        within_s = self._timeouts.write_within_s + save.least_s
         # The writer itself gives up the other ranks after as long; then there is a rest for it.
-        most_s = 2 * within_s + self._patience.delayed_after_s
+        most_s = 2 * within_s + self._timeouts.delayed_after_s
         if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
             self._kill_writer()
             self._fail_sent(f"the writer was not done within {now - save.sent_at:.0f} s", "timeout")
@@ -199,7 +201,7 @@ class Delivery:
             return save.called_at + 2 * save.told_lag_s
         # While it waits for others, there is news all the time, but no progress.
         since = save.sent_at if save.waits_for else save.news_at
-        return since + self._patience.delayed_after_s
+        return since + self._timeouts.delayed_after_s
 
     def _goes_on(self, save: Save) -> None:
         if save.is_delayed:

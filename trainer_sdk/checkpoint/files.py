@@ -8,10 +8,11 @@ from typing import IO, Any, cast
 
 import torch
 
-from trainer_sdk.checkpoint import leaving
-from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError
-from trainer_sdk.checkpoint.save import OnError, Patience, SaveError
-from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint import arguments, leaving
+from trainer_sdk.checkpoint.arena import MOST_BUFFERS, Arena, Buffer, NoRoomError
+from trainer_sdk.checkpoint.handle import SaveHandle
+from trainer_sdk.checkpoint.save import ON_ERROR, NotBegun, OnError, Save, SaveError, Timeouts
+from trainer_sdk.checkpoint.saves import SaveQueue, waiting
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.template import SparseFile
 from trainer_sdk.checkpoint.writer.orders import Failed, WriteFile
@@ -20,19 +21,22 @@ _PAGE = 4096
 _LOOK_EVERY_S = 0.005
 
 
-class FileSaves:
+class FileSaver:
     """A queue of files. What is written is what the object was when it was scheduled."""
 
     def __init__(
-        self, on_error: OnError = "warn", *, in_flight: int = 1, patience: Patience | None = None
+        self, on_error: OnError = "warn", *, in_flight: int = 1, timeouts: Timeouts | None = None
     ) -> None:
+        arguments.one_of("on_error", on_error, ON_ERROR)
+        in_flight = arguments.whole("in_flight", in_flight, 1, MOST_BUFFERS)
         rank = os.environ.get("RANK", "0")  # noqa: TID251 - a script has no settings file of ours
-        self._patience = patience or Patience()
-        self._queue = SaveQueue(int(rank), Teller(int(rank), None), on_error, self._patience)
+        self._timeouts = arguments.instance("timeouts", timeouts, Timeouts)
+        self._queue = SaveQueue(int(rank), Teller(int(rank), None), on_error, self._timeouts)
         self._arena = Arena(in_flight)
         self._pid = os.getpid()
         self._is_closed = False
-        leaving.remember(self)
+        self._ending = leaving.Ending(self._queue.await_all, lambda _: self._close(abort=False))
+        leaving.remember(self._ending)
 
     @property
     def unfinished(self) -> int:
@@ -44,30 +48,28 @@ class FileSaves:
         obj: object,
         path: "str | os.PathLike[str]",
         finalize: tuple[Callable[[], None], ...] = (),
-    ) -> int | None:
-        """Take the object as it is now, and write it later; the number of this save.
+    ) -> SaveHandle:
+        """Take the object as it is now, and write it later; the handle says what becomes of it.
 
         It waits while earlier ones have all the memory, and for the file itself after `close`, or
         where an exit handler calls it. `finalize` is called by `maybe_finalize` once the file is
-        durable. None if it was not begun, which was said.
+        durable.
         """
-        where = os.fspath(path)
-        where = where if "://" in where else os.path.abspath(where)
-        with self._queue.beginning(None, where) as may_begin:
-            if not may_begin:
-                return None
-            number = self._schedule(obj, where, finalize)
+        where = arguments.path("path", path)
+        finalize = arguments.functions("finalize", finalize)
+        where = where if "://" in where else _file_at(where)
+        with self._queue.beginning(None, where) as refused:
+            if refused is not None:
+                return self._handle(refused)
+            with torch.inference_mode(mode=False):  # later files have this one's memory
+                handle = self._handle(self._schedule(obj, where, finalize))
         if self._is_closed or not threading.main_thread().is_alive():
             self._close(abort=False)  # whoever would do so has done it
-        return number
+        return handle
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call what was to be called after the files that are durable; their numbers."""
-        return self._queue.maybe_finalize(blocking, within_s)
-
-    def await_all(self) -> SaveError | None:
-        """Wait for what was scheduled, with a bound; the failure that the script must end with."""
-        return self._queue.await_all()
+        return self._queue.maybe_finalize(*waiting(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
         """Wait for the last file, with a bound, or abandon it; then leave nothing behind."""
@@ -75,28 +77,27 @@ class FileSaves:
         if failure is not None:
             raise failure
 
-    def leave(self, *, is_failing: bool) -> SaveError | None:  # noqa: ARG002 - files have no images
-        """The same, where nobody could catch what is raised."""
-        return self._close(abort=False)
-
     def _close(self, abort: bool) -> SaveError | None:
         if os.getpid() != self._pid:
             return None
         self._is_closed = True
-        leaving.forget(self)
+        leaving.forget(self._ending)
         try:
             return self._queue.close(abort)
         finally:
             self._arena.close(keeps_images=False)
 
+    def _handle(self, save: Save | NotBegun) -> SaveHandle:
+        return SaveHandle(save, self._queue.delivery.hurry)
+
     def _schedule(
         self, obj: object, where: str, finalize: tuple[Callable[[], None], ...]
-    ) -> int | None:
+    ) -> Save | NotBegun:
         called_at = time.monotonic()
         size = _size_of(obj)
         buffer = self._buffer(size, where)
-        if buffer is None:
-            return None
+        if isinstance(buffer, NotBegun):
+            return buffer
         save = self._queue.begin(None, buffer, finalize, called_at)
         order = WriteFile(save=save.number, image=buffer.path, size_bytes=size, path=where)
         save.order = order
@@ -112,11 +113,11 @@ class FileSaves:
             self._queue.delivery.fail(save, failed)
             if not isinstance(error, Exception):  # of the others, the policy says what follows
                 raise
-        return save.number
+        return save
 
-    def _buffer(self, size: int, where: str) -> Buffer | None:
-        """Memory for it; None if there is none, and the policy allows to go on."""
-        within_s = self._patience.write_within_s
+    def _buffer(self, size: int, where: str) -> Buffer | NotBegun:
+        """Memory for it; if there is none, and the policy allows to go on, why."""
+        within_s = self._timeouts.write_within_s
         deadline = time.monotonic() + within_s
         while (buffer := self._arena.next()) is None:
             if time.monotonic() > deadline:
@@ -125,8 +126,7 @@ class FileSaves:
                     f"the files before it ({before}) have had all the memory for {within_s:g} s: "
                     "look at that storage, or give in_flight=2"
                 )
-                self._queue.refuse(None, "memory", reason, place=where)
-                return None
+                return self._queue.refuse(None, "memory", reason, place=where)
             time.sleep(_LOOK_EVERY_S)
         try:
             if buffer.size < size:
@@ -137,8 +137,7 @@ class FileSaves:
                 f"{-(-size >> 20)} MiB: give more (--memory of a container), or use torch.save, "
                 "which needs no copy"
             )
-            self._queue.refuse(None, "memory", reason, place=where)
-            return None
+            return self._queue.refuse(None, "memory", reason, place=where)
         return buffer
 
 
@@ -163,28 +162,40 @@ class _Into:
         """Nothing is held back."""
 
 
-_own: FileSaves | None = None
+def _file_at(path: str) -> str:
+    """The file that `torch.save` would write: of a link, that to which it leads."""
+    where = os.path.abspath(path)
+    if os.path.islink(where):
+        where = os.path.realpath(where)
+    if os.path.lexists(where) and not os.path.isfile(where):
+        what = "leads to itself" if os.path.islink(where) else "is no regular file"
+        raise ValueError(f"{path} {what}, and would be replaced: use torch.save, or another path")
+    return where
+
+
+_own: FileSaver | None = None
 _opening = threading.RLock()
 
 
-def async_save(obj: object, path: "str | os.PathLike[str]") -> int | None:
+def async_save(obj: object, path: "str | os.PathLike[str]") -> SaveHandle:
     """Like `torch.save`, but the file is written in the background; `torch.load` reads it.
 
     The file appears whole or not at all. The end of the interpreter waits for it. What fails is
-    said, and None is returned where it was not even begun. Any thread may call it, and a fork.
+    said, and the handle has it. Any thread may call it, and a fork.
     """
     global _own  # noqa: PLW0603 - a process has one
     with _opening:
         if _own is None:
-            _own = FileSaves()
+            _own = FileSaver()
         _own.maybe_finalize()
         return _own.schedule(obj, path)
 
 
 def wait_for_files(within_s: float | None = None) -> None:
     """Wait for all files of `async_save`."""
+    bound = waiting(blocking=True, within_s=within_s)
     if _own is not None:
-        _own.maybe_finalize(blocking=True, within_s=within_s)
+        _own.maybe_finalize(*bound)
 
 
 def _forget() -> None:

@@ -26,7 +26,7 @@ def _as_tensor(octets: torch.Tensor, piece: Piece) -> torch.Tensor:
         return octets
     dtype = getattr(torch, piece.dtype)
     if not piece.length:
-        return torch.empty(piece.sizes, dtype=dtype)
+        return torch.empty(piece.sizes, dtype=dtype, device="cpu")
     return octets.view(dtype).view(piece.sizes)
 
 

@@ -6,9 +6,12 @@ failure loses of it. The cost is the stall, and what the steps take longer while
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
+
+from trainer_sdk.checkpoint.arguments import whole
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)")
@@ -42,6 +45,8 @@ class Look(msgspec.Struct, frozen=True):
     is_due: bool
     next_step: int
     """Until then nobody needs to ask again."""
+    step: int
+    """The step that rank 0 has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +62,10 @@ class Interval:
 
 def parse_every(every: int | str) -> Every:
     """500, "10min", "90s", "2h" or "auto"."""
-    if every == "auto":
+    if isinstance(every, str) and every == "auto":
         return Every()
-    if isinstance(every, int) and every > 0:
-        return Every(steps=every)
+    with suppress(TypeError, ValueError):
+        return Every(steps=whole("every", every, 1))
     found = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
     if found is None or not float(found[1]):
         raise ValueError(
@@ -131,13 +136,14 @@ class Pace:
         """Whether to save after this step, and when to look again."""
         step_s = self._quiet_step_s
         if step_s is None or self._last_save is None:
-            return Look(is_due=False, next_step=step + 1)
+            return Look(is_due=False, next_step=step + 1, step=step)
         wanted_s = self.interval(now).every_s
         left_s = wanted_s - (now - self._last_save)
         is_due = left_s < step_s / 2
         ahead = int((wanted_s if is_due else left_s) / step_s)
         # A step time that was measured over few steps is not trusted for many.
-        return Look(is_due=is_due, next_step=step + max(1, min(ahead, self._steps)))
+        next_step = step + max(1, min(ahead, self._steps))
+        return Look(is_due=is_due, next_step=next_step, step=step)
 
     def interval(self, now: float) -> Interval:
         """How often to save, as things are."""

@@ -11,9 +11,12 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer_sdk.bootstrap import link as links
+from trainer_sdk.saying import say
 
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.save import SaveError
@@ -22,34 +25,34 @@ _FAILED = 1
 _exit = sys.exit
 
 
-class Saves(Protocol):
-    """Somebody who saves, and may be saving still."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the end of a script does about something that saves, and may be saving still."""
 
-    def await_all(self) -> "SaveError | None":
-        """Wait for what was begun, with a bound; what the training must end with."""
+    await_all: "Callable[[], SaveError | None]"
+    """Waits for what was begun, with a bound; what the training must end with."""
+    leave: "Callable[[bool], SaveError | None]"
+    """The same, and leaves nothing behind; images stay if the training is failing."""
 
-    def leave(self, *, is_failing: bool) -> "SaveError | None":
-        """The same, and leave nothing behind; images stay for whoever comes back."""
 
-
-_open: list[Saves] = []
+_open: list[Ending] = []
 _code: object = 0
 """What the script exits with, as far as it is known."""
 
 
-def remember(saves: Saves) -> None:
+def remember(ending: Ending) -> None:
     """The end of the interpreter waits for these, unless they are closed before."""
     if links.armed is None:
         sys.exit = _exit_noted  # our bootstrap would tell it
-    _open.append(saves)
+    _open.append(ending)
     atexit.unregister(_leave)
     atexit.register(_leave)
 
 
-def forget(saves: Saves) -> None:
-    """They are closed."""
-    if saves in _open:
-        _open.remove(saves)
+def forget(ending: Ending) -> None:
+    """Its saves are closed."""
+    if ending in _open:
+        _open.remove(ending)
 
 
 def is_good_end(error: BaseException) -> bool:
@@ -84,21 +87,16 @@ def _leave() -> None:
         _exit_with(_FAILED)
 
 
-def _left(saves: Saves, *, is_failing: bool) -> "SaveError | None":
+def _left(ending: Ending, *, is_failing: bool) -> "SaveError | None":
     try:
-        return saves.leave(is_failing=is_failing)
+        return ending.leave(is_failing)
     except Exception:  # noqa: BLE001 - what the training wanted to be called when a save is durable
         traceback.print_exc()
         return None
 
 
 def _say(failure: "SaveError") -> None:
-    try:
-        sys.stderr.write(
-            f"everstep: {failure}; it was the last one, so the exit code is {_FAILED}\n"
-        )
-    except (OSError, ValueError, AttributeError):
-        return  # closed, or there is none
+    say(f"{failure}; it was the last one, so the exit code is {_FAILED}")
 
 
 def _exit_noted(code: object = None, /) -> NoReturn:

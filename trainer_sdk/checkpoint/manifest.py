@@ -81,6 +81,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What the training wants to find again, as short texts."""
     saving: str = ""
     """The name that this save had until it could be seen: no other save has the same."""
+    is_readable: bool = False
+    """Each value that is no tensor was read back before it was written, as a restore reads it."""
     version: int = VERSION
 
     @property

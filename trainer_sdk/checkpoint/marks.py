@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainer_sdk.checkpoint.durability import put_durably, sync_names
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
     BadManifestError,
@@ -46,9 +47,7 @@ class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
 
 def mark_restored(folder: Path, restored: RestoredState) -> None:
     """Say it to whoever keeps these images."""
-    written = folder / f".{RESTORED}"
-    written.write_bytes(msgspec.json.encode(restored))
-    os.replace(written, folder / RESTORED)
+    put_durably(folder / RESTORED, msgspec.json.encode(restored))
 
 
 def restored_state(folder: Path) -> RestoredState | None:
@@ -62,9 +61,10 @@ def restored_state(folder: Path) -> RestoredState | None:
 def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:
     """Put its index aside, and say why."""
     marked = msgspec.json.encode(MarkedImage(identity=identity, mark=mark))
-    (folder / MARKED_INDEX).write_bytes(marked)
+    put_durably(folder / MARKED_INDEX, marked)
     with suppress(FileNotFoundError):
         os.replace(folder / INDEX, folder / ASIDE_INDEX)
+    sync_names(folder, 0)
 
 
 def marked_image(folder: Path) -> MarkedImage | None:

@@ -28,6 +28,7 @@ class News:
             hash=line.hash,
             world_size=order.identity.world_size,
             stall_s=save.stall_s,
+            settle_s=save.settle_s,
             lag_s=_age(save),
         )
 
@@ -41,6 +42,7 @@ class News:
             ranks=(self._rank,),
             world_size=order.identity.world_size,
             stall_s=save.stall_s,
+            settle_s=save.settle_s,
             write_s=line.write_s,
             waves=-(-order.file_bytes // order.window_bytes) if order.window_bytes else 1,
         )

@@ -27,6 +27,11 @@ class Pacing:
         if step < self._next:
             return False
         look = self._group.follow(self._pace.look(step, now), Look)
+        if look.step != step:
+            raise ValueError(
+                f"rank {self._group.rank} has finished step {step}, and rank 0 step {look.step}: "
+                "have all ranks call step with the same number"
+            )
         self._next = look.next_step
         return look.is_due
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import (
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.manifest import Entry
 from trainer_sdk.checkpoint.reading import Flat, Local, Piece, read_form
+from trainer_sdk.checkpoint.restore.values import UnreadableValueError
 from trainer_sdk.checkpoint.template import around
 
 PAGE_BYTES = 4096
@@ -150,6 +151,8 @@ def _form_of(flat: Flat) -> tuple[Local, str]:
     """And what is wrong with it: the other ranks wait to hear that."""
     try:
         return read_form(flat), ""
+    except UnreadableValueError as error:
+        return Local((), (), ()), str(error)
     except Exception as error:  # noqa: BLE001 - what a class of the user's may raise
         return Local((), (), ()), f"{type(error).__name__}: {error}"
 

@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
+from trainer_sdk.checkpoint.restore.values import check_readable, is_strided
+
 Numbers = tuple[int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)})
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
@@ -94,9 +96,7 @@ def is_bare(found: object) -> bool:
     return (
         type(found) in (torch.Tensor, torch.nn.Parameter)
         and isinstance(found, torch.Tensor)
-        and found.layout == torch.strided
-        and found.device.type in ("cpu", "cuda")
-        and not (found.is_quantized or found.is_conj() or found.is_neg())
+        and is_strided(found)
     )
 
 
@@ -132,6 +132,8 @@ def _piece(flat: Flat, item: WriteItem) -> Piece:
     found = found_at(flat, item.index)
     key, path = item.index.fqn, tuple(flat.paths[item.index.fqn])
     bare = is_bare(found)
+    if not bare:
+        check_readable(key, found, as_bytes)
     length = found.nbytes if bare else room_for(len(as_bytes(found)))
     if item.tensor_data is None:
         return Piece(key, path, length, bare)

@@ -4,19 +4,24 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import torch
+
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError, folder_of
+from trainer_sdk.checkpoint.filling import fill
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.marks import RestoredState
 from trainer_sdk.checkpoint.planning import PAGE_BYTES, Plan, PlanError, make_plan
 from trainer_sdk.checkpoint.reading import Flat, as_bytes, fits, flatten, found_at
-from trainer_sdk.checkpoint.save import Patience
+from trainer_sdk.checkpoint.restore.values import check_readable
+from trainer_sdk.checkpoint.save import NotBegun, Timeouts
 from trainer_sdk.checkpoint.saves import SaveQueue
+from trainer_sdk.checkpoint.staging import Waiting
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.waves import window_for
 from trainer_sdk.checkpoint.whose import Whose
@@ -63,7 +68,9 @@ class Setup:
     """Of all buffers; 0 for none."""
     write_bytes_per_s: int | None
     """Of a save for which nobody waits; 0 for as many as can be, None for what steps allow."""
-    patience: Patience
+    timeouts: Timeouts
+    waiting: Waiting = nullcontext
+    """What the training is in while it waits for a copy: no stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +110,14 @@ class Readying:
         self._fitting = threading.Lock()
         self._making: threading.Thread | None = None
 
-    def prepare(self, state: Mapping[str, Any], restored: Identity | None = None) -> None:
+    def prepare(
+        self, state: Mapping[str, Any], restored: Identity | None = None, round_: int = 0
+    ) -> None:
         """Plan with all ranks, and have the memory made meanwhile: the first save takes it over."""
         if restored is not None:
-            self.arena.restored(RestoredState(identity=restored, round=self._setup.whose.round))
+            self.arena.restored(RestoredState(identity=restored, round=round_))
+        if not (self._setup.root or self._keeps):
+            return
         flat = self._flatten(state)
         if self._group.highest([flat is None]) == [1] or flat is None:
             return
@@ -125,35 +136,37 @@ class Readying:
         if self._former is not None:
             self._former.close(keeps_images=keeps)
 
-    def ready(self, wish: Wish, state: Mapping[str, Any]) -> Ready | None:
+    def ready(self, wish: Wish, state: Mapping[str, Any]) -> Ready | NotBegun:
         """All ranks are ready to copy, or none is, and it was said why."""
-        if self._is_refused_a_place(wish):
-            return None
+        if self._has_no_place(wish):
+            _, _, *said = self._together([0, 0, *_bounds(wish)], None)
+            return self._refused(wish, said) or self._refused_a_place(wish)
         flat = self._flatten(state)
         plan = self.plan
         values = self._values(plan, flat) if plan is not None and flat is not None else None
         buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
         if plan is not None and values is not None:
             buffer, hindrance = self._buffer(wish, plan)
-        is_new, worst = self._together([values is None, hindrance], buffer)
+        is_new, worst, *said = self._together([values is None, hindrance, *_bounds(wish)], buffer)
+        if (refused := self._refused(wish, said)) is not None:
+            _release(buffer)
+            return refused
         if is_new and worst != _Hindrance.BROKEN and flat is not None:
             _release(buffer)
             try:
                 plan = self._planned(flat, wish)
             except PlanError as error:  # on all ranks
-                self._queue.refuse(wish.step, "plan", str(error))
-                return None
+                return self._queue.refuse(wish.step, "plan", str(error))
             self.plan = plan
-            if self._is_refused_a_place(wish):
-                return None
+            if self._has_no_place(wish):
+                return self._refused_a_place(wish)
             values = self._values(plan, flat)
             buffer, hindrance = self._buffer(wish, plan)
             (worst,) = self._together([hindrance], buffer)
             self._make_memory(plan)
         if worst or flat is None or plan is None or values is None or buffer is None:
             _release(buffer)
-            self._say_hindrance(wish, _Hindrance(worst), of_other=worst > hindrance)
-            return None
+            return self._hindered(wish, _Hindrance(worst), of_other=worst > hindrance)
         return Ready(plan, flat, values, buffer, self._window(plan))
 
     def _together(self, own: Sequence[int], buffer: Buffer | None) -> list[int]:
@@ -188,13 +201,18 @@ class Readying:
         most = self._setup.whose.images_most_bytes
         return 0 < most < plan.arena_bytes * self._setup.buffers
 
-    def _is_refused_a_place(self, wish: Wish) -> bool:
+    def _refused(self, wish: Wish, highest: Sequence[int]) -> NotBegun | None:
+        """Why the ranks do not save the same, on all of them; None where they do."""
+        unlike = _unlike(highest)
+        return self._queue.refuse(wish.step, "plan", unlike) if unlike else None
+
+    def _has_no_place(self, wish: Wish) -> bool:
+        return not wish.to_root and not self._keeps
+
+    def _refused_a_place(self, wish: Wish) -> NotBegun:
         """There is none, on all ranks. People are told once."""
-        if wish.to_root or self._keeps:
-            return False
         is_known, self._is_placeless_said = self._is_placeless_said, True
-        self._queue.refuse(wish.step, "keep", self._placeless, is_known=is_known)
-        return True
+        return self._queue.refuse(wish.step, "keep", self._placeless, is_known=is_known)
 
     def _flatten(self, state: Mapping[str, Any]) -> Flat | None:
         try:
@@ -209,8 +227,12 @@ class Readying:
             return None
         found = {}
         for number in plan.values:
+            index = plan.local.indices[number]
             try:
-                octets = as_bytes(found_at(flat, plan.local.indices[number]))
+                value = found_at(flat, index)
+                octets = as_bytes(value)
+                if not isinstance(value, torch.Tensor):  # the plan has checked those of this form
+                    check_readable(index.fqn, value, as_bytes, octets)
             except Exception:  # noqa: BLE001 - the next plan says what it is
                 return None
             if not fits(len(octets), plan.local.pieces[number].length):
@@ -219,7 +241,7 @@ class Readying:
         return found
 
     def _buffer(self, wish: Wish, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
-        deadline = time.monotonic() + (self._setup.patience.exit_within_s if wish.wait else 0.0)
+        deadline = time.monotonic() + (self._setup.timeouts.exit_within_s if wish.wait else 0.0)
         while (buffer := self.arena.next()) is None:
             if time.monotonic() >= deadline:
                 return None, _Hindrance.BUSY
@@ -245,6 +267,8 @@ class Readying:
                 with self._fitting, suppress(NoRoomError):
                     if self.plan is plan and one.is_free:
                         one.fit(self._size_for(plan))
+                        if one.holds is None and not self._window(plan):
+                            fill(one, plan)
 
         self._making = threading.Thread(target=make, name="everstep-memory", daemon=True)
         self._making.start()
@@ -273,20 +297,20 @@ class Readying:
             + (remedy if self._keeps else "raise it"),
         )
 
-    def _say_hindrance(self, wish: Wish, hindrance: _Hindrance, *, of_other: bool) -> None:
+    def _hindered(self, wish: Wish, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
         stage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
         if hindrance is _Hindrance.BUSY:
             if not of_other:
-                self._queue.skip(wish.step)
-        elif of_other:  # the rank that it is about says it; what follows is the same on all
+                return self._queue.skip(wish.step)
+            return NotBegun(wish.step, "an earlier save of another rank is not durable yet")
+        if of_other:  # the rank that it is about says it; what follows is the same on all
             reason = "another rank has said why, and no rank saves alone"
-            self._queue.refuse(wish.step, stage, reason, is_known=True)
-        elif hindrance is _Hindrance.BROKEN:
-            self._queue.refuse(wish.step, stage, self._broken)
-        else:
-            assert self._no_room is not None
-            self._tell_refused(wish, self._no_room)
-            self._queue.refuse(wish.step, stage, str(self._no_room), is_told=True)
+            return self._queue.refuse(wish.step, stage, reason, is_known=True)
+        if hindrance is _Hindrance.BROKEN:
+            return self._queue.refuse(wish.step, stage, self._broken)
+        assert self._no_room is not None
+        self._tell_refused(wish, self._no_room)
+        return self._queue.refuse(wish.step, stage, str(self._no_room), is_told=True)
 
     def _tell_refused(self, wish: Wish, error: NoRoomError) -> None:
         self._teller.tell(
@@ -316,3 +340,21 @@ class Readying:
 def _release(buffer: Buffer | None) -> None:
     if buffer is not None:
         buffer.is_free = True
+
+
+def _bounds(wish: Wish) -> list[int]:
+    """Numbers whose highest over all ranks tell whether all ranks save the same."""
+    return [wish.step, -wish.step, wish.to_root, -wish.to_root]
+
+
+def _unlike(highest: Sequence[int]) -> str:
+    """Why the ranks do not save the same, on all ranks alike; empty where they do."""
+    step, least_step, to_root, least_to_root = highest
+    if step != -least_step:
+        return (
+            f"the ranks disagree on the step: the lowest is {-least_step} and the highest {step}; "
+            "have all ranks save the same step together"
+        )
+    if to_root != -least_to_root:
+        return "some ranks save into the root and others do not: give all ranks the same to_root"
+    return ""

@@ -11,10 +11,13 @@ _NEVER = 1 << 62
 def available_bytes(descriptor: int | None) -> int:
     """Of memory; and of the file system of this file, if there is one."""
     room = min(_of_machine(), _of_group())
-    if descriptor is not None:
-        about = os.fstatvfs(descriptor)
-        room = min(room, about.f_bavail * about.f_frsize)
-    return room
+    return room if descriptor is None else min(room, free_bytes(descriptor))
+
+
+def free_bytes(descriptor: int) -> int:
+    """Of the file system of this file, on a disk."""
+    about = os.fstatvfs(descriptor)
+    return about.f_bavail * about.f_frsize
 
 
 def _of_machine() -> int:

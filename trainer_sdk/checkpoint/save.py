@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.arena import Buffer
 from trainer_sdk.checkpoint.writer.orders import Done, Failed, WriteFile, WriteState
 
 OnError = Literal["warn", "retry", "fatal"]
+ON_ERROR = ("warn", "retry", "fatal")
 
 
 class SaveError(Exception):
@@ -25,7 +27,17 @@ class SaveError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class NotBegun:
+    """A save that was not begun, and why."""
+
+    step: int | None
+    reason: str
+    error: SaveError | None = None
+    """None where nothing has failed: earlier saves have all memory, or there is nothing to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
     """How long things may take."""
 
     delayed_after_s: float = 10.0
@@ -34,6 +46,11 @@ class Patience:
     """For the writer, before it is given up; then as long again for what other ranks must do."""
     exit_within_s: float = 600.0
     """For the last save, when the training ends."""
+
+    def __post_init__(self) -> None:
+        for name in ("delayed_after_s", "write_within_s", "exit_within_s"):
+            found = arguments.seconds(name, getattr(self, name))
+            object.__setattr__(self, name, found)
 
 
 @dataclass(slots=True)
@@ -49,8 +66,12 @@ class Save:
     news_at: float = 0.0
     sent_at: float = 0.0
     stage: str = "copy"
+    is_written: bool = False
+    """This rank's part is durable."""
     waits_for: tuple[int, ...] = ()
     stall_s: float = 0.0
+    settle_s: float = 0.0
+    """For which the training waited for the rest of the copy, as an optimizer was to change it."""
     write_s: float = 0.0
     attempts: int = 1
     retry_at: float | None = None

@@ -1,6 +1,9 @@
 """Saves the state of a rank: planned with all ranks, copied, and given to the writer."""
 
+import os
+import socket
 from collections.abc import Iterable, Mapping
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -13,7 +16,7 @@ from trainer_sdk.checkpoint.planning import shard_name
 from trainer_sdk.checkpoint.reading import found_at
 from trainer_sdk.checkpoint.readying import Ready, Readying, Setup, Wish
 from trainer_sdk.checkpoint.samples import SMALL_BYTES
-from trainer_sdk.checkpoint.save import Save
+from trainer_sdk.checkpoint.save import NotBegun, Save
 from trainer_sdk.checkpoint.saves import SaveQueue
 from trainer_sdk.checkpoint.staging import (
     ChangedError,
@@ -29,6 +32,7 @@ from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
 
 _ALONE = 0.6
 """So much of a state is copied before the writer begins, where the training waits for the copy."""
+_TOLD_SETTLE_S = 0.05
 _MOST_WORDS = 64
 """Of how far it is: a writer that takes none holds nobody up; its socket holds some 250."""
 
@@ -49,23 +53,25 @@ class Saver:
         self._queue = queue
         self._teller = teller
         self._group = setup.group
+        self._round = setup.whose.round
         self._readying = Readying(setup, queue, teller)
-        self._stager = Stager()
+        self._stager = Stager(setup.waiting)
+        self._is_wait_told = False
         self._is_lazy = setup.is_lazy
         self._owned = Owned()
         self._watch(optimizers)
         self._count = 0
 
-    def save(self, wish: Wish, state: Mapping[str, Any]) -> Save | None:
-        """Begin a save; None if it was not begun, which was said."""
+    def save(self, wish: Wish, state: Mapping[str, Any]) -> Save | NotBegun:
+        """Begin a save; why it was not begun was said."""
         called_at = monotonic()
         self._stager.settle()
         self._watch(optimizers_in(state.values()))
         if wish.wait:
             self._queue.delivery.hurry()
         ready = self._readying.ready(wish, state)
-        if ready is None:
-            return None
+        if isinstance(ready, NotBegun):
+            return ready
         self._count += 1
         self._pace(wish, ready, called_at)
         save = self._queue.begin(wish.step, ready.buffer, wish.finalize, called_at)
@@ -86,12 +92,17 @@ class Saver:
         else:
             self._copy(ready, save, order)
 
-    def prepare(self, state: Mapping[str, Any], restored: Identity | None = None) -> None:
+    def prepare(
+        self, state: Mapping[str, Any], restored: Identity | None = None, round_: int | None = None
+    ) -> None:
         """Plan with all ranks, and have the memory made meanwhile: the first save takes it over.
 
-        The image that was restored stays until there is a newer one that comes from it.
+        The image that was restored stays until there is a newer one that comes from it. Saves are
+        of this round from now on.
         """
-        self._readying.prepare(state, restored)
+        if round_ is not None:
+            self._round = round_
+        self._readying.prepare(state, restored, self._round)
 
     def close(self, *, keeps_images: bool) -> None:
         """Copy nothing more, and let go of the memory; images stay if they are wanted."""
@@ -128,7 +139,7 @@ class Saver:
             self._is_lazy = self._is_lazy and not is_changed
             self._fail(save, str(error), "changed" if is_changed else "copy")
 
-        staging = Staging(later, then, there)
+        staging = Staging(later, then, there, partial(self._waited, save))
         try:
             self._stager.copy(now, staging)
             save.stall_s = monotonic() - save.called_at
@@ -153,6 +164,16 @@ class Saver:
             else:
                 self._queue.delivery.send(save, order)
         save.stall_s = monotonic() - save.called_at
+
+    def _waited(self, save: Save, for_s: float) -> None:
+        save.settle_s += for_s
+        if for_s >= _TOLD_SETTLE_S and not self._is_wait_told:
+            self._is_wait_told = True
+            self._teller.warn(
+                f"the optimizer waited {for_s:.2g} s for the copy of step {save.step}: forward and "
+                "backward take less time than the copy, so saves cost steps that much; settle_s "
+                "of the fact shards_written has it for each save"
+            )
 
     def settle(self) -> None:
         """Wait until the tensors of the latest save may be changed."""
@@ -185,7 +206,7 @@ class Saver:
         whose, rank, plan = self._setup.whose, self._group.rank, ready.plan
         identity = Identity(
             job=whose.job,
-            round=whose.round,
+            round=self._round,
             step=wish.step,
             world_size=self._group.size,
             layout=plan.layout,
@@ -203,14 +224,15 @@ class Saver:
             entries=(beside + len(plan.metadata), len(plan.entries)),
             window_bytes=ready.window,
             root=self._setup.root if wish.to_root else "",
-            saving=saving_name(wish.step, whose.round, plan.mark, self._count),
+            launch="" if whose.is_counted else _launch(),
+            saving=saving_name(wish.step, self._round, plan.mark, self._count),
             shard=shard_name(rank),
             keep=bool(save.buffer.folder),
             bytes_per_s=self._bytes_per_s(wish, ready),
             occasion=wish.occasion,
             has_data_position=wish.has_data_position,
             user=dict(wish.user),
-            within_s=self._setup.patience.write_within_s,
+            within_s=self._setup.timeouts.write_within_s,
         )
 
     def _pace(self, wish: Wish, ready: Ready, called_at: float) -> None:
@@ -231,6 +253,11 @@ class Saver:
         self._queue.delivery.fail(
             save, Failed(save=save.number, stage="copy", reason=reason, error=error)
         )
+
+
+def _launch() -> str:
+    """The process, as people and its other writers read it."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _is_awaited(wish: Wish, ready: Ready) -> bool:

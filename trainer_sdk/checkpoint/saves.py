@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.arena import Buffer
 from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.news import News
-from trainer_sdk.checkpoint.save import OnError, Patience, Save, SaveError
+from trainer_sdk.checkpoint.save import NotBegun, OnError, Save, SaveError, Timeouts
 from trainer_sdk.checkpoint.telling import Teller
 from trainer_sdk.checkpoint.writer.orders import Failed
+
+_BUSY = "an earlier save was not durable yet"
 
 
 class SaveQueue:
@@ -24,19 +27,19 @@ class SaveQueue:
         rank: int,
         teller: Teller,
         on_error: OnError = "warn",
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         self._rank = rank
         self._news = News(rank, teller, on_error)
         self._on_error = on_error
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or Timeouts()
         self._last = 0
         self._is_skipping = False
         self._failure: SaveError | None = None
         """That of the last save, where nobody was given it."""
         self._beginner: int | None = None
         """The thread that is beginning a save."""
-        self.delivery = Delivery(rank, self._news, on_error, self._patience)
+        self.delivery = Delivery(rank, self._news, on_error, self._timeouts)
         self._saves = self.delivery.saves
 
     @property
@@ -45,19 +48,18 @@ class SaveQueue:
         return len(self._saves)
 
     @contextmanager
-    def beginning(self, step: int | None, place: str = "") -> Generator[bool]:
-        """Whether a save may begin: one that interrupts another would wait for it, and for ever."""
+    def beginning(self, step: int | None, place: str = "") -> Generator[NotBegun | None]:
+        """None if a save may begin: one that interrupts another would wait for it, and for ever."""
         if self._beginner == threading.get_ident():
             reason = (
                 "it interrupts another save, as a signal handler does: have the handler set a "
                 "flag, and save when that one has returned"
             )
-            self.refuse(step, "copy", reason, place=place)
-            yield False
+            yield self.refuse(step, "copy", reason, place=place)
             return
         self._beginner = threading.get_ident()
         try:
-            yield True
+            yield None
         finally:
             self._beginner = None
 
@@ -88,7 +90,7 @@ class SaveQueue:
         place: str = "",
         is_told: bool = False,
         is_known: bool = False,
-    ) -> None:
+    ) -> NotBegun:
         """A save was not even begun; what follows is the policy's.
 
         `is_told` of what the agent has heard already, `is_known` of what people have, too.
@@ -103,13 +105,14 @@ class SaveQueue:
         self._failure = error
         if not is_known:
             self._news.given_up(error)
+        return NotBegun(step, reason, error)
 
     def waiting_places(self) -> list[str]:
         """Where the saves go that are not durable yet."""
         with self.delivery.lock:
             return [one.place for one in self._saves.values() if one.result is None]
 
-    def skip(self, step: int) -> None:
+    def skip(self, step: int) -> NotBegun:
         """Earlier saves still have all buffers; that is told once, until one is begun again."""
         self.delivery.hurry()
         with self.delivery.lock:
@@ -117,6 +120,9 @@ class SaveQueue:
             if waiting and not self._is_skipping:
                 self._is_skipping = True
                 self._news.skipped(step, waiting)
+        return NotBegun(
+            step, f"the save of step {waiting[0].step} is not durable yet" if waiting else _BUSY
+        )
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call what was to be called after each save that is over, in order; their numbers.
@@ -146,7 +152,7 @@ class SaveQueue:
         That is nothing where failures are only said; of those that are tried again, the last
         save's; and any that is fatal.
         """
-        within_s = self._patience.exit_within_s
+        within_s = self._timeouts.exit_within_s
         self.delivery.hurry()
         deadline = time.monotonic() + within_s
         failure = self._failure
@@ -187,3 +193,9 @@ class SaveQueue:
         if isinstance(save.result, SaveError):
             return save.result
         return None if save.lasts and self._on_error == "retry" else failure
+
+
+def waiting(blocking: object, within_s: object) -> tuple[bool, float | None]:
+    """The arguments of a wait, checked."""
+    bound = None if within_s is None else arguments.seconds("within_s", within_s)
+    return arguments.truth("blocking", blocking), bound

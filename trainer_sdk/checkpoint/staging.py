@@ -11,7 +11,9 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import torch
@@ -21,6 +23,10 @@ from trainer_sdk.checkpoint.samples import Samples
 _PIECE_BYTES = 32 << 20
 There = Callable[[int], None]
 """Hears up to where the arena is filled."""
+
+
+Waiting = Callable[[], AbstractContextManager[object]]
+"""What the training is in while it waits for a copy."""
 
 
 class ChangedError(Exception):
@@ -66,6 +72,8 @@ class Staging:
     """Called from another thread when all of it is there, or cannot be, and why."""
     there: There = lambda _: None
     """Called as the host copies, in the arena's order, and all before is there."""
+    waited: Callable[[float], None] = lambda _: None
+    """Hears for how long the training has waited for the copy; nothing hides that time."""
     events: list[Any] = field(default_factory=list)
     """Of what a GPU copies."""
     watched: list[Watched] = field(default_factory=list)
@@ -80,7 +88,8 @@ class Staging:
 class Stager:
     """Copies, with a thread of its own for what is copied later."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Waiting = nullcontext) -> None:
+        self._waiting = waiting
         self._work: queue.SimpleQueue[Staging | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._present: Staging | None = None
@@ -132,7 +141,11 @@ class Stager:
             return
         for event in staging.events:
             torch.cuda.current_stream(event.device).wait_event(event)
-        staging.left.wait()
+        if not staging.left.is_set():
+            began = monotonic()
+            with self._waiting():
+                staging.left.wait()
+            staging.waited(monotonic() - began)
         self._check_devices(staging)
         if self._present is staging:  # until now another thread waits for it, too
             self._present = None

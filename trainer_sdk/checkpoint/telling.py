@@ -1,10 +1,9 @@
 """What a rank tells of its checkpoints: facts to its agent, and lines to people."""
 
-import sys
-
 import msgspec
 
 from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.saying import say
 
 
 class Teller:
@@ -21,8 +20,5 @@ class Teller:
             self._link.say("checkpointed", f'"event":"{event}","body":{said}')
 
     def warn(self, text: str) -> None:
-        """One line on stderr."""
-        try:
-            sys.stderr.write(f"everstep: rank {self._rank}: {text}\n")
-        except (OSError, ValueError, AttributeError):
-            return  # closed, or there is none
+        """One line for people."""
+        say(text, self._rank)

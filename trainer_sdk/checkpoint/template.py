@@ -45,6 +45,6 @@ def around(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
     recorder = SparseFile()
     with torch.serialization.skip_data():
         # The memory of this tensor is never touched.
-        torch.save(torch.empty(shape, dtype=dtype), cast("IO[bytes]", recorder))
+        torch.save(torch.empty(shape, dtype=dtype, device="cpu"), cast("IO[bytes]", recorder))
     head, *tail = recorder.parts
     return head, b"".join(tail)

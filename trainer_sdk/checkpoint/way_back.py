@@ -1,6 +1,7 @@
 """The way back of one training: where to look, what was loaded, and whether it was any good."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import SupportsFloat
@@ -9,6 +10,7 @@ from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.interval import Bounds, Every, Pace
 from trainer_sdk.checkpoint.pacing import Pacing
 from trainer_sdk.checkpoint.quarantine import WITHIN_STEPS, Loaded, LossWatch
+from trainer_sdk.checkpoint.restore.agreeing import Agreeing
 from trainer_sdk.checkpoint.restore.ahead import Ahead
 from trainer_sdk.checkpoint.restore.choosing import Past
 from trainer_sdk.checkpoint.restore.looking import FAILURES, RAN_S, RESTARTS, Home
@@ -22,6 +24,15 @@ _AGENT_WITHIN_S = 900.0
 """More than agents take: whoever has none any more is ended by its warden."""
 
 
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest checkpoint that all ranks seem to have."""
+
+    step: int
+    tier: str
+    """Where this rank would have it from: `memory`, `peer` or `global`."""
+
+
 class WayBack:
     """Restores, and watches the steps after it."""
 
@@ -32,7 +43,7 @@ class WayBack:
         self._teller = teller
         self._home = Home(
             job=about.job,
-            round=about.round,
+            round=about.round if about.is_counted else 0,
             rank=group.rank,
             world_size=group.size,
             images=Path(about.images) if has_images else None,
@@ -40,24 +51,42 @@ class WayBack:
             agent_within_s=_AGENT_WITHIN_S if about.has_keeper else 0.0,
         )
         self._ahead: Ahead | None = None if self._home.images is None else Ahead(self._home)
+        self.round = about.round
+        """The present one: later than all that a restore has seen, where no agent counts them."""
+        self._is_counted = about.is_counted
         self._began = monotonic()
         self._restarts = about.restarts
         self._past = Past()
         self._watch: LossWatch | None = None
 
+    def latest(self) -> Latest | None:
+        """All ranks together: what a restore would try first."""
+        agreeing = Agreeing(self._home, self._group, self._teller, None, None)
+        try:
+            choice = agreeing.newest(agreeing.look())
+        finally:
+            agreeing.close()
+        if choice is None:
+            return None
+        return Latest(choice.identity.step, choice.offers[self._group.rank].tier)
+
     def restore(
-        self, state: State, *, step: int | None, allow_fresh_start: bool
+        self, state: State, *, step: int | None, allow_fresh_start: bool, strict: bool
     ) -> Restored | None:
         """All ranks together: load the newest that all can have, or this step."""
-        restoring = Restoring(self._home, self._group, self._teller, step, self._ahead)
+        restoring = Restoring(
+            self._home, self._group, self._teller, step, self._ahead, is_strict=strict
+        )
         self._ahead = None
         found = restoring.restore(state, allow_fresh_start=allow_fresh_start)
         if found is not None:
             self._past = found.past
+            if not self._is_counted:
+                self.round = max(self.round, found.last_round + 1)
             loaded = Loaded(
                 identity=found.choice.identity,
                 tier=found.tier,
-                round=self._home.round,
+                round=self.round,
                 images=self._home.images,
                 storage=self._home.storage,
                 failed_before=found.failed_at,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer_sdk import launchers, layout
+from trainer_sdk.checkpoint import arguments
 
 _ALONE = "local"
 
@@ -20,6 +21,8 @@ class Whose:
     """The folder of images on this node."""
     has_keeper: bool
     """An agent keeps the images when the ranks have gone, and removes them with the job."""
+    is_counted: bool = True
+    """An agent counts the rounds of all launches; other launchers begin anew with each."""
     images_most_bytes: int = 0
     """So much memory they may take; 0 for no limit but what there is."""
     restarts: int = 0
@@ -27,25 +30,33 @@ class Whose:
 
 
 def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
-    """As an agent or another launcher says it; a process that nobody has launched is alone.
+    """As the script, an agent or the person who launched it names the job.
 
-    Of those that are alone on a node, the place of their checkpoints tells one from another.
+    Of the jobs without a name, the place of their checkpoints tells one from another: what a
+    launcher makes up is another name in the next launch.
     """
     place = launchers.place_of(environ)
-    found = job or environ.get("EVERSTEP_JOB") or ""
-    if not found:
-        found = launchers.job_of(environ, place) if place is not None else _ALONE
-    number = environ.get(layout.ROUND_VARIABLE) or (place.round if place is not None else 0)
+    found = arguments.job(job or launchers.given_job_of(environ)) or _ALONE
+    counted = environ.get(layout.ROUND_VARIABLE)
+    number = counted or (place.round if place is not None else 0)
     images = environ.get(layout.IMAGES_VARIABLE, "")
     restarts = place.restarts if place is not None else 0
     if not images:
         images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
-        return Whose(found, int(number), images, has_keeper=False, restarts=restarts)
+        return Whose(
+            found,
+            int(number),
+            images,
+            has_keeper=False,
+            is_counted=bool(counted),
+            restarts=restarts,
+        )
     return Whose(
         found,
         int(number),
         images,
         has_keeper=True,
+        is_counted=bool(counted),
         images_most_bytes=int(environ.get(layout.IMAGES_MOST_VARIABLE) or 0),
         restarts=restarts,
     )

@@ -3,6 +3,7 @@
 import os
 import queue
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from trainer_sdk.bootstrap.deferral import HELD
 from trainer_sdk.checkpoint.writer.orders import FromWriter, ToWriter
 from trainer_sdk.wire import Channel
 
@@ -82,6 +84,8 @@ class Writer:
         self._thread.join(_GONE_WITHIN_S)
 
     def _run(self) -> None:
+        # This thread's alone: the writer has them blocked from its birth until it ignores them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         try:
             ours, self._process = _started()
         except OSError as error:

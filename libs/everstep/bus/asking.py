@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import traceback
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -15,6 +14,7 @@ from nats.micro.service import Service
 from everstep import __version__, subjects
 from everstep.bus.beside import beside
 from everstep.bus.connection import Connection
+from everstep.bus.containment import Containment
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
@@ -23,8 +23,9 @@ from everstep.bus.errors import (
 from everstep.bus.jetstream import JetStream, nobody
 from everstep.bus.ports import Handler, M
 from everstep.errors import EverstepError
-from everstep.messages import Message
+from everstep.messages import Message, tag_of
 from everstep.messages.codec import BadMessageError, decode, encode
+from everstep.messages.questions import ASKS
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ _WORKERS = 1024
 _ERROR = "Nats-Service-Error"
 _CODE = "Nats-Service-Error-Code"
 _MAX_REASON = 1024
+_QUESTIONS = {(one.service, one.verb): one.question for one in ASKS}
 
 
 class RefusalError(EverstepError):
@@ -85,6 +87,8 @@ class _Answering:
         self._handlers = handlers
         self._questions: asyncio.Queue[tuple[str, Request]] = asyncio.Queue(_QUEUE)
         self._service: Service | None = None
+        self._contained = Containment(name)
+        self._has_dropped = False
 
     async def attach(self, client: Client) -> None:
         self._service = await add_service(
@@ -96,22 +100,34 @@ class _Answering:
             await self._connection.refuse_if_denied(client, subject)
 
     async def _enqueue(self, request: Request) -> None:
-        try:
-            self._questions.put_nowait((request.subject.split(".")[3], request))
-        except asyncio.QueueFull:
-            await request.respond_error("503", f"{self._name} has {_QUEUE} questions waiting")
+        # nats-py answers what this raises, and an answer that fails ends the subscription.
+        with self._contained.of("a question"):
+            if not _reply_subject(request):
+                self._drop(request)
+                return
+            try:
+                self._questions.put_nowait((request.subject.split(".")[3], request))
+            except asyncio.QueueFull:
+                await _refuse(request, "503", f"{self._name} has {_QUEUE} questions waiting")
+
+    def _drop(self, request: Request) -> None:
+        """Nobody could hear what came of it: nothing is done."""
+        if not self._has_dropped:
+            self._has_dropped = True
+            log.warning("question_dropped subject=%s reason=it has no reply", request.subject)
 
     async def work_for_ever(self) -> None:
         while True:
             verb, request = await self._questions.get()
-            try:
-                await self._answer(verb, request)
-            except nats_errors.Error as error:
-                log.info("answer_lost service=%s verb=%s error=%s", self._name, verb, error)
+            with self._contained.of(f"{verb} of {self._name}"):
+                try:
+                    await self._answer(verb, request)
+                except nats_errors.Error as error:
+                    log.info("answer_lost service=%s verb=%s error=%s", self._name, verb, error)
 
     async def _answer(self, verb: str, request: Request) -> None:
         try:
-            question = _question(request)
+            question = _question(request, self._name, verb)
             reply = encode(await self._handlers[verb](question))
         except BadMessageError as error:
             await _refuse(request, "400", str(error))
@@ -119,13 +135,8 @@ class _Answering:
             await _refuse(request, error.code, str(error))
         except EverstepError as error:
             await _refuse(request, "422", str(error))
-        except Exception:  # noqa: BLE001  one asker's question must not end the service for all
-            log.error(
-                "question_failed service=%s verb=%s\n%s",
-                self._name,
-                verb,
-                traceback.format_exc(),
-            )
+        except Exception as error:  # noqa: BLE001  one asker's question must not end the service
+            self._contained.note(f"{verb} of {self._name}", error)
             await _refuse(request, "500", f"{self._name} failed: see its log")
         else:
             await request.respond(reply)
@@ -139,12 +150,26 @@ class _Answering:
                 log.debug("service_not_stopped error=%s", error)
 
 
-def _question(request: Request) -> Message:
+def _reply_subject(request: Request) -> str:
+    return str(request._msg.reply or "")  # noqa: SLF001  nothing public says it
+
+
+def _question(request: Request, service: str, verb: str) -> Message:
     question = decode(request.data)
+    check_kind(service, verb, question)
     # The server let this asker speak for the job in the subject, and for no other.
     if getattr(question, "job", None) != subjects.job_of(request.subject):
         raise RefusalError("403", "the question is about another job than its subject")
+    subjects.check_name(subjects.job_of(request.subject))
     return question
+
+
+def check_kind(service: str, verb: str, question: Message) -> None:
+    """`RefusalError` 400 unless this is what the verb is asked with."""
+    wanted = _QUESTIONS.get((service, verb))
+    if wanted is not None and not isinstance(question, wanted):
+        text = f"{service}.{verb} is asked with {tag_of(wanted)}, not with {tag_of(question)}"
+        raise RefusalError("400", text)
 
 
 async def _refuse(request: Request, code: str, text: str) -> None:

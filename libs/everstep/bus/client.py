@@ -24,6 +24,7 @@ from everstep.bus.jetstream import JetStream, open_jetstream
 from everstep.bus.leases import NatsLeases
 from everstep.bus.outbox import Outbox, open_outbox
 from everstep.bus.ports import Handler, M, StreamPosition
+from everstep.bus.renewal import renew_for_ever
 from everstep.bus.settings import BusSettings
 from everstep.bus.topology import PROBE
 from everstep.messages import Fact, Message
@@ -224,10 +225,10 @@ async def connect(
     ):
         if folder is None:
             bus = NatsBus(connection, jetstream, None)
-            async with beside(bus.send_for_ever()):
+            async with beside(bus.send_for_ever(), renew_for_ever(jetstream)):
                 yield bus
             return
         async with open_outbox(connection, folder) as outbox:
             bus = NatsBus(connection, jetstream, outbox)
-            async with beside(bus.send_for_ever()):
+            async with beside(bus.send_for_ever(), renew_for_ever(jetstream)):
                 yield bus

@@ -8,6 +8,7 @@ What was subscribed comes back by itself in both cases.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
@@ -32,7 +33,7 @@ from everstep.bus.diagnosis import (
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
 from everstep.bus.frames import Hear
 from everstep.bus.library import MendedClient, dispose, settle
-from everstep.bus.login import login
+from everstep.bus.login import Login
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Connection:
     def __init__(self, settings: BusSettings, name: str) -> None:
         self._settings = settings
         self._name = name
+        self.login = Login(settings)
         self._client: Client | None = None
         self._attachments: list[Attachment] = []
         self._closed = asyncio.Event()
@@ -71,6 +73,7 @@ class Connection:
         self.trouble: str | None = None
         self._is_up = False
         self._has_been_lost = False
+        self._logs_in_anew = False
         self._came_back_at: float | None = None
 
     # -- what the rest of the bus uses -----------------------------------------------------
@@ -164,7 +167,7 @@ class Connection:
             except (nats_errors.Error, TimeoutError):
                 return  # lost meanwhile: nats-py subscribes again when it is back
         if subject.lower() in self._denied_subscriptions:
-            raise BusDeniedError(f"user {self._who} may not subscribe to {subject}")
+            raise BusDeniedError(f"user {self.login.name} may not subscribe to {subject}")
 
     # -- opening and rebuilding ------------------------------------------------------------
 
@@ -203,7 +206,7 @@ class Connection:
             await next_.attach(client)
 
     async def _connect(self, client: Client) -> None:
-        options = await asyncio.to_thread(login, self._settings)
+        options = await asyncio.to_thread(self.login.options)
         errors: list[Exception] = []
         opened = False
         try:
@@ -229,9 +232,15 @@ class Connection:
                 opened = True
         except TimeoutError:
             cause = errors[-1] if errors else None
-            raise await asyncio.to_thread(explain, cause, self._settings) from cause
+            raise await self._explained(cause) from cause
         except (nats_errors.Error, OSError, ValueError) as error:
-            raise await asyncio.to_thread(explain, error, self._settings) from error
+            raise await self._explained(error) from error
+
+    async def _explained(self, error: Exception | None) -> BusError:
+        found = await asyncio.to_thread(explain, error, self._settings)
+        if isinstance(found, BusDeniedError):
+            self.login.forget()  # what an operator puts into the file now counts, however old
+        return found
 
     async def keep_open(self, *, first: bool) -> None:
         """Rebuild the client whenever it was closed; with `first`, open it to begin with."""
@@ -255,6 +264,17 @@ class Connection:
             else:
                 return
 
+    async def log_in_anew(self) -> None:
+        """Reconnect, with the login that was renewed: the old one would end the connection."""
+        client = self._client
+        if client is None or not client.is_connected:
+            return  # whoever reconnects uses the new one anyway
+        with contextlib.suppress(nats_errors.Error, TimeoutError):
+            await settle(client, self._settings.request_within_s)
+        if client.is_connected:
+            self._logs_in_anew = True
+            await client.force_reconnect()
+
     async def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
@@ -266,6 +286,9 @@ class Connection:
         if self._client is None:
             return
         self._went_down()
+        if self._logs_in_anew:  # alone, and at a time of our own
+            self._logs_in_anew = False
+            return
         log.warning("bus_disconnected url=%s", self._settings.url)
         # A fleet that was cut off together must not come back together.
         await asyncio.sleep(random.uniform(0, self._settings.reconnect_jitter_s))  # noqa: S311
@@ -300,11 +323,7 @@ class Connection:
         else:
             for _, _, denied in list(self._listeners):
                 denied(subject)
-        log.error("bus_denied user=%s act=%s subject=%s", self._who, act, subject)
-
-    @property
-    def _who(self) -> str:
-        return self._settings.user or str(self._settings.credentials_file or "(anonymous)")
+        log.error("bus_denied user=%s act=%s subject=%s", self.login.name, act, subject)
 
     def _came_up(self) -> None:
         self._is_up = True

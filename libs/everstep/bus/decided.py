@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from everstep.bus.ports import Delivered
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import BadMessageError, decode
+from everstep.subjects import is_name
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ def fact_of(message: Delivered, kinds: Collection[str]) -> Fact | None:
         log.info("fact_passed_over subject=%s error=%s", message.subject, error)
         return None
     if not isinstance(fact, Fact) or (fact.job, kind_of(fact)) != (job, kind):
+        return None
+    if not is_name(job):
         return None
     return fact
 

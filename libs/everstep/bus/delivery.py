@@ -1,8 +1,8 @@
 """Messages whose sender learns whether anybody heard them.
 
-The sender marks its message and gives it a reply subject; whoever takes it into an inbox
-answers at once. Without the mark nothing is answered: a fact on its way to the stream has a
-reply subject, too, and an answer of ours there would pass for the stream's.
+The sender marks its message and gives it a reply subject of the job that it is for; whoever
+takes it into an inbox answers at once. Without the mark nothing is answered: a fact on its way
+to the stream has a reply subject, too, and an answer of ours there would pass for the stream's.
 """
 
 import logging
@@ -26,7 +26,7 @@ async def deliver(jetstream: JetStream, subject: str, message: Message, *, withi
     """See `everstep.bus.ports.Bus.deliver`."""
     connection = jetstream.connection
     is_settled = connection.back_for_s > _others_back_s(connection)
-    reply = await jetstream.request(
+    reply = await jetstream.acknowledged(
         subject, encode(message), headers={_MARK: "1"}, within_s=within_s
     )
     if (reply.headers or {}).get("Status") != "503":

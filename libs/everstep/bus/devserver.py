@@ -1,6 +1,7 @@
-"""A real NATS server beside us: on loopback, with its own users, gone when we are.
+"""A real NATS server beside us: on loopback, with its own operator, gone when we are.
 
 starting ─▶ ready ─▶ (died) ─▶ starting on the same port, same data
+              ├────▶ (its full disk has room again) ─▶ restarted: until then it stores nothing
               └────▶ stopped with us; the kernel stops it when we are killed
 """
 
@@ -12,6 +13,7 @@ import os
 import shutil
 import signal
 import sysconfig
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,19 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.bus.admitting import Admission
+from everstep.bus.accounts import VALID_S, Operator
+from everstep.bus.admission import agents_login, login_file
 from everstep.bus.beside import beside
 from everstep.bus.diagnosis import OLDEST_SERVER, version_of
-from everstep.bus.errors import BusConfigError, BusUnreachableError
-from everstep.bus.roles import ADMIN, SERVICE, user_for
-from everstep.bus.serverconfig import (
-    ServerPlan,
-    ensure_users,
-    password_file,
-    write_config,
-    write_private,
-    writing_alone,
-)
+from everstep.bus.errors import BusConfigError, BusError, BusUnreachableError
+from everstep.bus.login import write_private
+from everstep.bus.roles import ADMIN, SERVICE, login_name
+from everstep.bus.serverconfig import ServerPlan, move_streams, renew_accounts, write_config
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -41,6 +38,9 @@ _READY_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.005
 _STOP_WITHIN_S = 5.0
 _RESTART_MAX_S = 5.0
+_LOOK_FOR_ROOM_EVERY_S = 2.0
+_ROOM_BYTES = 8 * 1024 * 1024
+_FULL = b"no space left on device"
 _SOFT_MEMORY = "384MiB"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -49,10 +49,14 @@ _PR_SET_PDEATHSIG = 1
 class DevServer:
     """Use `dev_server`."""
 
-    def __init__(self, program: str, folder: Path, plan: ServerPlan) -> None:
+    def __init__(
+        self, program: str, folder: Path, plan: ServerPlan, *, valid_s: int = VALID_S
+    ) -> None:
         self._program = program
         self._folder = folder
         self._plan = plan
+        self._valid_s = valid_s
+        self._operator: Operator | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stopped = asyncio.Event()
         self.restarts = 0
@@ -71,10 +75,17 @@ class DevServer:
         """By us, and for good: one that has died comes back."""
         return self._stopped.is_set()
 
+    @property
+    def operator(self) -> Operator:
+        """Who makes accounts and logins here."""
+        assert self._operator is not None, "start it first"
+        return self._operator
+
     def settings(self, role: str, job: str | None = None) -> BusSettings:
         """How to log in as a role. An agent's job must have been granted before."""
-        name = user_for(role, job).name
-        return BusSettings(url=self.url, user=name, password_file=password_file(self._folder, name))
+        return BusSettings(
+            url=self.url, credentials_file=self._folder / f"{login_name(role, job)}.creds"
+        )
 
     async def grant(self, job: str) -> BusSettings:
         """Let the agents of a job in; everybody else stays connected.
@@ -82,18 +93,20 @@ class DevServer:
         The server lets them in when this returns. `BusUnreachableError` when it does not, and
         when it is stopped meanwhile.
         """
-        settings = self.settings("agent", job)
-        admission = Admission(self._folder, self.url, user_for("agent", job).name)
         deadline = time.monotonic() + _READY_WITHIN_S
-        while not await asyncio.to_thread(admission.is_let_in):
-            if self.is_stopped or time.monotonic() > deadline:
-                why = "was stopped" if self.is_stopped else f"had {_READY_WITHIN_S:g} s"
-                raise BusUnreachableError(
-                    f"nats-server did not let the agents of job {job} in: it {why}; look into "
-                    f"{self._folder / 'nats.log'}"
+        while True:
+            try:
+                return await agents_login(
+                    self._folder, self.operator, self.settings("agent", job), job, self._valid_s
                 )
+            except BusError as error:  # it has died, and comes back
+                if self.is_stopped or time.monotonic() > deadline:
+                    why = "was stopped" if self.is_stopped else f"had {_READY_WITHIN_S:g} s"
+                    raise BusUnreachableError(
+                        f"nats-server did not let the agents of job {job} in: it {why}; look into "
+                        f"{self._folder / 'nats.log'}"
+                    ) from error
             await asyncio.sleep(_LOOK_EVERY_S)
-        return settings
 
     async def start(self) -> None:
         """Start it, on the port of last time if that is free."""
@@ -164,7 +177,7 @@ class DevServer:
                 return
             try:
                 await self._start()
-            except BusUnreachableError as error:
+            except (BusUnreachableError, OSError) as error:  # its own disk may be full
                 log.error("nats_server_not_restarted error=%s", error)
             else:
                 if self._stopped.is_set():  # while it started
@@ -172,6 +185,22 @@ class DevServer:
                     return
                 self.restarts += 1
                 log.info("nats_server_restarted pid=%d port=%d", self.pid, self._plan.port)
+
+    async def restart_after_full_disk(self) -> None:
+        """End it once its full disk has room again, for `keep_running` to start it.
+
+        A stream of nats-server that met a full disk stores nothing until the server is restarted.
+        """
+        seen = await asyncio.to_thread(self._log_size)
+        is_full = False
+        while True:
+            await asyncio.sleep(_LOOK_FOR_ROOM_EVERY_S)
+            said, seen = await asyncio.to_thread(self._log_since, seen)
+            is_full = is_full or _FULL in said
+            if is_full and await asyncio.to_thread(self._has_room):
+                log.warning("nats_server_restarts reason=its disk was full, and has room again")
+                is_full = False
+                await self._end()
 
     async def stop(self) -> None:
         """End it; whoever keeps it running does so no more."""
@@ -195,8 +224,39 @@ class DevServer:
     def _prepare(self) -> None:
         for path in self._folder.glob("*.ports"):
             path.unlink(missing_ok=True)
-        with writing_alone(self._folder):
-            write_config(self._folder / "nats.json", self._plan, self._folder)
+        operator = self._operator = Operator.made(self._folder)
+        if move_streams(self._plan, operator):
+            for path in self._folder.glob("*.password"):  # of the time before accounts
+                path.unlink()
+        renew_accounts(self._plan.accounts, operator)
+        for name in (ADMIN, SERVICE):
+            login_file(self._folder, operator, name, valid_s=self._valid_s)
+        write_config(self._folder / "nats.json", self._plan, operator)
+
+    def _log_size(self) -> int:
+        try:
+            return (self._folder / "nats.log").stat().st_size
+        except OSError:
+            return 0
+
+    def _log_since(self, seen: int) -> tuple[bytes, int]:
+        """What the server has logged since its log had `seen` bytes, and how many it has now."""
+        try:
+            with (self._folder / "nats.log").open("rb") as file:
+                if os.fstat(file.fileno()).st_size >= seen:  # else the server began a new one
+                    file.seek(seen)
+                return file.read(), file.tell()
+        except OSError:
+            return b"", seen
+
+    def _has_room(self) -> bool:
+        """The disk takes as much as a block of a stream."""
+        try:
+            with tempfile.TemporaryFile(dir=self._plan.store) as probe:
+                os.posix_fallocate(probe.fileno(), 0, _ROOM_BYTES)
+        except OSError:
+            return False
+        return True
 
     def _last_complaint(self) -> str:
         with contextlib.suppress(OSError):
@@ -264,15 +324,16 @@ async def program_version(program: str) -> str:
 
 
 @asynccontextmanager
-async def dev_server(state: Path, *, sync: str = "2m", port: int = -1) -> AsyncIterator[DevServer]:
-    """A server with its data and its users below `state`; the users are `admin` and `service`."""
+async def dev_server(
+    state: Path, *, sync: str = "2m", port: int = -1, valid_s: int = VALID_S
+) -> AsyncIterator[DevServer]:
+    """A server with its data and its logins below `state`: `admin`, `service`, agents' later."""
     folder = state / "nats"
-    await asyncio.to_thread(ensure_users, folder, [ADMIN, SERVICE])
     plan = ServerPlan(store=folder / "store", port=port, sync=sync, beside=folder)
-    server = DevServer(await asyncio.to_thread(find_program), folder, plan)
+    server = DevServer(await asyncio.to_thread(find_program), folder, plan, valid_s=valid_s)
     await server.start()
     try:
-        async with beside(server.keep_running()):
+        async with beside(server.keep_running(), server.restart_after_full_disk()):
             yield server
     finally:
         await server.stop()

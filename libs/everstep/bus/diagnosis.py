@@ -1,8 +1,6 @@
 """What went wrong with a connection, in one line with a remedy."""
 
 import asyncio
-import base64
-import binascii
 import json
 import re
 import socket
@@ -26,6 +24,7 @@ from everstep.bus.errors import (
     JetStreamOffError,
     ServerTooOldError,
 )
+from everstep.bus.keys import Credentials
 from everstep.bus.login import read_secret
 from everstep.bus.settings import BusSettings
 
@@ -33,7 +32,6 @@ Noticing = Callable[..., AbstractContextManager[None]]
 
 OLDEST_SERVER = (2, 11)
 _ABOUT_US = "$JS.API.INFO"
-_JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)\s*-+END")
 _VIOLATION = "authorization violation"
 _REFUSALS = (_VIOLATION, "authentication expired", "authentication timeout")
 _NOT_NATS = ("expecting INFO", "json parse", "Separator is")
@@ -90,6 +88,10 @@ def explain(error: Exception | None, settings: BusSettings) -> BusError:
 
 def _unreachable(error: Exception, settings: BusSettings) -> BusError:
     where = settings.url
+    if isinstance(error, nats_errors.ConnectionClosedError):  # let in, and cut off at once
+        expired = credentials_expired(error, settings)
+        if expired is not None:
+            return expired
     if isinstance(error, socket.gaierror):
         return BusUnreachableError(f"the host in {where} is unknown: {error.strerror}")
     if isinstance(error, ConnectionRefusedError):
@@ -111,14 +113,16 @@ def credentials_expired(error: Exception, settings: BusSettings) -> BusError | N
     """The error for credentials that were good once, if that is why we were refused."""
     if settings.credentials_file is None:
         return None
-    ends = _expiry(read_secret(settings.credentials_file, "credentials_file"))
+    found = Credentials.parsed(read_secret(settings.credentials_file, "credentials_file"))
+    claims = None if found is None else found.claims
+    ends = None if claims is None else claims.ends_at
     said_so = "expired" in str(error).lower()
     if not said_so and (ends is None or ends > datetime.now(UTC)):
         return None
     when = "" if ends is None else f" on {ends:%Y-%m-%d %H:%M:%S} UTC"
     return CredentialsExpiredError(
-        f"the credentials in {settings.credentials_file} expired{when}: put new ones there; a "
-        f"running process takes them up by itself"
+        f"the credentials in {settings.credentials_file} expired{when}: put new ones there "
+        f"(`everstep bus login`); a running process takes them up by itself"
     )
 
 
@@ -213,16 +217,3 @@ def _identity(settings: BusSettings) -> str:
     if settings.nkey_seed_file is not None:
         return f"the nkey in {settings.nkey_seed_file}"
     return "a client without credentials"
-
-
-def _expiry(credentials: str) -> datetime | None:
-    """When a `.creds` file ends, read from its JWT without judging it."""
-    found = _JWT.search(credentials)
-    if found is None:
-        return None
-    try:
-        body = found[1].split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        return datetime.fromtimestamp(int(claims["exp"]), UTC) if claims.get("exp") else None
-    except (IndexError, ValueError, binascii.Error, KeyError):
-        return None

@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 from everstep import subjects
 from everstep.bus.beside import beside
 from everstep.bus.bodies import packed, unpacked
+from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError, DocumentDamagedError
 from everstep.bus.jetstream import JetStream, Stored
 from everstep.bus.ports import Document
@@ -56,7 +57,8 @@ class Bucket:
             found += page
             if not page or len(found) >= int(answer.get("total", 0)):
                 break
-        last = [(key, await self._stored(key)) for key in sorted(set(found))]
+        ours = sorted(key for key in set(found) if subjects.is_key(key))
+        last = [(key, await self._stored(key)) for key in ours]
         return [key for key, stored in last if stored is not None and not _is_gone(stored)]
 
     @asynccontextmanager
@@ -101,6 +103,7 @@ class _News(AsyncIterator[Document]):
         self._unseen: dict[str, Document] = {}
         self._changed = asyncio.Event()
         self._verify = asyncio.Event()
+        self._contained = Containment(f"documents of {key or 'a bucket'}")
 
     async def __anext__(self) -> Document:
         while not self._unseen:
@@ -110,8 +113,12 @@ class _News(AsyncIterator[Document]):
 
     async def on_announced(self, message: Msg) -> None:
         headers = message.headers or {}
-        key = headers.get("Nats-Subject", "").split(".", 2)[2]
-        revision = int(headers["Nats-Sequence"])
+        key = ".".join(headers.get("Nats-Subject", "").split(".")[2:])
+        sequence = headers.get("Nats-Sequence", "")
+        if not subjects.is_key(key) or not (sequence.isascii() and sequence.isdecimal()):
+            log.info("announcement_passed_over subject=%s", message.subject)
+            return
+        revision = int(sequence)
         if revision > self._seen.get(key, 0):
             try:
                 stored = Stored(revision, message.data, headers)
@@ -129,6 +136,8 @@ class _News(AsyncIterator[Document]):
                 await self._read_back()
             except BusError as error:
                 log.info("documents_not_verified key=%s error=%s", self._key, error)
+            except Exception as error:  # noqa: BLE001  what is stored there is not ours to trust
+                self._contained.note("what is stored", error)
             try:
                 async with asyncio.timeout(every_s):
                     await self._verify.wait()

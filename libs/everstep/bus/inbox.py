@@ -76,3 +76,9 @@ def _refuse_foreign(subject: str, message: Message) -> None:
     job = getattr(message, "job", None)
     if job is not None and subjects.job_of(subject) != job:
         raise BadMessageError(f"{subject} brought a {tag_of(message)} about another job: {job!r}")
+    node = getattr(message, "node", None)
+    if node == "" and subject.startswith("es.fact."):
+        node = None  # not known
+    for what, name in (("job", job), ("node", node)):
+        if name is not None and not subjects.is_name(name):
+            raise BadMessageError(f"{subject} brought a name of a {what} that none can have")

@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from everstep import subjects
 from everstep.bus.connection import Connection
 from everstep.bus.errors import (
     BusDeniedError,
@@ -55,7 +56,10 @@ def pub_ack(message: Msg) -> PubAck | None:
     """The acknowledgement in a reply; None when no stream takes that subject."""
     if message.headers and message.headers.get("Status") == "503":
         return None
-    return _PUB_ACK.decode(message.data)
+    try:
+        return _PUB_ACK.decode(message.data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BusRefusedError(message.subject, 0, f"its answer cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,10 @@ class JetStream:
         self._connection = connection
         self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
         self._tokens = itertools.count(1)
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}  # by reply subject
+        self._hears = AsyncExitStack()
+        self._may_hear = asyncio.Lock()
+        self._heard_by: str | None = None
 
     @property
     def inbox(self) -> str:
@@ -91,8 +98,12 @@ class JetStream:
         *,
         headers: Mapping[str, str] | None = None,
         within_s: float | None = None,
+        reply_to: Callable[[str], str] | None = None,
     ) -> Msg:
-        """One reply, or the reason why there is none: lost, refused, or late."""
+        """One reply, or the reason why there is none: lost, refused, or late.
+
+        It arrives in our inbox, or at the subject that `reply_to` makes of a token.
+        """
         if not self._connection.connected:
             raise BusUnreachableError(f"no connection to {self._connection.settings.url}")
         client = self._connection.client
@@ -101,14 +112,15 @@ class JetStream:
             raise MessageTooLargeError(subject, size, client.max_payload)
         limit_s = within_s or self._connection.settings.request_within_s
         token = str(next(self._tokens))
+        answered_at = f"{self._inbox}.{token}" if reply_to is None else reply_to(token)
         reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = (subject, reply)
+        self._waiting[answered_at] = (subject, reply)
         try:
             async with asyncio.timeout(limit_s):
                 await client.publish(
                     subject,
                     data,
-                    reply=f"{self._inbox}.{token}",
+                    reply=answered_at,
                     headers=dict(headers or {}) or None,
                 )
                 return await reply
@@ -117,7 +129,42 @@ class JetStream:
         except nats_errors.Error as error:
             raise BusUnreachableError(f"cannot send {subject}: {error}") from error
         finally:
-            self._waiting.pop(token, None)
+            self._waiting.pop(answered_at, None)
+
+    async def acknowledged(
+        self, subject: str, data: bytes, *, headers: Mapping[str, str], within_s: float
+    ) -> Msg:
+        """As `request`, of agents: they answer out of their job's account, on subjects of it."""
+        if not self._connection.connected:
+            raise BusUnreachableError(f"no connection to {self._connection.settings.url}")
+        job = subjects.job_of(subject)
+        try:
+            async with asyncio.timeout(within_s):
+                inbox = await self._heard_at()
+        except TimeoutError as error:
+            raise BusTimeoutError(f"no answer to {subject} within {within_s:g} s") from error
+        return await self.request(
+            subject,
+            data,
+            headers=headers,
+            within_s=within_s,
+            reply_to=lambda token: subjects.heard(job, inbox, token),
+        )
+
+    async def _heard_at(self) -> str:
+        async with self._may_hear:
+            if self._heard_by is None:
+                inbox = self._inbox.rpartition(".")[2]
+                subject = subjects.heard_by(inbox)
+                await self._hears.enter_async_context(
+                    self._connection.subscribed(subject, self.on_reply)
+                )
+                self._heard_by = inbox
+        return self._heard_by
+
+    async def close(self) -> None:
+        """Hear no acknowledgements any more."""
+        await self._hears.aclose()
 
     async def publish(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
@@ -165,7 +212,10 @@ class JetStream:
         reply = await self.request(f"$JS.API.{verb}", data)
         if reply.headers and reply.headers.get("Status") == "503":
             raise JetStreamOffError(f"JetStream is not ready at {self._connection.settings.url}")
-        answer: dict[str, Any] = msgspec.json.decode(reply.data)
+        try:
+            answer = msgspec.json.decode(reply.data, type=dict[str, Any])
+        except (msgspec.DecodeError, ValueError) as error:
+            raise BusRefusedError(verb, 0, f"its answer cannot be read: {error}") from error
         problem = answer.get("error")
         if problem:
             code = int(problem.get("err_code", problem.get("code", 0)))
@@ -175,7 +225,7 @@ class JetStream:
         return answer
 
     async def on_reply(self, message: Msg) -> None:
-        waiting = self._waiting.get(message.subject.rpartition(".")[2])
+        waiting = self._waiting.get(message.subject)
         if waiting is not None and not waiting[1].done():
             waiting[1].set_result(message)
 
@@ -189,7 +239,7 @@ class JetStream:
             )
 
     def fail_denied(self, denied: str) -> None:
-        who = self._connection.settings.user or "this client"
+        who = self._connection.login.name
         for subject, reply in self._waiting.values():
             if subject.lower() == denied:
                 _fail(reply, BusDeniedError(f"user {who} may not publish to {subject}"))
@@ -213,7 +263,10 @@ async def open_jetstream(connection: Connection) -> AsyncIterator[JetStream]:
     jetstream = JetStream(connection)
     with connection.noticing(down=jetstream.fail_all, denied=jetstream.fail_denied):
         async with connection.subscribed(f"{jetstream.inbox}.*", jetstream.on_reply):
-            yield jetstream
+            try:
+                yield jetstream
+            finally:
+                await jetstream.close()
 
 
 def nobody(service: str, verb: str) -> NobodyAnswersError:

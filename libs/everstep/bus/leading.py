@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, LeaseLostError
 from everstep.bus.ports import Bus, Held
 from everstep.clock import Clock
@@ -44,6 +45,7 @@ async def lead_for_ever(
 ) -> None:
     """Whenever the lease is free, take it and work; survive the bus."""
     name = f"{lease}-{new_id()}"
+    contained = Containment(lease)
     while True:
         wait_s = _RENEW_S
         try:
@@ -56,6 +58,8 @@ async def lead_for_ever(
         except (EverstepError, TimeoutError) as error:
             log.warning("not_leading lease=%s error=%s", lease, error)
             wait_s = _RETRY_S
+        except Exception as error:  # noqa: BLE001  the rest of the service is as good as before
+            contained.note("the work of the leader", error)
         await clock.sleep(wait_s)
 
 

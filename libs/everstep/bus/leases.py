@@ -1,10 +1,12 @@
 """At most one holder at a time, by the server's clock; the token fences off late ones."""
 
+import asyncio
 from collections.abc import Mapping
 
 from everstep import subjects
 from everstep.bus.errors import LeaseLostError
-from everstep.bus.jetstream import JetStream
+from everstep.bus.holders import is_dead, own_identity
+from everstep.bus.jetstream import JetStream, Stored
 from everstep.bus.ports import Held
 
 BUCKET = "LEASES"
@@ -17,6 +19,9 @@ class NatsLeases:
     Written as messages with a time to live instead of through a key-value client: an update
     without a TTL would make the lease immortal, and an expired one leaves a marker that
     `create` mistakes for a holder (ADR-0006).
+
+    Each has the identity of its process beside its holder's name: whoever finds it held by a
+    process that is dead for certain takes it over at once, by its token, as if it had run out.
     """
 
     def __init__(self, jetstream: JetStream) -> None:
@@ -26,11 +31,11 @@ class NatsLeases:
         if ttl_s < 1:
             raise ValueError(f"a lease lives for whole seconds, at least 1, not {ttl_s}")
         subject = subjects.document(BUCKET, name)
-        data = holder.encode()
+        data = await asyncio.to_thread(_signed, holder)
         token = await self._write(subject, data, 0, ttl_s)
         if token is None:
             last = await self._jetstream.last(_STREAM, subject)
-            if last is not None and not _is_gone(last.headers):
+            if last is not None and not await asyncio.to_thread(_is_free, last):
                 return None
             token = await self._write(subject, data, 0 if last is None else last.sequence, ttl_s)
         if token is None:
@@ -40,7 +45,8 @@ class NatsLeases:
     async def renew(self, held: Held) -> Held:
         # An expired lease has a marker or nothing as its last message, so this fails then.
         subject = subjects.document(BUCKET, held.name)
-        token = await self._write(subject, held.holder.encode(), held.token, held.ttl_s)
+        data = await asyncio.to_thread(_signed, held.holder)
+        token = await self._write(subject, data, held.token, held.ttl_s)
         if token is None:
             raise LeaseLostError(held.name, held.token)
         return Held(held.name, held.holder, held.ttl_s, token)
@@ -52,6 +58,16 @@ class NatsLeases:
 
     async def _write(self, subject: str, data: bytes, expected: int, ttl_s: int) -> int | None:
         return await self._jetstream.publish_if(subject, data, expected, {"Nats-TTL": f"{ttl_s}s"})
+
+
+def _signed(holder: str) -> bytes:
+    return f"{holder} {own_identity()}".encode()
+
+
+def _is_free(last: Stored) -> bool:
+    """It was given back, has run out, or its holder is dead."""
+    identity = last.data.decode(errors="replace").rpartition(" ")[2]
+    return _is_gone(last.headers) or is_dead(identity)
 
 
 def _is_gone(headers: Mapping[str, str]) -> bool:

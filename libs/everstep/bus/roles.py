@@ -1,93 +1,136 @@
-"""Who may say and hear what on the bus. The server enforces it, job by job."""
+"""Who may say and hear what on the bus: two logins of the control plane, and the agents of a job.
+
+The control plane has an account of its own, with the streams and the services. Each job has
+another account. What an agent needs crosses between the two by exports and imports, subject by
+subject; the server brings each answer back into the account of whoever asked.
+"""
 
 import re
-import secrets
 from dataclasses import dataclass
 
 from everstep import subjects
-from everstep.bus.topology import CONTROL, EVIDENCE_STREAM, LIMITS, ROUNDS
+from everstep.bus.topology import LIMITS
 from everstep.ids import checked_name
 
 ADMIN = "admin"
 SERVICE = "service"
+INBOXES = "_INBOX.>"
+LOGINS = "logins"
+"""The service that renews logins."""
+
+AGENTS_ASK = {
+    "rendezvous": ("join", "report", "leave", "drain", "stop"),
+    LOGINS: ("renew",),
+}
+"""What the agents of a job may ask, by service."""
+
+_DIRECT_GET = "$JS.API.DIRECT.GET"
+_ABOUT_ACCOUNT = "$JS.API.INFO"
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One login. Its name is `admin`, `service`, or `agent-<job>`."""
+    """What one kind of login may publish and subscribe to."""
 
-    name: str
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Crossings:
+    """Subjects that cross between two accounts.
+
+    Messages to the services go to the exporting account, with answers where somebody asks for
+    one; messages of the streams come from it.
+    """
+
+    services: tuple[str, ...]
+    streams: tuple[str, ...]
+
+
+EXPORTS = Crossings(
+    services=(
+        *(
+            subjects.ask(service, verb, None)
+            for service, verbs in AGENTS_ASK.items()
+            for verb in verbs
+        ),
+        subjects.FACTS,
+        subjects.BLOBS,
+        subjects.beat(),
+        subjects.timing(),
+        subjects.HEARD,
+        f"{_DIRECT_GET}.KV_{LIMITS}.$KV.{LIMITS}.>",
+        _ABOUT_ACCOUNT,
+    ),
+    streams=("es.order.>", subjects.document_news(LIMITS)),
+)
+"""What the control plane's account lets others import; the operator says who imports what."""
+
+
 def admin() -> User:
     """Sets up streams and reads everything; for people and `everstep bus init`."""
-    return User(ADMIN, (">",), (">",))
+    return User((">",), (">",))
 
 
 def service() -> User:
-    """The control plane: all of ours, JetStream, and nothing else on a shared server."""
+    """The services: all of ours, JetStream, and nothing else on a shared server."""
     return User(
-        SERVICE,
-        ("es.>", "$KV.>", "$JS.API.>", "$JS.ACK.>", "$SRV.>", "_INBOX.>", "_R_.>"),
-        ("es.>", "$SRV.>", f"_INBOX.{SERVICE}.>"),
+        ("es.>", "$KV.>", "$JS.API.>", "$JS.ACK.>", "$SRV.>", INBOXES, "_R_.>"),
+        ("es.>", "$SRV.>", INBOXES),
+    )
+
+
+def crossings(job: str) -> Crossings:
+    """What the account of a job imports: its own subjects, and no other job's."""
+    job = checked_name("job", job)
+    return Crossings(
+        services=(
+            *(
+                subjects.ask(service, verb, job)
+                for service, verbs in AGENTS_ASK.items()
+                for verb in verbs
+            ),
+            subjects.fact(job),
+            f"es.blob.{job}.*.*",
+            subjects.beat(job),
+            subjects.timing(job),
+            subjects.heard(job),
+            f"{_DIRECT_GET}.KV_{LIMITS}.{subjects.document(LIMITS, job)}",
+            _ABOUT_ACCOUNT,
+        ),
+        streams=(
+            subjects.order(job),
+            f"{subjects.order(job)}.>",
+            subjects.document_news(LIMITS, job),
+        ),
     )
 
 
 def agent(job: str) -> User:
-    """The agents of one job: its own subjects, its own documents, and no other job's.
+    """The agents of one job, in its account: what it imports, and answers of their own.
 
-    They ask JetStream only for single documents by name: no consumers, no lists.
+    Orders and documents they only hear, so that no agent makes one up for another.
     """
-    job = checked_name("job", job)
-    name = f"agent-{job}"
-    documents = [f"{ROUNDS}.$KV.{ROUNDS}.{job}", f"{LIMITS}.$KV.{LIMITS}.{job}"]
-    direct_get = "$JS.API.DIRECT.GET"
-    return User(
-        name,
-        (
-            subjects.beat(job),
-            subjects.timing(job),
-            subjects.fact(job),
-            f"es.blob.{job}.>",
-            f"es.ask.*.*.{job}",
-            *(f"{direct_get}.KV_{key}" for key in documents),
-            *(f"{direct_get}.KV_{key}.>" for key in documents),
-            f"{direct_get}.KV_{CONTROL}.$KV.{CONTROL}.>",
-            f"{direct_get}.{EVIDENCE_STREAM}.es.blob.{job}.>",
-            "$JS.API.INFO",
-        ),
-        (
-            subjects.order(job),
-            f"{subjects.order(job)}.>",
-            subjects.document_news(ROUNDS, job),
-            f"{subjects.document_news(ROUNDS, job)}.>",
-            subjects.document_news(LIMITS, job),
-            f"{subjects.document_news(LIMITS, job)}.>",
-            subjects.document_news(CONTROL),
-            f"_INBOX.{name}.>",
-        ),
-    )
+    crossing = crossings(job)
+    return User(crossing.services, (*crossing.streams, INBOXES))
 
 
-def user_for(role: str, job: str | None = None) -> User:
-    """The user of a role; agents need their job."""
-    if role == ADMIN:
-        return admin()
-    if role == SERVICE:
-        return service()
-    if role == "agent" and job is not None:
-        return agent(job)
-    raise ValueError(f"{role!r} is no role: use {ADMIN}, {SERVICE}, or agent with a job")
+def agents_name(job: str) -> str:
+    """The name of the login of a job's agents."""
+    return f"agent-{checked_name('job', job)}"
 
 
-def by_name(name: str) -> User:
-    """The user with this login."""
+def job_in(name: str) -> str | None:
+    """The job whose agents have this login; None for a login of the control plane."""
     found = re.fullmatch(r"agent-(.+)", name)
-    return user_for("agent", found[1]) if found else user_for(name)
+    return found[1] if found else None
 
 
-def new_password() -> str:
-    """256 random bits: no dictionary has it, so the server needs no slow hash."""
-    return secrets.token_urlsafe(32)
+def login_name(role: str, job: str | None = None) -> str:
+    """The name of a role's login; agents need their job."""
+    if role in {ADMIN, SERVICE}:
+        return role
+    if role == "agent" and job is not None:
+        return agents_name(job)
+    raise ValueError(f"{role!r} is not a role: use {ADMIN}, {SERVICE}, or agent with a job")

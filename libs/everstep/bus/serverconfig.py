@@ -1,23 +1,27 @@
-"""The NATS server's own configuration: JetStream, users by role, limits.
+"""The NATS server's own configuration: JetStream, the operator whom it trusts, limits.
 
-Written for the dev server, and for production by whoever sets it up (`deploy/docker` does).
-The files: `nats.json` for the server, and a password file a user for the clients, all 0600.
+Written for the dev server, and for production by `everstep bus setup`. It holds no secret: the
+server knows public keys only, and is told of the accounts of jobs while it runs.
 """
 
-import fcntl
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import logging
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from everstep.bus.login import read_secret
-from everstep.bus.roles import User, by_name, new_password
+from everstep.bus.accounts import Operator, is_cut_off, is_same, logins_before
+from everstep.bus.errors import BusConfigError
+from everstep.bus.keys import claims_of
+from everstep.bus.login import write_private
+
+log = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
+_OLD_ACCOUNT = "$G"
+_JOB_ACCOUNT = "job-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +37,16 @@ class ServerPlan:
     beside: Path | None = None
     """Where to write the log and the file that names the ports; by default nowhere."""
     monitor: str | None = None
-    """HOST:PORT of the server's own monitoring, which knows no passwords: keep it private."""
+    """HOST:PORT of the server's own monitoring, which knows no logins: keep it private."""
+
+    @property
+    def accounts(self) -> Path:
+        """Where the server keeps the accounts that it was told of."""
+        return self.store / "accounts"
 
 
-def ensure_users(folder: Path, names: Iterable[str]) -> None:
-    """Make a password for each user that has none yet."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in names:
-        by_name(name)  # only users that we know how to confine
-        path = password_file(folder, name)
-        if not path.exists():
-            write_private(path, new_password() + "\n")
-
-
-def password_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.password"
-
-
-def users(folder: Path) -> list[str]:
-    """Everybody who has a password here."""
-    return sorted(path.name.removesuffix(".password") for path in folder.glob("*.password"))
-
-
-def write_config(path: Path, plan: ServerPlan, passwords: Path) -> None:
-    """Write the server's configuration with every user that has a password."""
+def write_config(path: Path, plan: ServerPlan, operator: Operator) -> None:
+    """Write the server's configuration."""
     config: dict[str, Any] = {
         "listen": f"{plan.host}:{plan.port}",
         "server_name": "everstep",
@@ -67,7 +57,11 @@ def write_config(path: Path, plan: ServerPlan, passwords: Path) -> None:
             "sync_interval": plan.sync,
             "max_file_store": plan.max_file_bytes,
         },
-        "authorization": _authorization(passwords),
+        "operator": operator.itself(),
+        "system_account": operator.system.public,
+        "resolver": {"type": "full", "dir": str(plan.accounts), "allow_delete": True},
+        "resolver_preload": operator.preloaded(),
+        "authorization": {"timeout": 10},
     }
     if plan.beside is not None:
         config |= {
@@ -77,59 +71,71 @@ def write_config(path: Path, plan: ServerPlan, passwords: Path) -> None:
         }
     if plan.monitor is not None:
         config["http"] = plan.monitor
-    _write(path, config)
-
-
-def admit(path: Path, passwords: Path, name: str) -> None:
-    """Add a user to a configuration; the server reads it again on SIGHUP.
-
-    Several processes may do so at once.
-    """
-    ensure_users(passwords, [name])
-    with writing_alone(passwords):
-        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        _write(path, config | {"authorization": _authorization(passwords)})
-
-
-@contextmanager
-def writing_alone(passwords: Path) -> Iterator[None]:
-    """Nobody else writes the configuration with these users meanwhile."""
-    with (passwords / ".admitting").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _write(path: Path, config: dict[str, Any]) -> None:
     # The server's configuration language takes JSON; quoted, a `$` is no variable there.
     write_private(path, msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n")
 
 
-def _authorization(passwords: Path) -> dict[str, Any]:
-    entries = [
-        _entry(by_name(name), read_secret(password_file(passwords, name), "password_file"))
-        for name in users(passwords)
-    ]
-    return {"timeout": 10, "users": entries}
+def move_streams(plan: ServerPlan, operator: Operator, host: str | None = None) -> bool:
+    """Give streams of the time before accounts to the control plane's account.
+
+    True when there were any. The server must not run; `host` is where it would be reached.
+    """
+    jetstream = plan.store / "jetstream"
+    old, new = jetstream / _OLD_ACCOUNT, jetstream / operator.control.public
+    if not (old / "streams").is_dir():
+        return False
+    if (new / "streams").is_dir():
+        raise BusConfigError(
+            f"both {old} and {new} hold streams: the server has run with accounts already. Keep "
+            f"the one that you need, and move the other away"
+        )
+    host = host or ("127.0.0.1" if plan.host == "0.0.0.0" else plan.host)  # noqa: S104
+    if plan.port > 0 and _answers(host, plan.port):
+        raise BusConfigError(
+            f"something listens at {host}:{plan.port}: stop the server before its streams in "
+            f"{old} are given to the control plane"
+        )
+    old.replace(new)
+    log.warning("streams_moved from=%s to=%s", old, new)
+    return True
 
 
-def _entry(user: User, password: str) -> dict[str, Any]:
-    return {
-        "user": user.name,
-        "password": password,
-        "permissions": {
-            "publish": {"allow": list(user.publish)},
-            "subscribe": {"allow": list(user.subscribe)},
-            # a service may answer whoever asked it, and only that
-            "allow_responses": {"max": 1, "ttl": "1m"},
-        },
-    }
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace a file at once, readable by us only from its first byte."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def keep_account(folder: Path, operator: Operator, job: str) -> None:
+    """Let a server that is not running yet know the account of a job, if it does not already."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{operator.account_of(job)}.jwt"
+    if not path.exists():
+        write_private(path, operator.job_account(job))
+
+
+def renew_accounts(folder: Path, operator: Operator) -> int:
+    """Bring accounts of jobs, as an older release has made them, up to date.
+
+    How many were changed. The server must not run.
+    """
+    changed = 0
+    for path in folder.glob("*.jwt"):
+        account = claims_of(path.read_text())
+        job = None if account is None else job_of_account(account.name)
+        if account is None or job is None or account.sub != operator.account_of(job):
+            continue
+        token = operator.job_account(
+            job, is_cut_off=is_cut_off(account), logins_before=logins_before(account)
+        )
+        if not is_same(account, token):
+            write_private(path, token)
+            changed += 1
+    return changed
+
+
+def job_of_account(name: str) -> str | None:
+    """The job in the name of an account; None for those of the control plane."""
+    return name.removeprefix(_JOB_ACCOUNT) if name.startswith(_JOB_ACCOUNT) else None

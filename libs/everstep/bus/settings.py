@@ -16,7 +16,10 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     password_file: Path | None = None
     """Read at each connect, so that a rotated password needs no restart."""
     credentials_file: Path | None = None
-    """A NATS `.creds` file (JWT and seed), instead of a user and password."""
+    """A NATS `.creds` file (JWT and seed), as `everstep bus login` makes it. It is renewed in
+    place before it expires; a new one put there is taken up without a restart."""
+    renewed_credentials_file: Path | None = None
+    """Where a renewed login is kept, if `credentials_file` cannot be written; it is read, too."""
     nkey_seed_file: Path | None = None
     """An nkey seed, instead of a user and password."""
     inbox_prefix: str | None = None
@@ -50,6 +53,8 @@ class BusSettings(Settings, frozen=True, kw_only=True):
         ways = [self.user, self.credentials_file, self.nkey_seed_file]
         if sum(way is not None for way in ways) > 1:
             raise ValueError("set only one of user, credentials_file and nkey_seed_file")
+        if self.renewed_credentials_file is not None and self.credentials_file is None:
+            raise ValueError("renewed_credentials_file needs a credentials_file")
         if (self.user is None) != (self.password_file is None):
             raise ValueError("user and password_file belong together")
         if self.replicas not in {1, 3, 5}:

@@ -154,6 +154,7 @@ from everstep.messages.progress import (
     RankTiming,
     SectionSeen,
     SectionTiming,
+    WardenPlace,
 )
 from everstep.messages.questions import ASKS, Ask
 from everstep.messages.questions.answers import Done
@@ -180,6 +181,7 @@ from everstep.messages.questions.health import (
     ShowLimits,
     ShowNodes,
 )
+from everstep.messages.questions.logins import LoginRenewed, RenewLogin
 from everstep.messages.questions.rendezvous import (
     DrainNode,
     Join,
@@ -324,6 +326,7 @@ __all__ = [
     "LimitsLearned",
     "ListCheckpoints",
     "LocateCheckpoint",
+    "LoginRenewed",
     "MeasureNetwork",
     "Member",
     "Message",
@@ -378,6 +381,7 @@ __all__ = [
     "RanksStopped",
     "RejectedStep",
     "ReleaseImages",
+    "RenewLogin",
     "Replacement",
     "ReplicaLost",
     "ReplicaPlace",
@@ -436,6 +440,7 @@ __all__ = [
     "Time",
     "UnknownMessageError",
     "VerdictReached",
+    "WardenPlace",
     "WatchChanged",
     "decode",
     "decode_as",

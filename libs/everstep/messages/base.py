@@ -23,6 +23,11 @@ Time = Annotated[datetime, msgspec.Meta(tz=True)]
 """A wall clock reading with its zone, UTC by convention: shown to people, never compared."""
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number that every reader and database can hold; a longer one is refused."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+"""A number of something, or its place among others, which no reader must round."""
+NAME_CHARACTERS = 512
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]
+"""An id, a name, or a word from a list; a longer one is refused. Free text has another type."""
 
 
 class Message(
@@ -47,22 +52,22 @@ class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
     stream and the tables know a second copy by it.
     """
 
-    id: str
+    id: Name
     """32 hex digits, unique for ever."""
-    job: str
+    job: Name
     """The job that it is about, or `everstep.subjects.CLUSTER`."""
     at: Time
     """The sender's wall clock, in UTC: shown to people, never compared."""
-    source: str
+    source: Name
     """Who says so: a service or agent, as `health` or `agent/node-07`."""
-    round: Int | None = None
+    round: Count | None = None
     """The round that it belongs to, where there is one."""
 
 
 class RoundFact(Fact, frozen=True, kw_only=True):
     """A fact that means nothing outside its round: the round is required, and fences it."""
 
-    round: Int
+    round: Count
     """The round that it belongs to."""
 
 
@@ -73,11 +78,11 @@ class Order(Message, frozen=True, kw_only=True):
     document again.
     """
 
-    id: str
+    id: Name
     """32 hex digits; an agent that has carried it out ignores a second copy."""
-    job: str
+    job: Name
     """The job whose ranks it concerns."""
-    round: Int
+    round: Count
     """The fencing token: an order for an older round than the agent's is refused."""
     reason: str
     """Why, in words that the agent logs and an operator reads."""
@@ -86,7 +91,7 @@ class Order(Message, frozen=True, kw_only=True):
 class Question(Message, frozen=True, kw_only=True):
     """Asked of a service on `es.ask`; what it may be asked is in `questions.ASKS`."""
 
-    job: str
+    job: Name
     """The job on whose behalf it is asked, or `everstep.subjects.CLUSTER`."""
 
 
@@ -101,13 +106,13 @@ class DocumentBody(Message, frozen=True, kw_only=True):
 class BlobRef(Part, frozen=True, kw_only=True):
     """Where a blob of evidence is, and what it must hash to."""
 
-    job: str
+    job: Name
     """The job that it belongs to."""
-    id: str
+    id: Name
     """The xxh3-128 of the bytes as stored, which is also its name: a blob never changes."""
-    size_bytes: Int
+    size_bytes: Count
     """The size of the content, before compression."""
-    parts: Int
+    parts: Count
     """How many messages of the stream hold it."""
 
 

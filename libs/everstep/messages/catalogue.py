@@ -48,6 +48,7 @@ AREAS: Mapping[str, ModuleType] = {
     "Orders": orders,
     "Questions to rendezvous": questions.rendezvous,
     "Questions to health": questions.health,
+    "Questions to logins": questions.logins,
     "Questions to straggler": questions.straggler,
     "Questions to attribution": questions.attribution,
     "Questions to the catalog": questions.catalog,

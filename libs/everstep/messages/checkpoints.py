@@ -1,16 +1,16 @@
 """Checkpoints: saved, committed, verified, quarantined, deleted and restored."""
 
-from everstep.messages.base import Fact, Int, Part, RoundFact
+from everstep.messages.base import Count, Fact, Int, Name, Part, RoundFact
 
 
 class SaveStarted(RoundFact, frozen=True, kw_only=True, tag="save_started.v1"):
     """The state of a step is being saved; slot 0's agent sends it for the global tier."""
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """`memory`, `peer` or `global`."""
-    occasion: str = "interval"
+    occasion: Name = "interval"
     """`interval`, `requested`, `preemption` or `end`."""
 
 
@@ -21,22 +21,24 @@ class ShardsWritten(RoundFact, frozen=True, kw_only=True, tag="shards_written.v1
     the newest complete step by more than a minute, and the first and last of a round.
     """
 
-    node: str
+    node: Name
     """The node."""
-    slot: Int
+    slot: Count
     """Its slot."""
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where."""
-    size_bytes: Int
+    size_bytes: Count
     """Of all its ranks."""
     ranks: tuple[Int, ...] = ()
     """Whose state it is."""
-    world_size: Int | None = None
+    world_size: Count | None = None
     """Ranks in the round that saved it."""
     stall_s: float = 0.0
     """What the training step paid, on the slowest rank of the node."""
+    settle_s: float = 0.0
+    """An optimizer waited so long for the rest of the copy, on the slowest rank."""
     hash_s: float = 0.0
     """Spent hashing."""
     write_s: float = 0.0
@@ -51,17 +53,17 @@ class CheckpointCommitted(RoundFact, frozen=True, kw_only=True, tag="checkpoint_
     The agent that published the manifest sends it.
     """
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where: `global`, or `memory` and `peer` when every slot has its part."""
     path: str
     """Where its manifest is: a path or URL; empty for a tier in memory."""
-    size_bytes: Int
+    size_bytes: Count
     """Of all shards."""
-    shards: Int
+    shards: Count
     """How many there are."""
-    world_size: Int
+    world_size: Count
     """Ranks in the round that saved it."""
     manifest_hash: str = ""
     """The xxh3-128 of the manifest."""
@@ -71,7 +73,7 @@ class CheckpointCommitted(RoundFact, frozen=True, kw_only=True, tag="checkpoint_
     """What the training step paid, on the slowest rank."""
     write_s: float = 0.0
     """The slowest node's hashing and writing."""
-    occasion: str = "interval"
+    occasion: Name = "interval"
     """`interval`, `requested`, `preemption` or `end`."""
     has_data_position: bool = False
     """Its manifest says where the data and the random numbers go on."""
@@ -83,18 +85,18 @@ class CheckpointFailed(RoundFact, frozen=True, kw_only=True, tag="checkpoint_fai
     The checkpoints before it are untouched.
     """
 
-    node: str
+    node: Name
     """The node."""
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where it should have gone."""
-    stage: str
+    stage: Name
     """`plan`, `copy`, `hash`, `write`, `sync`, `manifest`, `publish`, `keep`, `replicate` or
     `wait`."""
     reason: str
     """What happened, past which limit, and what to do."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank, where it was one."""
     path: str = ""
     """The file or object."""
@@ -102,9 +104,9 @@ class CheckpointFailed(RoundFact, frozen=True, kw_only=True, tag="checkpoint_fai
     """`ENOSPC`, `writer_died`, `timeout` …"""
     policy: str = "warn"
     """What follows: `warn`, `retry` or `fatal`."""
-    attempt: Int = 1
+    attempt: Count = 1
     """Which attempt it was."""
-    last_good_step: Int | None = None
+    last_good_step: Count | None = None
     """The newest committed checkpoint, in any tier."""
 
 
@@ -114,9 +116,9 @@ class SaveRefused(RoundFact, frozen=True, kw_only=True, tag="save_refused.v1"):
     The node's agent sends it, once per cause.
     """
 
-    node: str
+    node: Name
     """The node."""
-    step: Int
+    step: Count
     """The step."""
     reason: str
     """What is too small or too slow, and what to do."""
@@ -135,7 +137,7 @@ class SavesDelayed(RoundFact, frozen=True, kw_only=True, tag="saves_delayed.v1")
     over.
     """
 
-    node: str
+    node: Name
     """The node."""
     lag_s: float
     """Age of the oldest save that is not durable yet."""
@@ -153,9 +155,9 @@ class CheckpointVerified(Fact, frozen=True, kw_only=True, tag="checkpoint_verifi
     The catalog sends it, or the agent that looked.
     """
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where."""
     is_good: bool
     """Every shard that was read is what was saved, and the manifest the one that was committed."""
@@ -163,7 +165,7 @@ class CheckpointVerified(Fact, frozen=True, kw_only=True, tag="checkpoint_verifi
     """Where its manifest is."""
     reason: str = ""
     """What is wrong, with the shard; empty when it is good."""
-    size_bytes: Int = 0
+    size_bytes: Count = 0
     """How much was read."""
     took_s: float = 0.0
     """How long it took."""
@@ -177,19 +179,19 @@ class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_qua
     The catalog sends it, or the agent of a rank that has found it so.
     """
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where; the same step in another tier may be good."""
-    cause: str
+    cause: Name
     """`corrupt`, `incomplete`, `nan_after_load` or `operator`."""
     reason: str
     """The evidence."""
     path: str = ""
     """Where its manifest is."""
-    node: str | None = None
+    node: Name | None = None
     """The node, for a tier in memory."""
-    by: str = "catalog"
+    by: Name = "catalog"
     """Who decided: `catalog`, an operator's name, or `rank N`."""
 
 
@@ -199,28 +201,28 @@ class CheckpointReleased(Fact, frozen=True, kw_only=True, tag="checkpoint_releas
     For a tier in memory the node's agent does, for each state there.
     """
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where."""
-    by: str
+    by: Name
     """Who decided."""
     reason: str
     """Why."""
     path: str = ""
     """Where the state is, for a tier in memory."""
-    node: str | None = None
+    node: Name | None = None
     """The node, for a tier in memory."""
 
 
 class TierRead(Part, frozen=True, kw_only=True):
     """What a restore took from one tier."""
 
-    tier: str
+    tier: Name
     """`memory`, `peer` or `global`."""
-    ranks: Int
+    ranks: Count
     """How many ranks read from it."""
-    size_bytes: Int = 0
+    size_bytes: Count = 0
     """How much."""
     read_s: float = 0.0
     """The slowest rank's time."""
@@ -229,13 +231,13 @@ class TierRead(Part, frozen=True, kw_only=True):
 class RejectedStep(Part, frozen=True, kw_only=True):
     """A newer checkpoint that a restore passed over."""
 
-    step: Int
+    step: Count
     """The step."""
     reason: str
     """Why: which shard, which hash, which node is gone."""
-    tier: str = ""
+    tier: Name = ""
     """Where."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank that could not have it."""
     path: str = ""
     """Where its manifest is, for the global tier."""
@@ -246,9 +248,9 @@ class RejectedStep(Part, frozen=True, kw_only=True):
 class CheckpointRestored(RoundFact, frozen=True, kw_only=True, tag="checkpoint_restored.v1"):
     """All ranks agreed on a step and loaded it, verified; slot 0's agent sends it."""
 
-    step: Int
+    step: Count
     """The step."""
-    world_size: Int
+    world_size: Count
     """Ranks in this round."""
     tiers: tuple[TierRead, ...]
     """Where they read it from."""
@@ -281,7 +283,7 @@ class RestoreFailed(RoundFact, frozen=True, kw_only=True, tag="restore_failed.v1
 class FreshStarted(RoundFact, frozen=True, kw_only=True, tag="fresh_started.v1"):
     """The training starts from scratch, on purpose; slot 0's agent sends it."""
 
-    cause: str
+    cause: Name
     """`no_checkpoints` (there has never been one) or `allowed` (by the script, or by
     `everstep run --allow-fresh-start`)."""
     reason: str
@@ -293,39 +295,39 @@ class FreshStarted(RoundFact, frozen=True, kw_only=True, tag="fresh_started.v1")
 class CheckpointDeleted(Fact, frozen=True, kw_only=True, tag="checkpoint_deleted.v1"):
     """Retention or an operator removed a checkpoint; whoever did it sends it."""
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where."""
     reason: str
     """The rule, or who asked."""
-    freed_bytes: Int = 0
+    freed_bytes: Count = 0
     """What that freed."""
     path: str = ""
     """Where it was."""
-    last_good_step: Int | None = None
+    last_good_step: Count | None = None
     """The newest verified checkpoint that remains."""
 
 
 class DeletionRefused(Fact, frozen=True, kw_only=True, tag="deletion_refused.v1"):
     """A checkpoint was to be deleted and must not be; the catalog sends it."""
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """Where."""
     reason: str
     """It is the last good one, is pinned, or is being read."""
-    by: str = ""
+    by: Name = ""
     """Who wanted it."""
 
 
 class CheckpointPinned(Fact, frozen=True, kw_only=True, tag="checkpoint_pinned.v1"):
     """A checkpoint is kept whatever retention says; the catalog sends it."""
 
-    step: Int
+    step: Count
     """The step."""
-    by: str
+    by: Name
     """Who asked."""
     reason: str
     """Why."""
@@ -334,9 +336,9 @@ class CheckpointPinned(Fact, frozen=True, kw_only=True, tag="checkpoint_pinned.v
 class CheckpointUnpinned(Fact, frozen=True, kw_only=True, tag="checkpoint_unpinned.v1"):
     """Retention may have a checkpoint again; the catalog sends it."""
 
-    step: Int
+    step: Count
     """The step."""
-    by: str
+    by: Name
     """Who asked."""
     reason: str
     """Why."""
@@ -345,7 +347,7 @@ class CheckpointUnpinned(Fact, frozen=True, kw_only=True, tag="checkpoint_unpinn
 class IntervalChosen(RoundFact, frozen=True, kw_only=True, tag="interval_chosen.v1"):
     """How often to save changed; slot 0's agent sends it."""
 
-    tier: str
+    tier: Name
     """For which tier."""
     every_steps: Int
     """How often, in steps."""

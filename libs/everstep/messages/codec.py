@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar, Union
 import msgspec
 
 from everstep.errors import EverstepError
-from everstep.messages.base import Int, Message, Part, Time, tag_of
+from everstep.messages.base import Count, Message, Name, Part, Time, tag_of
 from everstep.messages.catalogue import CATALOGUE
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -59,13 +59,13 @@ class MessageTooLargeError(BadMessageError):
 class Envelope(Part, frozen=True, kw_only=True):
     """What every fact has, whichever release wrote it."""
 
-    type: str
+    type: Name
     """Name and version; the kind is what stands before the last dot."""
-    id: str
-    job: str
+    id: Name
+    job: Name
     at: Time
-    source: str
-    round: Int | None = None
+    source: Name
+    round: Count | None = None
 
 
 _ENVELOPE = msgspec.json.Decoder(Envelope)

@@ -1,6 +1,6 @@
 """Who changed what at run time: operators, services, and those who test us."""
 
-from everstep.messages.base import Fact, Int, Time
+from everstep.messages.base import Count, Fact, Name, Time
 
 
 class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
@@ -15,13 +15,13 @@ class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
     """Its value before; empty when there was none."""
     after: str
     """Its value from now on; empty for back to the default."""
-    by: str
+    by: Name
     """Who did it: an operator's name, or a service's."""
     reason: str
     """Why, in their words."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest`, `cli` or `service`."""
-    revision: Int | None = None
+    revision: Count | None = None
     """The revision of the document in `CONTROL` that says so."""
 
 
@@ -31,17 +31,17 @@ class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     It may be done or refused.
     """
 
-    by: str
+    by: Name
     """The person, as authenticated; or `rank 3 of node-1`."""
-    action: str
+    action: Name
     """`stop_job`, `restart_job`, `save`, `drain_node`, `exclude_node`, `pin` …"""
     target: str
     """What it is about: a node, a step; empty for the whole job."""
-    outcome: str
+    outcome: Name
     """`accepted` or `refused`."""
     reason: str
     """Why they asked, and why it was refused if so."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest`, `cli` or `script`."""
 
 
@@ -53,11 +53,11 @@ class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
 
     fault: str
     """`kill`, `stop`, `hang`, `slow`, `hold_gil`, `corrupt`, `disk_full`, `cut_off` …"""
-    by: str
+    by: Name
     """Who, or which test."""
-    node: str | None = None
+    node: Name | None = None
     """The node."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank."""
     target: str = ""
     """What else it hits: a service, a file, a step."""
@@ -70,26 +70,26 @@ class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
 class ServiceStarted(Fact, frozen=True, kw_only=True, tag="service_started.v1"):
     """A process of ours is ready; it sends it. `source` says which."""
 
-    service: str
+    service: Name
     """`agent`, `rendezvous`, `health` …"""
-    version: str
+    version: Name
     """Its release."""
-    host: str
+    host: Name
     """Where it runs."""
-    pid: Int
+    pid: Count
     """Its process id there."""
-    instance: str = ""
+    instance: Name = ""
     """Its own id, another for each replica and start."""
 
 
 class ServiceStopped(Fact, frozen=True, kw_only=True, tag="service_stopped.v1"):
     """A process of ours goes down in good order; it sends it last."""
 
-    service: str
+    service: Name
     """`agent`, `rendezvous`, `health` …"""
     reason: str
     """The signal, or the error."""
-    instance: str = ""
+    instance: Name = ""
     """As in its `service_started`."""
     ran_s: float = 0.0
     """For how long it ran."""
@@ -101,7 +101,7 @@ class FactsLost(Fact, frozen=True, kw_only=True, tag="facts_lost.v1"):
     It sends this as soon as it can, so that nobody takes the record for complete.
     """
 
-    lost: Int
+    lost: Count
     """How many."""
     reason: str
     """Which limit was passed, or what was wrong with the file."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from everstep.messages.base import DocumentBody, Int, Part, Time
+from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
 from everstep.messages.health import SectionLimit
 from everstep.messages.incidents import Budget, Ledger
 from everstep.messages.jobs import JobSpec
@@ -17,13 +17,13 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     An array, because 12,500 of them must fit into one document of 1 MiB.
     """
 
-    node: str
+    node: Name
     """The node."""
-    slot: Int | None
+    slot: Count | None
     """Its slot in this round; None for a spare and while the round forms."""
-    ranks: Int
+    ranks: Count
     """How many processes it can run."""
-    address: str
+    address: Name
     """Where other nodes reach it."""
     infra_rank: Int | None = None
     """Its place by the scheduler or by explicit wish."""
@@ -35,15 +35,15 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     """Where its replica server listens."""
     warm: bool = False
     """It holds a process that has imported the script's modules already."""
-    stage: str = "idle"
+    stage: Name = "idle"
     """`idle` (joined, no ranks), `starting` (ordered to), `running`, `finished` (all ranks exited
     with 0), `stopping` (ordered to, and not back yet), `absent` (it did not come back in time) or
     `gone` (only its slot is still remembered)."""
-    instance: str = ""
+    instance: Name = ""
     """The agent's own id: whoever comes with another one is somebody else."""
-    allocation: str = ""
+    allocation: Name = ""
     """The allocation that it came with; empty for the document's."""
-    failure_domain: str = ""
+    failure_domain: Name = ""
     """What fails together with it."""
     master_port: Int | None = None
     """A port that it keeps free, for ranks to meet at."""
@@ -54,23 +54,23 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
 class OpenIncident(Part, frozen=True, kw_only=True):
     """The incident that is open, and what its end will need."""
 
-    id: str
+    id: Name
     """The incident's id."""
-    trigger: str
+    trigger: Name
     """As in `incident_opened`, of the report that is taken for the cause."""
     reason: str
     """What that report said."""
     opened_at: Time
     """When the first report came."""
-    round: Int
+    round: Count
     """The round that it ended."""
     counted_until: Time
     """How far the ledger goes."""
     ledger: Ledger
     """Where the time went so far."""
-    node: str | None = None
+    node: Name | None = None
     """The node that the cause is about."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank that the cause is about."""
     fingerprint: str = ""
     """Of the cause."""
@@ -78,20 +78,22 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """The rank's, of the cause."""
     weight: Int = 0
     """How well the cause explains the others; a weightier report takes its place."""
-    trigger_fact: str | None = None
+    trigger_fact: Name | None = None
     """The cause's fact."""
     reports: Int = 1
     """How many reports belong to it."""
-    ranks: Int = 0
+    ranks: Count = 0
     """How many ranks they are about."""
     unsaid: tuple[str, ...] = ()
     """Facts of reports that no `incident_extended` has named yet, at most 100."""
-    unsaid_nodes: tuple[str, ...] = ()
+    unsaid_nodes: tuple[Name, ...] = ()
     """The nodes that those are about."""
     is_decided: bool = False
     """What to do about the latest end of a round is settled."""
     delay_s: float = 0.0
     """How long the next round waits."""
+    is_of_code: bool = False
+    """The kind of the exception that is the cause says that the program is wrong."""
     evidence_s: float = 0.0
     """The longest that any node took for its evidence."""
     stop_s: float = 0.0
@@ -101,26 +103,26 @@ class OpenIncident(Part, frozen=True, kw_only=True):
 class OpenDecision(Part, frozen=True, kw_only=True):
     """What was decided, and has not come to its end."""
 
-    id: str
+    id: Name
     """The id of the `action_decided`."""
-    action: str
+    action: Name
     """As it says."""
     decided_at: Time
     """When."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it answers, if any."""
 
 
 class PlannedEnd(Part, frozen=True, kw_only=True):
     """An end of the round that waits until the ranks had time to save."""
 
-    cause: str
+    cause: Name
     """As in `round_ended`."""
     reason: str
     """Why, and who asked."""
     within_s: float
     """How long to wait."""
-    node: str | None = None
+    node: Name | None = None
     """The node that it is for."""
     exit_code: Int | None = None
     """What agents then exit with; None for another round."""
@@ -129,11 +131,11 @@ class PlannedEnd(Part, frozen=True, kw_only=True):
 class AgreedSave(Part, frozen=True, kw_only=True):
     """A save of all ranks after the same step, as far as it has come."""
 
-    id: str
+    id: Name
     """The id of the order."""
     reason: str
     """Why, and who asked."""
-    occasion: str
+    occasion: Name
     """As in `save_checkpoint`."""
     within_s: float | None = None
     """As in `save_checkpoint`."""
@@ -156,11 +158,11 @@ class AgreedSave(Part, frozen=True, kw_only=True):
 class OpenStall(Part, frozen=True, kw_only=True):
     """A rank that has stalled, unless another one excuses it."""
 
-    id: str
+    id: Name
     """The id of the order that asks for excuses."""
-    node: str
+    node: Name
     """The rank's node."""
-    rank: Int | None
+    rank: Count | None
     """The rank."""
     reason: str
     """What its agent said."""
@@ -170,7 +172,7 @@ class OpenStall(Part, frozen=True, kw_only=True):
     """The stall's fact."""
     fingerprint: str = ""
     """Of the stall."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that the node's ranks had finished."""
     entered: Int | None = None
     """As in `report`."""
@@ -189,7 +191,7 @@ class Replication(Part, frozen=True, kw_only=True):
     """What agents of the job prove to each other that they have. Secret."""
     factor: Int = 0
     """Nodes that have to do with a slot's state, its own included; 0 while none keeps any."""
-    parts_needed: Int = 1
+    parts_needed: Count = 1
     """How many parts give a state back; 1 where each holder has all of it."""
     cliques: tuple[Int, ...] = ()
     """For each slot the number of its clique, -1 for none."""
@@ -207,15 +209,15 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     anew.
     """
 
-    job: str
+    job: Name
     """The job."""
-    round: Int
+    round: Count
     """The newest round, 0 before the first: the fencing token of everything about this job."""
-    phase: str
+    phase: Name
     """`joining`, `forming`, `running`, `ending`, `done` or `stopped`."""
     spec: JobSpec
     """What the job is meant to be."""
-    allocation: str
+    allocation: Name
     """The allocation that it runs in."""
     phase_since: Time
     """When the phase began, for people."""
@@ -225,7 +227,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """Every node that has joined, and those whose slot is not given to another yet."""
     slots: Int = 0
     """Slots of this round."""
-    world_size: Int = 0
+    world_size: Count = 0
     """Ranks in this round."""
     master_address: str = ""
     """Where the ranks meet."""
@@ -239,6 +241,10 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """How many of its ranks were forked from a warm process."""
     has_stepped: bool = False
     """It has made its first step."""
+    has_ever_stepped: bool = False
+    """Some round of the job has made a step."""
+    is_mendable: bool = False
+    """It was stopped since its script cannot start: another allocation tries it again."""
     first_step: Int | None = None
     """The step after which it went on."""
     restore_s: float = 0.0
@@ -257,7 +263,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """Who keeps whose state; None before the first round."""
     decisions: tuple[OpenDecision, ...] = ()
     """What no `action_taken` has told the end of."""
-    restarts: Int = 0
+    restarts: Count = 0
     """Restarts that count against the budget."""
     refilled: Int = 0
     """How many of them progress has given back."""
@@ -269,7 +275,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """Rounds in a row that ended without a new step."""
     budgets: tuple[Budget, ...] = ()
     """What is left of each limit."""
-    last_step: Int | None = None
+    last_step: Count | None = None
     """The highest step that any round before this one reached."""
     fingerprints: tuple[str, ...] = ()
     """Of the latest failures, the newest last, at most 10."""
@@ -291,7 +297,7 @@ class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_docume
     Key: the job.
     """
 
-    job: str
+    job: Name
     """The job."""
     limits: tuple[SectionLimit, ...]
     """One for each section that has been seen, and for the time outside all."""
@@ -299,7 +305,7 @@ class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_docume
     """For everything up to the end of a round's first step."""
     reason: str
     """The rule, and the numbers that went into it."""
-    round: Int | None = None
+    round: Count | None = None
     """The round whose observations are the latest in it."""
     config_fingerprint: str = ""
     """The configuration that they were learned for: another one begins anew."""
@@ -310,9 +316,9 @@ class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_docume
 class Exclusion(Part, frozen=True, kw_only=True):
     """A node that may not join."""
 
-    node: str
+    node: Name
     """The node."""
-    by: str
+    by: Name
     """Who decided."""
     reason: str
     """Why."""
@@ -377,13 +383,13 @@ class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoi
     """Which node has which slot's state in memory."""
     roots: tuple[str, ...] = ()
     """Folders and URLs in which the job has checkpoints."""
-    round: Int = 0
+    round: Count = 0
     """The newest round that was heard of."""
     slots: Int = 0
     """Its slots; 0 when no round runs."""
-    world_size: Int = 0
+    world_size: Count = 0
     """Its ranks: what is in memory can be restored by as many only."""
-    restored_step: Int | None = None
+    restored_step: Count | None = None
     """What the newest round began from."""
     degraded_at: Time | None = None
     """Since when fewer node losses than wanted can be survived; None while enough can."""

@@ -1,21 +1,21 @@
 """Which nodes are lost, suspect, checked or excluded, and which limits have been learned."""
 
-from everstep.messages.base import Fact, Int, Part, RoundFact
+from everstep.messages.base import Count, Fact, Int, Name, Part, RoundFact
 
 
 class CheckResult(Part, frozen=True, kw_only=True):
     """What one check said about one thing."""
 
-    check: str
+    check: Name
     """Its name, as in `everstep check <name>`: `gpu`, `nvlink`, `nic`, `storage`, `host`."""
-    state: str
+    state: Name
     """`ok`, `warning`, `failed`, `unknown` (it could not tell) or `unsupported`; only
     `failed` may count against a node."""
     reason: str = ""
     """What was measured, past which limit; empty for `ok`."""
     subject: str = ""
     """The part of the node that it is about: `GPU-5e9c…`, `mlx5_0`, `/data`."""
-    failure_class: str = ""
+    failure_class: Name = ""
     """What would help: `reset`, `reboot`, `replace`, `drain`, `watch` or `report`."""
     code: str = ""
     """The part's own word for it: `XID 79`, `GPU_RECOVERY_ACTION=NODE_REBOOT`."""
@@ -26,18 +26,21 @@ class CheckResult(Part, frozen=True, kw_only=True):
 class SectionLimit(Part, frozen=True, kw_only=True):
     """How long a section may take before its rank has stalled."""
 
-    section: str
+    section: Name
     """Its name; the empty string stands for the time outside all sections."""
     limit_s: float
     """The limit."""
-    source: str
+    source: Name
     """`learned`, `configured`, `default`, `floor` or `cap`: which rule set it."""
     longest_s: float | None = None
     """The longest that was seen on any rank, the base of a learned limit."""
     observations: Int = 0
     """How often it was seen to end, on the node that saw it most often."""
-    kind: str = ""
-    """`plain`, `checkpoint` or `evaluation`; empty while it was never seen."""
+    kind: Name = ""
+    """`plain`, `checkpoint`, `evaluation` or `heartbeat`; empty while it was never seen."""
+    origin: Name = ""
+    """Where somebody has set it: an option, a setting, `everstep limits`; and what else is to be
+    known of it."""
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
@@ -46,7 +49,7 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
     Health sends it.
     """
 
-    node: str
+    node: Name
     """The node."""
     silence_s: float
     """Since its last sign of life, by the observer's clock."""
@@ -56,9 +59,9 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
     """What was heard last, and what else was looked at."""
     blind_s: float = 0.0
     """Time in which the observer itself heard nobody: already subtracted from the silence."""
-    slot: Int | None = None
+    slot: Count | None = None
     """The slot that it holds, if any."""
-    last_step: Int | None = None
+    last_step: Count | None = None
     """The last step that it reported."""
     is_confirmed: bool = False
     """The scheduler or its host says so, too."""
@@ -67,7 +70,7 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
 class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):
     """A node that had been lost is heard again; health sends it."""
 
-    node: str
+    node: Name
     """The node."""
     away_s: float
     """How long it was silent."""
@@ -75,20 +78,20 @@ class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):
     """What it says about its absence: no bus, a paused host, a restart."""
     loss: str = ""
     """The id of the `node_lost` that is over."""
-    how: str = ""
+    how: Name = ""
     """`restarted` (another agent), `paused` (it sent nothing) or `cut_off` (it was not heard)."""
 
 
 class NodeSuspected(Fact, frozen=True, kw_only=True, tag="node_suspected.v1"):
     """A finding: a node may be bad. Health sends it once per cause, with what it has."""
 
-    node: str
+    node: Name
     """The node."""
-    cause: str
+    cause: Name
     """`check`, `incidents` (it was the culprit too often), `straggler` or `operator`."""
     reason: str
     """The evidence, and the limit that it passed."""
-    failure_class: str = ""
+    failure_class: Name = ""
     """What would help: `reset`, `reboot`, `replace`, `drain`, `watch` or `report`."""
     strikes: Int = 0
     """Strikes in the window, over all jobs."""
@@ -105,7 +108,7 @@ class NodeSuspected(Fact, frozen=True, kw_only=True, tag="node_suspected.v1"):
 class NodeCleared(Fact, frozen=True, kw_only=True, tag="node_cleared.v1"):
     """A node is no longer suspect; health sends it."""
 
-    node: str
+    node: Name
     """The node."""
     reason: str
     """What speaks for it now, or whose word it is."""
@@ -120,9 +123,9 @@ class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finishe
     against a node.
     """
 
-    node: str
+    node: Name
     """The node."""
-    occasion: str
+    occasion: Name
     """`join`, `periodic`, `prolog`, `incident` or `operator`."""
     is_healthy: bool
     """No check failed. What a check could not tell is not a failure."""
@@ -137,7 +140,7 @@ class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finishe
 class NetworkLink(Part, frozen=True, kw_only=True):
     """How fast one node was with another."""
 
-    node: str
+    node: Name
     """The other one."""
     mib_s: float
     """What arrived there; 0 if it was not reached."""
@@ -154,11 +157,11 @@ class NetworkMeasured(Fact, frozen=True, kw_only=True, tag="network_measured.v1"
     figure of one node is a failed check.
     """
 
-    node: str
+    node: Name
     """The node."""
     test: str
     """The id of the `measure_network`."""
-    nodes: tuple[str, ...]
+    nodes: tuple[Name, ...]
     """All who were to take part, so each of them has one of these facts."""
     took_s: float
     """How long all of its turns took."""
@@ -174,7 +177,7 @@ class CheckDistrusted(Fact, frozen=True, kw_only=True, tag="check_distrusted.v1"
     Health sends it, and lets the check count against nobody.
     """
 
-    check: str
+    check: Name
     """The check."""
     nodes_failed: Int
     """Nodes on which it failed."""
@@ -187,7 +190,7 @@ class CheckDistrusted(Fact, frozen=True, kw_only=True, tag="check_distrusted.v1"
 class CheckTrusted(Fact, frozen=True, kw_only=True, tag="check_trusted.v1"):
     """A distrusted check counts again; health sends it."""
 
-    check: str
+    check: Name
     """The check."""
     reason: str
     """Why."""
@@ -196,17 +199,17 @@ class CheckTrusted(Fact, frozen=True, kw_only=True, tag="check_trusted.v1"):
 class NodeExcluded(Fact, frozen=True, kw_only=True, tag="node_excluded.v1"):
     """A node may not join until its time is over; health sends it for itself or an operator."""
 
-    node: str
+    node: Name
     """The node."""
-    by: str
+    by: Name
     """Who decided: `health`, or an operator's name."""
     reason: str
     """The evidence, and the limit that it passed."""
     ttl_s: float | None = None
     """How long; None until somebody includes it again, which only an operator may ask."""
-    mode: str = "enforce"
+    mode: Name = "enforce"
     """`enforce`, or `observe`: it would have been excluded, and was not."""
-    decision: str | None = None
+    decision: Name | None = None
     """The id of the `action_decided` behind it, if there was one."""
     exclusions_in_window: Int = 0
     """Automatic exclusions that the breaker has counted, this one included."""
@@ -215,9 +218,9 @@ class NodeExcluded(Fact, frozen=True, kw_only=True, tag="node_excluded.v1"):
 class NodeIncluded(Fact, frozen=True, kw_only=True, tag="node_included.v1"):
     """An excluded node may join again; health sends it."""
 
-    node: str
+    node: Name
     """The node."""
-    by: str
+    by: Name
     """Who decided: `health` (its time is over), or an operator's name."""
     reason: str
     """Why."""
@@ -239,7 +242,7 @@ class BreakerOpened(Fact, frozen=True, kw_only=True, tag="breaker_opened.v1"):
 class BreakerClosed(Fact, frozen=True, kw_only=True, tag="breaker_closed.v1"):
     """Health may exclude nodes again, and sends it."""
 
-    by: str
+    by: Name
     """`health` (the window has passed), or an operator's name."""
     reason: str
     """Why."""
@@ -252,11 +255,11 @@ class StallLocated(RoundFact, frozen=True, kw_only=True, tag="stall_located.v1")
     """The ranks that stopped first."""
     reason: str
     """The order of events, as far as beats can show it."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """The nodes of the first ranks."""
     waiting_ranks: Int = 0
     """How many others wait."""
-    section: str | None = None
+    section: Name | None = None
     """The section that the first ranks are in."""
     lead_s: float | None = None
     """How long before all others they stopped."""
@@ -273,7 +276,7 @@ class LimitsLearned(Fact, frozen=True, kw_only=True, tag="limits_learned.v1"):
     """The sections whose limit differs from before."""
     reason: str
     """The rule, and the numbers that went into it."""
-    revision: Int | None = None
+    revision: Count | None = None
     """The revision of the job's document in `LIMITS`."""
 
 

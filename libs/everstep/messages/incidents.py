@@ -1,33 +1,33 @@
 """What went wrong, on which evidence, who caused it, what was done, and what it cost."""
 
-from everstep.messages.base import BlobRef, Fact, Int, Part, Time
+from everstep.messages.base import BlobRef, Count, Fact, Int, Name, Part, Time
 
 
 class IncidentFact(Fact, frozen=True, kw_only=True):
     """A fact about one incident."""
 
-    incident: str
+    incident: Name
     """The incident's id."""
 
 
 class IncidentOpened(IncidentFact, frozen=True, kw_only=True, tag="incident_opened.v1"):
     """The first sign of trouble; rendezvous sends it with the report that ended the round."""
 
-    trigger: str
+    trigger: Name
     """The kind of the first report: `rank_exited`, `rank_stalled`, `node_lost` …"""
     reason: str
     """What happened, to whom, past which limit."""
-    trigger_fact: str | None = None
+    trigger_fact: Name | None = None
     """The first report's id."""
-    node: str | None = None
+    node: Name | None = None
     """The node that it is about."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank that it is about."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that the training finished."""
-    phase: str = ""
+    phase: Name = ""
     """Where the training was: `start`, `first_step`, `step`, `checkpoint`, `restore` …"""
-    section: str | None = None
+    section: Name | None = None
     """The section that the rank was in."""
     last_progress_at: Time | None = None
     """When the training last moved: the ledger counts from here."""
@@ -41,9 +41,9 @@ class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_ex
 
     reports: tuple[str, ...]
     """The ids of the reports, at most 100."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """The nodes that they are about, at most 100."""
-    ranks: Int = 0
+    ranks: Count = 0
     """How many ranks are affected by now."""
     reason: str = ""
     """What they say together."""
@@ -52,12 +52,12 @@ class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_ex
 class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_collected.v1"):
     """A piece of evidence, or that there is none and why; the agent sends it for each."""
 
-    node: str
+    node: Name
     """The node that it comes from."""
-    evidence: str
+    evidence: Name
     """`exception`, `log`, `flight_recorder`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
     `page`, `process` (what the kernel says of the ranks that still lived) or `check`."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank that it is about; None for the node."""
     blob: BlobRef | None = None
     """Where it is; None when there is none."""
@@ -87,7 +87,7 @@ class EvidenceItem(Part, frozen=True, kw_only=True):
 class Alternative(Part, frozen=True, kw_only=True):
     """Another explanation, and why it was not chosen."""
 
-    cause: str
+    cause: Name
     """Its cause class."""
     confidence: float
     """0 to 1."""
@@ -95,7 +95,7 @@ class Alternative(Part, frozen=True, kw_only=True):
     """What speaks for it, and what against."""
     ranks: tuple[Int, ...] = ()
     """The ranks that it would blame."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """The nodes that it would blame."""
 
 
@@ -106,7 +106,7 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     restart waits for it.
     """
 
-    cause: str
+    cause: Name
     """The cause class: `user_code`, `out_of_memory`, `accelerator`, `network`, `storage`,
     `host`, `collective_mismatch`, `data`, `preemption`, `operator`, `inconclusive` …"""
     confidence: float
@@ -115,7 +115,7 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     """The explanation, in the words that a person reads first."""
     culprit_ranks: tuple[Int, ...] = ()
     """The ranks that caused it; those that merely waited are not among them."""
-    culprit_nodes: tuple[str, ...] = ()
+    culprit_nodes: tuple[Name, ...] = ()
     """The nodes that caused it."""
     evidence: tuple[EvidenceItem, ...] = ()
     """What it rests on, the weightiest first."""
@@ -131,7 +131,7 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     """A hash of the failure without its accidents: equal for the same bug."""
     analyzers: tuple[str, ...] = ()
     """Those that had something to say."""
-    revision: Int = 0
+    revision: Count = 0
     """Grows when later evidence changes the verdict; the highest holds."""
     took_s: float = 0.0
     """From the incident's opening until now."""
@@ -140,7 +140,7 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
 class Option(Part, frozen=True, kw_only=True):
     """An action that was considered and not taken."""
 
-    action: str
+    action: Name
     """The action."""
     rejected: str
     """Why not, past which limit."""
@@ -160,15 +160,15 @@ class Budget(Part, frozen=True, kw_only=True):
 class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
     """What will be done, and why that; whoever owns the decision sends it beforehand."""
 
-    action: str
+    action: Name
     """`restart`, `wait`, `stop`, `exclude`, `shrink`, `grow`, `replace`, `save`, `end` …"""
     reason: str
     """Evidence and limits, in the words that an operator reads."""
     rule: str
     """The id of the rule that decided: `restart.budget_left`."""
-    mode: str = "enforce"
+    mode: Name = "enforce"
     """`enforce`, or `observe`: it is only said, not done."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it answers, if any."""
     evidence: tuple[str, ...] = ()
     """The ids of the facts that it rests on."""
@@ -178,9 +178,9 @@ class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
     """What else was possible."""
     budgets: tuple[Budget, ...] = ()
     """What is left."""
-    nodes_out: tuple[str, ...] = ()
+    nodes_out: tuple[Name, ...] = ()
     """Nodes that lose their slot by it."""
-    nodes_in: tuple[str, ...] = ()
+    nodes_in: tuple[Name, ...] = ()
     """Nodes that get one."""
     delay_s: float = 0.0
     """How long it waits first, for a crash loop's backoff."""
@@ -191,15 +191,15 @@ class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
 class ActionTaken(Fact, frozen=True, kw_only=True, tag="action_taken.v1"):
     """What came of a decision; whoever carried it out sends it."""
 
-    decision: str
+    decision: Name
     """The id of the `action_decided`."""
-    action: str
+    action: Name
     """The action."""
-    outcome: str
+    outcome: Name
     """`done`, `failed`, `observed` (only said) or `overtaken` (by a later round)."""
     reason: str
     """What happened."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it answers, if any."""
     took_s: float = 0.0
     """From the decision until now."""
@@ -246,35 +246,35 @@ class Ledger(Part, frozen=True, kw_only=True):
 class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_closed.v1"):
     """The training is back, or will not come back; rendezvous sends it once."""
 
-    outcome: str
+    outcome: Name
     """`recovered`, `stopped`, `failed`, `preempted` or `merged` (into `merged_into`)."""
     reason: str
     """The whole story in a sentence or two."""
     ledger: Ledger
     """Where the time went."""
-    lost_steps: Int = 0
+    lost_steps: Count = 0
     """Steps that had to be made again."""
     lost_s: float = 0.0
     """What those steps had taken."""
-    restored_step: Int | None = None
+    restored_step: Count | None = None
     """The step that the training went on from."""
     restored_tier: str = ""
-    """The farthest tier that the restore read: `memory`, `peer` or `global`."""
-    next_round: Int | None = None
+    """The farthest tier that the restore read: `memory`, `disk`, `peer` or `global`."""
+    next_round: Count | None = None
     """The round in which it recovered."""
-    verdict: str | None = None
+    verdict: Name | None = None
     """The id of the verdict that holds."""
     reports: Int = 1
     """How many reports belonged to it."""
-    merged_into: str | None = None
+    merged_into: Name | None = None
     """The incident that took it over."""
-    trigger: str = ""
+    trigger: Name = ""
     """The kind of the report that explains the others best; the first one may not."""
-    cause: str = ""
+    cause: Name = ""
     """What that report says."""
-    trigger_fact: str | None = None
+    trigger_fact: Name | None = None
     """Its id."""
-    node: str | None = None
+    node: Name | None = None
     """The node that it is about."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank that it is about."""

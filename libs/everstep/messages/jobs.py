@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from everstep.messages.base import Fact, Int, Part
+from everstep.messages.base import Count, Fact, Int, Name, Part
 
 
 class JobSpec(Part, frozen=True, kw_only=True):
@@ -16,9 +16,9 @@ class JobSpec(Part, frozen=True, kw_only=True):
     """What each rank runs, with secrets already masked."""
     config_fingerprint: str
     """A hash of command, settings and environment: tells two attempts apart."""
-    nodes_min: Int
+    nodes_min: Count
     """The smallest number of slots that a round may have."""
-    nodes_max: Int
+    nodes_max: Count
     """The largest; the same as `nodes_min` for a fixed world."""
     ranks_per_node: Int
     """Processes on each node."""
@@ -48,13 +48,13 @@ class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started.v1"):
 
     spec: JobSpec
     """What it is meant to be."""
-    world_size: Int
+    world_size: Count
     """Ranks in its first round, if all goes as asked."""
-    allocation: str
+    allocation: Name
     """The allocation that began it."""
-    user: str = ""
+    user: Name = ""
     """Who started it, as the node's operating system says."""
-    version: str = ""
+    version: Name = ""
     """The release of Everstep that took it on."""
 
 
@@ -65,7 +65,7 @@ class JobChanged(Fact, frozen=True, kw_only=True, tag="job_changed.v1"):
     """What it is meant to be from now on."""
     changed: tuple[str, ...]
     """The names of the fields of `spec` that differ from before."""
-    allocation: str
+    allocation: Name
     """The allocation that asked."""
 
 
@@ -75,33 +75,33 @@ class JobEnded(Fact, frozen=True, kw_only=True, tag="job_ended.v1"):
     A preempted or requeued job has not ended: only its allocation has.
     """
 
-    state: str
+    state: Name
     """`done`, `failed` (budget spent or nothing to restore), `stopped` (on advice or by
     an operator) or `unknown` (run by another launcher, and nobody saw how it ended)."""
     exit_code: Int | None
     """What `everstep run` exits with on every node; None where nobody saw it."""
     reason: str
     """Why, past which limit."""
-    last_step: Int | None = None
+    last_step: Count | None = None
     """The last step that the training reached."""
-    rounds: Int = 0
+    rounds: Count = 0
     """How many rounds it took."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that ended it, if one did."""
 
 
 class AllocationStarted(Fact, frozen=True, kw_only=True, tag="allocation_started.v1"):
     """The agents of a job were started; rendezvous sends it when the first of them joins."""
 
-    allocation: str
+    allocation: Name
     """Its id, the same on all of its nodes."""
-    scheduler: str
+    scheduler: Name
     """Who started the agents: `slurm`, `kubernetes`, `none` (a person), or another's name."""
-    scheduler_job: str = ""
+    scheduler_job: Name = ""
     """The scheduler's own id of it; empty without a scheduler."""
-    attempt: Int = 0
+    attempt: Count = 0
     """How often the scheduler had requeued the job before."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """The nodes that the scheduler promised, where it says."""
     time_limit_s: float | None = None
     """How long the scheduler lets it live, where it says."""
@@ -114,9 +114,9 @@ class AllocationStarted(Fact, frozen=True, kw_only=True, tag="allocation_started
 class AllocationEnded(Fact, frozen=True, kw_only=True, tag="allocation_ended.v1"):
     """No agent of an allocation is left; rendezvous sends it, also for one that vanished."""
 
-    allocation: str
+    allocation: Name
     """Its id."""
-    state: str
+    state: Name
     """`done`, `failed`, `stopped`, `preempted`, `requeued`, or `lost` (it fell silent)."""
     reason: str
     """Why, and who said so."""

@@ -1,26 +1,26 @@
 """What the catalog remembers of each checkpoint and copy: the pieces of its documents."""
 
-from everstep.messages.base import Int, Part, Time
+from everstep.messages.base import Count, Name, Part, Time
 
 
 class KnownCheckpoint(Part, frozen=True, kw_only=True):
     """A checkpoint that was committed, and what became of it since."""
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str = "global"
+    tier: Name = "global"
     """Where: `global`, or `memory` and `peer` when every slot has its part."""
     path: str = ""
     """Where its manifest is: a path or URL; empty for a tier in memory."""
-    round: Int | None = None
+    round: Count | None = None
     """The round that saved it."""
     saved_at: Time | None = None
     """When it was committed."""
-    size_bytes: Int = 0
+    size_bytes: Count = 0
     """Of all shards."""
-    shards: Int = 0
+    shards: Count = 0
     """How many there are."""
-    world_size: Int = 0
+    world_size: Count = 0
     """Ranks in the round that saved it."""
     manifest_hash: str = ""
     """The xxh3-128 of the manifest that is there."""
@@ -68,15 +68,15 @@ class Holding(Part, frozen=True, kw_only=True, array_like=True):
     An array, because those of 4,096 slots must fit into one document of 1 MiB.
     """
 
-    slot: Int
+    slot: Count
     """Whose state it is."""
-    holder: str
+    holder: Name
     """The node that has it; a slot's own node has it whole."""
-    step: Int
+    step: Count
     """Of this step, or of a later one: not every step is told."""
-    round: Int
+    round: Count
     """The round in which it came there."""
-    part: Int = 0
+    part: Count = 0
     """Which part."""
-    parts_needed: Int = 1
+    parts_needed: Count = 1
     """How many different parts give the state back; 1 for a whole one."""

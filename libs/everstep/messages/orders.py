@@ -1,16 +1,17 @@
 """What agents are told to do: small, each with its round, never the whole table."""
 
-from everstep.messages.base import Int, Order, Part
+from everstep.messages.base import Count, Int, Name, Order, Part
+from everstep.messages.progress import WardenPlace
 
 
 class Peer(Part, frozen=True, kw_only=True):
     """Another agent, as one that streams checkpoint bytes must know it."""
 
-    node: str
+    node: Name
     """The node."""
-    slot: Int
+    slot: Count
     """Its slot."""
-    address: str
+    address: Name
     """Where it listens."""
     port: Int
     """The port of its replica server."""
@@ -34,25 +35,25 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
     What torchrun's environment variables need, and no more.
     """
 
-    slot: Int
+    slot: Count
     """The node's slot: GROUP_RANK."""
     slots: Int
     """Slots in all: GROUP_WORLD_SIZE."""
-    first_rank: Int
+    first_rank: Count
     """The global rank of its first process."""
-    ranks: Int
+    ranks: Count
     """How many to start: LOCAL_WORLD_SIZE."""
-    world_size: Int
+    world_size: Count
     """WORLD_SIZE."""
     master_address: str
     """MASTER_ADDR."""
     master_port: Int
     """MASTER_PORT, never used by an earlier round."""
-    restarts: Int = 0
+    restarts: Count = 0
     """TORCHELASTIC_RESTART_COUNT."""
     max_restarts: Int | None = None
     """TORCHELASTIC_MAX_RESTARTS; None for no limit."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it recovers from, if any."""
     replica_peers: tuple[Peer, ...] = ()
     """Where to send copies of its state."""
@@ -74,9 +75,9 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     Rendezvous sends it to all agents at once.
     """
 
-    cause: str
+    cause: Name
     """As in `round_ended`."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that the evidence belongs to."""
     evidence_s: float = 0.0
     """Evidence may take so long; 0 for none."""
@@ -95,13 +96,13 @@ class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):
     That is one that stopped before it or works on in the same step, and is within its own limit.
     """
 
-    node: str
+    node: Name
     """The node of the rank that has stalled."""
-    rank: Int
+    rank: Count
     """The rank."""
     waited_s: float
     """Since its last progress."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that it finished."""
     entered: Int | None = None
     """As in `report`: who waits in a later collective of all ranks waits for it, and is none."""
@@ -115,14 +116,16 @@ class BeatNow(Order, frozen=True, kw_only=True, tag="beat_now.v1"):
     It travels apart from other orders, and nothing depends on it: the next beat is due anyway.
     """
 
-    node: str
+    node: Name
     """The node."""
+    wardens: tuple[WardenPlace, ...] = ()
+    """Of nodes that are not heard: find out whether their wardens answer, and beat once more."""
 
 
 class CollectEvidence(Order, frozen=True, kw_only=True, tag="collect_evidence.v1"):
     """Gather evidence from outside the ranks, which go on; on behalf of attribution."""
 
-    incident: str
+    incident: Name
     """The incident that it belongs to."""
     evidence: tuple[str, ...]
     """Which, as in `evidence_collected`; what is not known is reported as missing."""
@@ -138,7 +141,7 @@ class SaveCheckpoint(Order, frozen=True, kw_only=True, tag="save_checkpoint.v1")
     On behalf of an operator, or because the nodes are about to be taken away.
     """
 
-    occasion: str
+    occasion: Name
     """`requested` or `preemption`."""
     after_step: Int | None = None
     """The step after which every rank saves; None while it is still being agreed."""
@@ -156,7 +159,7 @@ class RunChecks(Order, frozen=True, kw_only=True, tag="run_checks.v1"):
 
     checks: tuple[str, ...] = ()
     """Which; empty for all that may run beside a training."""
-    occasion: str = "operator"
+    occasion: Name = "operator"
     """As in `node_check_finished`."""
     within_s: float = 60.0
     """A check that takes longer says `unknown`."""
@@ -165,9 +168,9 @@ class RunChecks(Order, frozen=True, kw_only=True, tag="run_checks.v1"):
 class NetworkPeer(Part, frozen=True, kw_only=True):
     """A node that measures the network, and where it lets others in meanwhile."""
 
-    node: str
+    node: Name
     """The node."""
-    address: str
+    address: Name
     """Where it listens."""
     port: Int
     """The port, for this test only."""
@@ -196,9 +199,9 @@ class MeasureNetwork(Order, frozen=True, kw_only=True, tag="measure_network.v1")
 class CopyReplica(Order, frozen=True, kw_only=True, tag="copy_replica.v1"):
     """Send what you hold of a slot's state to another node; on behalf of the catalog."""
 
-    owner_slot: Int
+    owner_slot: Count
     """Whose state."""
-    step: Int
+    step: Count
     """Of which step."""
     to: Peer
     """Who shall have it."""
@@ -210,9 +213,9 @@ class DropReplica(Order, frozen=True, kw_only=True, tag="drop_replica.v1"):
     Enough others have it, or it was quarantined.
     """
 
-    owner_slot: Int
+    owner_slot: Count
     """Whose state."""
-    step: Int
+    step: Count
     """Of which step."""
 
 
@@ -222,9 +225,9 @@ class ReleaseImages(Order, frozen=True, kw_only=True, tag="release_images.v1"):
     On behalf of an operator. Who had some says so in `checkpoint_released`.
     """
 
-    step: Int
+    step: Count
     """The step."""
-    by: str
+    by: Name
     """Who wants it."""
 
 
@@ -237,9 +240,9 @@ class InjectFault(Order, frozen=True, kw_only=True, tag="inject_fault.v1"):
 
     fault: str
     """As in `fault_injected`."""
-    by: str
+    by: Name
     """Who wants it."""
-    rank: Int | None = None
+    rank: Count | None = None
     """In this rank; None for the node's agent."""
     after_step: Int | None = None
     """Not before this step is finished."""
@@ -256,7 +259,7 @@ class LeaveJob(Order, frozen=True, kw_only=True, tag="leave_job.v1"):
 
     exit_code: Int
     """What `everstep run` exits with."""
-    state: str
+    state: Name
     """What became of the job, as in `job_ended` or `allocation_ended`; or `excluded`."""
     grace_s: float = 0.0
     """From SIGTERM to SIGKILL, where ranks still run."""

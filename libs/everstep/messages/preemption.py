@@ -1,14 +1,14 @@
 """Preemption: when it was announced, who knows, and whether the last save made it."""
 
-from everstep.messages.base import Fact, Int, RoundFact, Time
+from everstep.messages.base import Count, Fact, Name, RoundFact, Time
 
 
 class PreemptionNoticed(Fact, frozen=True, kw_only=True, tag="preemption_noticed.v1"):
     """A node is about to be taken away; its agent sends it once a notice."""
 
-    node: str
+    node: Name
     """The node."""
-    origin: str
+    origin: Name
     """Where the notice came from: `signal`, `slurm`, `kubernetes`, `cloud` or `operator`."""
     reason: str
     """The notice itself: `SIGUSR1`, `scheduled maintenance at 14:00` …"""
@@ -27,11 +27,11 @@ class PreemptionPlanned(RoundFact, frozen=True, kw_only=True, tag="preemption_pl
     """`save_and_exit`, `replace` (a spare takes the slot), `shrink` or `ignore`."""
     reason: str
     """Why that."""
-    stop_after_step: Int | None = None
+    stop_after_step: Count | None = None
     """The step boundary at which every rank stops, once it is known."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """The nodes that go."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it opened or belongs to."""
 
 
@@ -40,9 +40,9 @@ class PreemptionAcknowledged(
 ):
     """The script has seen that it should stop; each node's agent sends it."""
 
-    node: str
+    node: Name
     """The node."""
-    step: Int
+    step: Count
     """The step that its ranks had finished."""
     waited_s: float = 0.0
     """From the notice until now."""
@@ -51,9 +51,9 @@ class PreemptionAcknowledged(
 class PreemptionSaved(RoundFact, frozen=True, kw_only=True, tag="preemption_saved.v1"):
     """The last state is durable, within the grace; slot 0's agent sends it."""
 
-    step: Int
+    step: Count
     """The step that is safe."""
-    tier: str
+    tier: Name
     """Where."""
     left_s: float
     """How much of the grace was left."""
@@ -65,13 +65,13 @@ class PreemptionMissed(RoundFact, frozen=True, kw_only=True, tag="preemption_mis
     The node's agent sends it while it can, else rendezvous.
     """
 
-    node: str
+    node: Name
     """The node."""
     reason: str
     """What was still going on: the step, the copy, the write."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that was finished."""
-    saved_step: Int | None = None
+    saved_step: Count | None = None
     """The newest step that is safe."""
     over_s: float = 0.0
     """How much more time it would have needed, estimated."""
@@ -80,7 +80,7 @@ class PreemptionMissed(RoundFact, frozen=True, kw_only=True, tag="preemption_mis
 class PreemptionCancelled(Fact, frozen=True, kw_only=True, tag="preemption_cancelled.v1"):
     """The notice was withdrawn, or its time passed and nothing happened; the agent sends it."""
 
-    node: str
+    node: Name
     """The node."""
     reason: str
     """Who withdrew it, or how long ago it should have happened."""

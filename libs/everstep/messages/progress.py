@@ -1,21 +1,22 @@
 """What agents say all the time and nobody keeps: beats, and timings of sections."""
 
-from everstep.messages.base import Int, Message, Part, Time
+from everstep.messages.base import Count, Int, Message, Name, Part, Time
+from everstep.messages.health import SectionLimit
 from everstep.messages.sketch import Sketch
 
 
 class RankBeat(Part, frozen=True, kw_only=True):
     """How far one rank is, as its page shows: a stuck rank has one, too."""
 
-    rank: Int
+    rank: Count
     """Its global rank."""
-    state: str = "running"
+    state: Name = "running"
     """`starting`, `running`, `paused`, `stalled` or `exited`."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that it finished in this round."""
     progress_age_s: float = 0.0
     """Since its last progress, by the node's monotonic clock."""
-    section: str | None = None
+    section: Name | None = None
     """The innermost section that is open."""
     section_age_s: float = 0.0
     """Since that section was entered."""
@@ -38,14 +39,27 @@ class RankBeat(Part, frozen=True, kw_only=True):
 class SectionSeen(Part, frozen=True, kw_only=True):
     """How long a section took at most on the ranks of one node, since the round's first step."""
 
-    section: str
+    section: Name
     """Its name; empty for the time outside all sections."""
-    kind: str
-    """`plain`, `checkpoint` or `evaluation`."""
+    kind: Name
+    """`plain`, `checkpoint`, `evaluation` or `heartbeat`."""
     longest_s: float
     """The longest time, on any of the ranks."""
     observations: Int
     """How often it ended, on all of them."""
+
+
+class WardenPlace(Part, frozen=True, kw_only=True):
+    """Where a node's warden answers whether it lives, for as long as its agent exists."""
+
+    node: Name
+    """The node."""
+    address: Name
+    """Where the other nodes of the job reach it."""
+    port: Count
+    """Of datagrams."""
+    token: Name
+    """What is to be said to it; it does not answer anything else."""
 
 
 class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
@@ -54,20 +68,20 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     Losable: nothing follows from one that is missing, and little from many.
     """
 
-    job: str
+    job: Name
     """The job."""
-    node: str
+    node: Name
     """The node."""
     sequence: Int
     """Grows by one a beat since the agent started, so that a receiver sees what it missed."""
     at: Time
     """The agent's wall clock: shown to people, never compared."""
-    state: str
+    state: Name
     """What the agent does: `joining`, `standby`, `starting`, `running`, `stopping`, `cut_off`
     (no control plane) or `leaving`."""
-    round: Int | None = None
+    round: Count | None = None
     """The round that it takes part in."""
-    slot: Int | None = None
+    slot: Count | None = None
     """Its slot; None for a spare."""
     ranks: tuple[RankBeat, ...] = ()
     """All of its ranks."""
@@ -77,6 +91,12 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """How long sections take: with every tenth beat, so that no single one is needed."""
     config_fingerprint: str = ""
     """That of the job, with `sections`: limits are learned for one configuration."""
+    limits: tuple[SectionLimit, ...] = ()
+    """Each limit that can act on its ranks; from slot 0, with `sections` and when one changes."""
+    warden: WardenPlace | None = None
+    """Where others may ask whether its warden lives, should the agent itself not be heard."""
+    alive: tuple[Name, ...] = ()
+    """Nodes whose wardens have just answered it, as it was asked to find out."""
     cpu_ratio: float | None = None
     """How busy its processors are, 0 to 1."""
     memory_free_bytes: Int | None = None
@@ -92,7 +112,7 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
 class SectionTiming(Part, frozen=True, kw_only=True):
     """How long one section took on one rank, over one window."""
 
-    section: str
+    section: Name
     """The section; `step` for the whole step."""
     wall: Sketch
     """From entry to exit. Waiting for other ranks included, so it cannot name a slow one."""
@@ -131,11 +151,11 @@ class KernelTiming(Part, frozen=True, kw_only=True):
 class RankTiming(Part, frozen=True, kw_only=True):
     """Where the time of one rank went, over one window."""
 
-    rank: Int
+    rank: Count
     """Its global rank."""
-    role: str = ""
+    role: Name = ""
     """Its role group: ranks are compared within one only."""
-    steps: Int = 0
+    steps: Count = 0
     """Steps that it finished in the window."""
     sections: tuple[SectionTiming, ...] = ()
     """Each section that ended in the window."""
@@ -152,13 +172,13 @@ class NodeTimings(Message, frozen=True, kw_only=True, tag="node_timings.v1"):
     steps.
     """
 
-    job: str
+    job: Name
     """The job."""
-    node: str
+    node: Name
     """The node."""
-    round: Int
+    round: Count
     """The round."""
-    slot: Int
+    slot: Count
     """The node's slot."""
     window: Int
     """The window's number within the round: the same on every node for the same steps."""
@@ -166,7 +186,7 @@ class NodeTimings(Message, frozen=True, kw_only=True, tag="node_timings.v1"):
     """How long it was."""
     first_step: Int
     """The first step that is counted."""
-    last_step: Int
+    last_step: Count
     """The last one."""
     ranks: tuple[RankTiming, ...] = ()
     """All ranks of the node."""

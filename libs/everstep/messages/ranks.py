@@ -1,6 +1,6 @@
 """What became of the processes of a round: started, stalled, exited, and how far they got."""
 
-from everstep.messages.base import BlobRef, Fact, Int, Part, RoundFact, Time
+from everstep.messages.base import BlobRef, Count, Fact, Int, Name, Part, RoundFact, Time
 
 
 class ErrorRecord(Part, frozen=True, kw_only=True):
@@ -23,30 +23,30 @@ class ErrorRecord(Part, frozen=True, kw_only=True):
 class RankFact(RoundFact, frozen=True, kw_only=True):
     """A fact about one rank of one round."""
 
-    node: str
+    node: Name
     """The node that it runs on."""
-    slot: Int
+    slot: Count
     """That node's slot."""
-    rank: Int
+    rank: Count
     """Its global rank."""
-    local_rank: Int
+    local_rank: Count
     """Its place on the node."""
 
 
 class RankStarted(RankFact, frozen=True, kw_only=True, tag="rank_started.v1"):
     """A rank's process runs; its agent sends it."""
 
-    pid: Int
+    pid: Count
     """Its process id on the node."""
     start: str
     """`warm` (forked from a ready process), `cold`, or `attached` (not started by us)."""
     start_s: float
     """From the order until it ran the user's script."""
-    device: str = ""
+    device: Name = ""
     """The id of its accelerator: `GPU-5e9c…`; empty on a CPU."""
     log: str = ""
     """Where the node keeps its output."""
-    role: str = ""
+    role: Name = ""
     """Its role group, for scripts whose ranks do different work."""
 
 
@@ -56,16 +56,16 @@ class RankExited(RankFact, frozen=True, kw_only=True, tag="rank_exited.v1"):
     Ranks that the agent stopped are in its `ranks_stopped`.
     """
 
-    pid: Int
+    pid: Count
     """Its process id on the node."""
-    how: str
+    how: Name
     """`done`, `error` (an exit code), `signal`, `out_of_memory` (killed by the kernel)
     or `unknown` (nobody saw it end)."""
     lasted_s: float
     """From start to exit."""
     exit_code: Int | None = None
     """What it exited with; None when a signal ended it, or when nobody saw it."""
-    signal: str | None = None
+    signal: Name | None = None
     """The signal that ended it: `SIGKILL`."""
     error: ErrorRecord | None = None
     """The exception that ended it, where there was one."""
@@ -75,11 +75,11 @@ class RankExited(RankFact, frozen=True, kw_only=True, tag="rank_exited.v1"):
     """The end of its output."""
     core_dumped: bool = False
     """The kernel wrote a core file."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that it finished."""
-    section: str | None = None
+    section: Name | None = None
     """The innermost section that it was in."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it belongs to, where the agent knows it."""
 
 
@@ -92,15 +92,16 @@ class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
     """The limit that it passed."""
     limit_source: str
     """Where the limit comes from: `learned`, `configured`, `default` or `floor`."""
-    phase: str
-    """`start`, `first_step`, `step`, `section`, `checkpoint`, `evaluation`, `compile` or `exit`."""
-    signal: str = "page"
+    phase: Name
+    """`start`, `first_step`, `heartbeat`, `step`, `section`, `checkpoint`, `evaluation`, `compile`
+    or `exit`."""
+    signal: Name = "page"
     """What shows progress: `page` (sections and steps) or `collectives`."""
-    section: str | None = None
+    section: Name | None = None
     """The innermost section that is open; None when there is none."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that it finished."""
-    pid: Int | None = None
+    pid: Count | None = None
     """Its process id on the node."""
     blocked_in: str = ""
     """Where it waits, where that can be told: a frame, a system call, a collective."""
@@ -108,6 +109,10 @@ class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
     """The kernel's letter for it: `S` sleeping, `D` in the kernel, `T` stopped, `R` running."""
     is_fatal: bool = True
     """It ends the round; False in observe mode."""
+    limit_name: Name = ""
+    """What it is the limit of: a section, or `first-step`, `step`, `outside` or `heartbeat`."""
+    limit_origin: Name = ""
+    """Where somebody has set it: an option, a setting, `everstep limits`."""
 
 
 class RankRecovered(RankFact, frozen=True, kw_only=True, tag="rank_recovered.v1"):
@@ -115,20 +120,20 @@ class RankRecovered(RankFact, frozen=True, kw_only=True, tag="rank_recovered.v1"
 
     stalled_s: float
     """From its last progress before the stall until the first after it."""
-    stall: str
+    stall: Name
     """The id of the `rank_stalled` that is over."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that it finished."""
-    section: str | None = None
+    section: Name | None = None
     """The innermost section that is open."""
 
 
 class RanksStopped(RoundFact, frozen=True, kw_only=True, tag="ranks_stopped.v1"):
     """An agent has stopped the ranks of an ended round; it sends it when none is left."""
 
-    node: str
+    node: Name
     """The node."""
-    slot: Int
+    slot: Count
     """Its slot."""
     ranks: tuple[Int, ...]
     """The global ranks that it stopped; those that had exited before are not among them."""
@@ -153,30 +158,30 @@ class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1")
     are made, and with the last.
     """
 
-    step: Int
+    step: Count
     """The last step that its first rank finished."""
-    node: str = ""
+    node: Name = ""
     """The node that says so."""
     is_first: bool = False
     """It is the round's first step: the training is back."""
     steps_s: float = 0.0
     """Wall time since the previous such fact of the round, or since the restore."""
-    steps: Int = 0
+    steps: Count = 0
     """Steps made in that time."""
     step_p50_s: float | None = None
     """The median step in that time."""
-    total_steps: Int | None = None
+    total_steps: Count | None = None
     """Where the training ends, if the script said so."""
-    lost_steps: Int = 0
+    lost_steps: Count = 0
     """On the first step only: steps made before that had to be made again."""
 
 
 class WatchChanged(Fact, frozen=True, kw_only=True, tag="watch_changed.v1"):
     """Whether stalls are being looked for on a node, and why not; its agent sends it."""
 
-    node: str
+    node: Name
     """The node."""
-    state: str
+    state: Name
     """`armed`, `learning` (limits are the defaults), `paused` (by the script) or `off`."""
     reason: str
     """Why."""

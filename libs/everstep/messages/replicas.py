@@ -1,6 +1,6 @@
 """Replicas: the states that nodes hold in memory for each other."""
 
-from everstep.messages.base import Fact, Int, RoundFact
+from everstep.messages.base import Count, Fact, Int, Name, RoundFact
 
 
 class ReplicaStored(RoundFact, frozen=True, kw_only=True, tag="replica_stored.v1"):
@@ -10,21 +10,21 @@ class ReplicaStored(RoundFact, frozen=True, kw_only=True, tag="replica_stored.v1
     moves, or was repaired: not for each step.
     """
 
-    owner_slot: Int
+    owner_slot: Count
     """Whose state it is."""
-    owner: str
+    owner: Name
     """The node that saved it."""
-    holder: str
+    holder: Name
     """The node that holds it."""
-    step: Int
+    step: Count
     """The step."""
-    size_bytes: Int
+    size_bytes: Count
     """How much."""
-    coding: str = "mirror"
+    coding: Name = "mirror"
     """`mirror`, or `erasure`: the holder has one part of several."""
-    part: Int = 0
+    part: Count = 0
     """Which part."""
-    parts_needed: Int = 1
+    parts_needed: Count = 1
     """How many parts give the state back."""
     hash: str = ""
     """The xxh3-128 of what is held."""
@@ -35,13 +35,13 @@ class ReplicaStored(RoundFact, frozen=True, kw_only=True, tag="replica_stored.v1
 class ReplicaLost(Fact, frozen=True, kw_only=True, tag="replica_lost.v1"):
     """A node no longer holds what it held; the catalog sends it."""
 
-    owner_slot: Int
+    owner_slot: Count
     """Whose state it was."""
-    holder: str
+    holder: Name
     """The node that held it."""
     reason: str
     """It is lost, was restarted, ran out of memory, or what it holds is not what was saved."""
-    step: Int | None = None
+    step: Count | None = None
     """The step, when it is about one."""
 
 
@@ -59,7 +59,7 @@ class ReplicationDegraded(RoundFact, frozen=True, kw_only=True, tag="replication
     """Which slots, and what is being done."""
     slots: tuple[Int, ...] = ()
     """The slots with too few replicas, at most 100."""
-    step: Int | None = None
+    step: Count | None = None
     """The step that it is about."""
 
 

@@ -1,6 +1,6 @@
 """Who trains with whom: nodes that come and go, and the rounds that they form."""
 
-from everstep.messages.base import Fact, Int, Part, RoundFact
+from everstep.messages.base import Count, Fact, Int, Name, Part, RoundFact
 
 
 class Member(Part, frozen=True, kw_only=True, array_like=True):
@@ -9,22 +9,22 @@ class Member(Part, frozen=True, kw_only=True, array_like=True):
     An array, because a round of 12,500 nodes must fit into one message of 1 MiB.
     """
 
-    slot: Int
+    slot: Count
     """Its place in the world, kept from round to round."""
-    node: str
+    node: Name
     """The node that holds the slot."""
-    first_rank: Int
+    first_rank: Count
     """The global rank of its first process; the others follow without a gap."""
-    ranks: Int
+    ranks: Count
     """How many processes it runs."""
 
 
 class Replacement(Part, frozen=True, kw_only=True):
     """A slot that changed hands between two rounds."""
 
-    slot: Int
+    slot: Count
     """The slot."""
-    node: str
+    node: Name
     """Who holds it now."""
     was: str
     """Who held it before."""
@@ -35,17 +35,17 @@ class Replacement(Part, frozen=True, kw_only=True):
 class NodeJoined(Fact, frozen=True, kw_only=True, tag="node_joined.v1"):
     """An agent was accepted for the next round; rendezvous sends it for each."""
 
-    node: str
+    node: Name
     """The node's id."""
-    allocation: str
+    allocation: Name
     """The allocation that it came with."""
-    ranks: Int
+    ranks: Count
     """How many processes it can run."""
-    address: str
+    address: Name
     """Where other nodes reach it: a host name or IP address."""
     infra_rank: Int | None = None
     """Its place by the scheduler or by explicit wish, where there is one."""
-    failure_domain: str = ""
+    failure_domain: Name = ""
     """What fails together with it: a rack, a power unit; empty when not known."""
     topology: tuple[str, ...] = ()
     """Where it sits in the network, outermost first: `("block-3", "rack-12")`."""
@@ -55,18 +55,18 @@ class NodeJoined(Fact, frozen=True, kw_only=True, tag="node_joined.v1"):
     """It holds a process that has imported the script's modules already."""
     waited_s: float = 0.0
     """From the agent's first attempt until it was accepted."""
-    device: str = ""
+    device: Name = ""
     """What its ranks run on: `NVIDIA H100 80GB HBM3`, or `cpu`."""
-    version: str = ""
+    version: Name = ""
     """The agent's release."""
 
 
 class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):
     """An agent may not join; rendezvous sends it once per cause, not once per attempt."""
 
-    node: str
+    node: Name
     """The node's id."""
-    cause: str
+    cause: Name
     """`unhealthy`, `excluded`, `duplicate` (another node has its id), `different_job` (not
     the job's spec), `wrong_version`, `misconfigured`, `stale` or `job_over`."""
     reason: str
@@ -80,13 +80,13 @@ class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):
 class NodeLeft(Fact, frozen=True, kw_only=True, tag="node_left.v1"):
     """An agent took leave; rendezvous sends it. One that merely fell silent is `node_lost`."""
 
-    node: str
+    node: Name
     """The node's id."""
-    cause: str
+    cause: Name
     """`done`, `preempted`, `drained`, `excluded`, `refused`, `operator` or `failed`."""
     reason: str
     """Why, in the agent's or operator's words."""
-    slot: Int | None = None
+    slot: Count | None = None
     """The slot that it held, if any."""
     exit_code: Int | None = None
     """What its `everstep run` exits with, where it said."""
@@ -95,9 +95,9 @@ class NodeLeft(Fact, frozen=True, kw_only=True, tag="node_left.v1"):
 class RoundWaiting(RoundFact, frozen=True, kw_only=True, tag="round_waiting.v1"):
     """A round cannot form yet; rendezvous sends it when it starts to wait and on change."""
 
-    joined: Int
+    joined: Count
     """Nodes that have joined."""
-    needed: Int
+    needed: Count
     """Nodes that a round needs at least."""
     waited_s: float
     """Since the round began to form."""
@@ -114,23 +114,23 @@ class RoundFormed(RoundFact, frozen=True, kw_only=True, tag="round_formed.v1"):
 
     members: tuple[Member, ...]
     """Every slot, in order."""
-    world_size: Int
+    world_size: Count
     """Ranks in all."""
     waited_s: float
     """From the end of the previous round, or from the first join, until now."""
-    allocation: str
+    allocation: Name
     """The allocation that it runs in."""
-    spares: tuple[str, ...] = ()
+    spares: tuple[Name, ...] = ()
     """Nodes that have joined and stand by."""
-    cause: str = "start"
+    cause: Name = "start"
     """`start`, `restart`, `grow`, `shrink` or `operator`."""
     reason: str = ""
     """Why these and not others, where there was a choice."""
     replaced: tuple[Replacement, ...] = ()
     """The slots that changed hands."""
-    restarts: Int = 0
+    restarts: Count = 0
     """Restarts of this job so far."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it recovers from, if any."""
 
 
@@ -152,7 +152,7 @@ class RoundStarted(RoundFact, frozen=True, kw_only=True, tag="round_started.v1")
 class RoundEnded(RoundFact, frozen=True, kw_only=True, tag="round_ended.v1"):
     """A round is over; rendezvous sends it with the first report that ended it."""
 
-    cause: str
+    cause: Name
     """`done`, `rank_exited`, `rank_stalled`, `node_lost`, `node_left`, `preempted`,
     `operator`, `straggler`, `grow`, `start_failed`, `document_lost` or `not_formed`."""
     reason: str
@@ -161,13 +161,13 @@ class RoundEnded(RoundFact, frozen=True, kw_only=True, tag="round_ended.v1"):
     """Since it formed; None if it never did."""
     first_step: Int | None = None
     """The step from which it went on."""
-    last_step: Int | None = None
+    last_step: Count | None = None
     """The last step that it reached."""
-    node: str | None = None
+    node: Name | None = None
     """The node that the first report is about; attribution may blame another."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank that the first report is about."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it opened or joined; None for a good end."""
-    trigger: str | None = None
+    trigger: Name | None = None
     """The id of the fact that ended it."""

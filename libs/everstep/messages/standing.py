@@ -1,6 +1,6 @@
 """What health remembers of each node: the pieces of its document in `NODES`."""
 
-from everstep.messages.base import Int, Part, Time
+from everstep.messages.base import Count, Int, Name, Part, Time
 from everstep.messages.health import CheckResult
 
 
@@ -15,9 +15,9 @@ class Strike(Part, frozen=True, kw_only=True):
     """The id of the fact that says so."""
     reason: str
     """What it says."""
-    check: str = ""
+    check: Name = ""
     """The check that failed, if it is about one."""
-    revision: Int = 0
+    revision: Count = 0
     """That of the verdict, if it is from one."""
 
 
@@ -45,7 +45,7 @@ class Exile(Part, frozen=True, kw_only=True):
     """For how long."""
     reason: str
     """Why."""
-    mode: str = "observe"
+    mode: Name = "observe"
     """`enforce`, or `observe`: it was only said."""
     is_over: bool = False
     """Its time has passed, or somebody included the node."""
@@ -54,7 +54,7 @@ class Exile(Part, frozen=True, kw_only=True):
 class NodeRecord(Part, frozen=True, kw_only=True):
     """What health remembers of one node, over all jobs."""
 
-    node: str
+    node: Name
     """The node."""
     checks: tuple[str, ...] = ()
     """The checks that have run on it."""
@@ -66,7 +66,7 @@ class NodeRecord(Part, frozen=True, kw_only=True):
     """What speaks against it, within the window."""
     suspicion: str = ""
     """The id of the `node_suspected` that holds; empty for none."""
-    cause: str = ""
+    cause: Name = ""
     """Its cause, as in `node_suspected`."""
     reason: str = ""
     """What it says."""

@@ -1,12 +1,12 @@
 """Which ranks are slow, by how much, and why."""
 
-from everstep.messages.base import Int, Part, RoundFact
+from everstep.messages.base import Count, Int, Name, Part, RoundFact
 
 
 class Score(Part, frozen=True, kw_only=True):
     """One signal about one rank: 1 is as fast as the reference, 0.5 takes twice as long."""
 
-    signal: str
+    signal: Name
     """`section:forward`, `arrival:default_pg`, `kernel:…` or `all`."""
     relative_score: float | None = None
     """Against the median of its role group."""
@@ -21,19 +21,19 @@ class Score(Part, frozen=True, kw_only=True):
 class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.v1"):
     """A finding: a rank is slower than its peers, for long enough; straggler sends it once."""
 
-    node: str
+    node: Name
     """The node."""
-    slot: Int
+    slot: Count
     """The node's slot."""
-    rank: Int
+    rank: Count
     """The rank."""
-    cause: str
+    cause: Name
     """`input`, `compute`, `host`, `network` or `unknown`."""
     reason: str
     """The numbers, the limits that they passed, and for how long."""
-    role: str = ""
+    role: Name = ""
     """The role group that it was compared with."""
-    section: str | None = None
+    section: Name | None = None
     """The section that it loses the time in."""
     scores: tuple[Score, ...] = ()
     """The signals that speak against it, the strongest first."""
@@ -45,16 +45,16 @@ class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.
     """For how many windows in a row."""
     confidence: float | None = None
     """0 to 1."""
-    failure_class: str = ""
+    failure_class: Name = ""
     """What would help: `reset`, `replace`, `watch`, or `tune` (the script, not the node)."""
 
 
 class StragglerCleared(RoundFact, frozen=True, kw_only=True, tag="straggler_cleared.v1"):
     """A slow rank keeps up again, or is gone; straggler sends it once."""
 
-    node: str
+    node: Name
     """The node."""
-    rank: Int
+    rank: Count
     """The rank."""
     reason: str
     """The numbers, or that its round ended."""
@@ -76,9 +76,9 @@ class StepTimeShifted(RoundFact, frozen=True, kw_only=True, tag="step_time_shift
     """The median step before."""
     now_s: float
     """The median step now."""
-    step: Int
+    step: Count
     """Where it changed."""
     reason: str
     """What changed along with it, where that can be told."""
-    section: str | None = None
+    section: Name | None = None
     """The section in which most of the change is."""

@@ -6,12 +6,19 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from functools import partial
 from typing import Any
 
 import msgspec
 import uvicorn
 
 from everstep.errors import EverstepError
+from everstep.observe.connections import (
+    Acceptor,
+    BoundedConnection,
+    ConnectionLimits,
+    Connections,
+)
 from everstep.observe.health import Health
 from everstep.observe.metrics import CONTENT_TYPE, Metrics
 
@@ -20,15 +27,36 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+log = logging.getLogger(__name__)
+
+_BACKLOG = 1024
 _JSON = "application/json"
+_WARN_EVERY_S = 60.0
+_WARNINGS_MOST = 100
 
 
-def _is_no_cut_off(record: logging.LogRecord) -> bool:
-    # uvicorn shows the requests that we end ourselves as errors of the application.
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+class _Seldom(logging.Filter):
+    """Passes what uvicorn warns of a client once a minute: anybody can make it warn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_at: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # uvicorn shows the requests that we end ourselves as errors of the application.
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return False
+        if record.levelno != logging.WARNING:
+            return True
+        said_at = self._said_at.get(record.msg)
+        if said_at is not None and record.created - said_at < _WARN_EVERY_S:
+            return False
+        if len(self._said_at) < _WARNINGS_MOST:
+            self._said_at[record.msg] = record.created
+        return True
 
 
-logging.getLogger("uvicorn.error").addFilter(_is_no_cut_off)
+logging.getLogger("uvicorn.error").addFilter(_Seldom())
 
 
 class ListenError(EverstepError):
@@ -52,7 +80,7 @@ def listen(host: str, port: int, *, remedy: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(1024)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise ListenError(host, port, error, remedy) from error
@@ -72,19 +100,21 @@ async def serve_asgi(
     stop: asyncio.Event,
     *,
     drain_within_s: float = 3.0,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve until `stop`, then let requests finish for `drain_within_s`, then cut them off.
 
     Owns the socket. The application's lifespan is not run: whoever calls this owns what the
     application needs.
     """
-    server = _Server(_config(app, drain_within_s))
+    server = _Server(_config(app, drain_within_s), Connections(limits or ConnectionLimits()))
 
     async def exit_on_stop() -> None:
         await stop.wait()
         server.should_exit = True
 
     async with asyncio.TaskGroup() as tasks:
+        server.adopting = tasks
         exiting = tasks.create_task(exit_on_stop(), name="http stop")
         try:
             await server.serve([listener])
@@ -144,7 +174,6 @@ def _config(app: AsgiApp, drain_within_s: float) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=1000,
         timeout_keep_alive=5,
         h11_max_incomplete_event_size=64 * 1024,
     )
@@ -153,14 +182,59 @@ def _config(app: AsgiApp, drain_within_s: float) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's, with an accept loop of ours: asyncio's spins, and fills the log, on `EMFILE`."""
+
+    adopting: asyncio.TaskGroup
+
+    def __init__(self, config: uvicorn.Config, among: Connections) -> None:
+        super().__init__(config)
+        self._among = among
+        self._acceptors: list[Acceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = []
+        for listener in sockets or []:
+            listener.listen(_BACKLOG)
+            self._acceptors.append(Acceptor(listener, self._among, self._adopt))
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stop_accepting()
+        await super().shutdown(sockets)
+
+    def _adopt(self, connected: socket.socket) -> None:
+        taking = self._take(connected)
+        try:
+            self.adopting.create_task(taking, name="http connection")
+        except RuntimeError:  # a neighbour has failed, and we are at the end
+            taking.close()
+            connected.close()
+
+    async def _take(self, connected: socket.socket) -> None:
+        made = partial(
+            BoundedConnection,
+            among=self._among,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+        )
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(made, connected)
+        except OSError as error:  # the client is gone already
+            connected.close()
+            log.debug("connection_not_taken error=%s", error)
+
+    def _stop_accepting(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield  # signals belong to everstep.runtime
 
     async def cut_off(self) -> None:
         """End what is left, also when the server was cancelled and could not shut down."""
-        for server in getattr(self, "servers", []):
-            server.close()
+        self._stop_accepting()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         left = list(self.server_state.tasks)

@@ -9,6 +9,7 @@ from typing import TextIO
 
 import msgspec
 
+from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
 from everstep.observe.settings import LogSettings
 
@@ -88,7 +89,7 @@ class ConsoleFormatter(logging.Formatter):
         self._color = color
 
     def format(self, record: logging.LogRecord) -> str:
-        event, _, rest = record.getMessage().translate(_CONTROL).partition(" ")
+        event, _, rest = printable(record.getMessage().translate(_CONTROL)).partition(" ")
         level = f"{record.levelname.lower():<7}"
         if self._color and record.levelname in _COLORS:
             level = f"\x1b[{_COLORS[record.levelname]}m{level}\x1b[0m"

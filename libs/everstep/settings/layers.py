@@ -26,8 +26,8 @@ DEFAULT = "default"
 KNOWN_SECTIONS = frozenset(
     [
         *["agent", "api", "attribution", "bus", "catalog", "checkpoint", "checks", "client"],
-        *["health", "history", "log", "notify", "observe", "rendezvous", "run", "state"],
-        "straggler",
+        *["health", "history", "log", "logins", "notify", "observe", "rendezvous", "run"],
+        *["state", "straggler"],
     ]
 )
 """Sections that somebody reads. A process passes over those that are not its own."""

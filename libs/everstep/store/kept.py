@@ -52,14 +52,15 @@ class KeptBlobs:
     async def wanted(self, after_n: int, *, most: int) -> Wanted:
         """Look at the next `most` references behind a place in the log."""
         exits, evidence = tables.rank_exits.c, tables.evidence.c
-        found: dict[int, BlobRef] = {}
+        found: dict[int, BlobRef | None] = {}
         async with self._database.read() as connection:
             for n, blob in ((exits.n, exits.log), (evidence.n, evidence.blob)):
                 query = select(n, blob).where(n > after_n, blob.is_not(None))
                 for place, text in await connection.execute(query.order_by(n).limit(most)):
-                    found[place] = msgspec.json.decode(text, type=BlobRef)
+                    found[place] = _ref(text)
             looked_at = sorted(found)[:most]
-            small = {found[n].id: found[n] for n in looked_at if found[n].size_bytes <= LARGEST}
+            refs = [ref for n in looked_at if (ref := found[n]) is not None]
+            small = {ref.id: ref for ref in refs if ref.size_bytes <= LARGEST}
             there = select(tables.kept_blobs.c.id).where(tables.kept_blobs.c.id.in_(small))
             for (id_,) in await connection.execute(there):
                 del small[id_]
@@ -99,3 +100,11 @@ class KeptBlobs:
             gone = update(tables.kept_blobs).where(kept.id.in_(old))
             done = await connection.execute(gone.values(body=None, size=0, absent=absent))
         return int(done.rowcount)
+
+
+def _ref(text: str) -> BlobRef | None:
+    """The reference in a column; None for one that no release of ours has written."""
+    try:
+        return msgspec.json.decode(text, type=BlobRef)
+    except (msgspec.DecodeError, ValueError):
+        return None

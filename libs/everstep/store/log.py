@@ -1,5 +1,6 @@
 """The log of facts and what is projected from it: written together, once, in stream order."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from everstep.messages import Fact
+from everstep.messages import Fact, kind_of
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.store import tables
 from everstep.store.changes import Changes, Recorded
@@ -16,6 +17,8 @@ from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
 from everstep.store.shapes import VERSION
 from everstep.store.upserts import Insert, Row, Upsert
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE_BYTES = 16 << 20
 
@@ -48,6 +51,8 @@ class Appended:
     duplicates: int
     is_projected: bool
     """False while a rebuild has not reached the end of the log: `catch_up` will."""
+    unprojected: int = 0
+    """Facts of the batch that are in the log, and whose claims failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class FactLog:
     def __init__(self, database: Database, fold: Fold) -> None:
         self._database = database
         self._fold = fold
+        self._unprojected = 0
         self._insert = Insert(tables.facts, database.dialect)
         self._upserts = {
             shape: Upsert(shape, table, database.dialect)
@@ -87,6 +93,7 @@ class FactLog:
         passed by it. What is known by its id is skipped, whatever its sequence: streams are
         wiped, set back and filled again.
         """
+        before = self._unprojected
         async with self._database.write() as connection:
             head = await self._lock(connection)
             new = await self._add(connection, stream, batch, head.last_n, received_us)
@@ -97,7 +104,8 @@ class FactLog:
             projected_n = last_n if is_projected else head.projected_n
             await _advance(connection, stream, sequence, received_us)
             await _set_head(connection, last_n=last_n, projected_n=projected_n)
-        return Appended(last_n, len(new), len(batch) - len(new), is_projected)
+        unprojected = self._unprojected - before
+        return Appended(last_n, len(new), len(batch) - len(new), is_projected, unprojected)
 
     async def catch_up(self, most: int = 2000) -> int:
         """Project up to `most` facts that a rebuild still has to; how many remain."""
@@ -152,8 +160,24 @@ class FactLog:
         return new
 
     async def _project(self, connection: AsyncConnection, recorded: Iterable[Recorded]) -> None:
-        for shape, rows in self._fold(recorded):
+        for shape, rows in self._changes(list(recorded)):
             await self._upserts[shape].run(connection, rows)
+
+    def _changes(self, recorded: Sequence[Recorded]) -> Changes:
+        """What the facts change; one whose claims fail changes nothing, and stays in the log."""
+        try:
+            return self._fold(recorded)
+        except Exception:  # noqa: BLE001  one fact must not keep all others from the tables
+            return self._fold([one for one in recorded if self._can_fold(one)])
+
+    def _can_fold(self, one: Recorded) -> bool:
+        try:
+            self._fold([one])
+        except Exception:
+            self._unprojected += 1
+            log.exception("fact_unprojected kind=%s id=%s", kind_of(one.fact), one.fact.id)
+            return False
+        return True
 
 
 async def _after(connection: AsyncConnection, n: int, most: int) -> Sequence[Any]:

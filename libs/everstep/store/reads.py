@@ -162,6 +162,11 @@ async def round_detail(
     return detail
 
 
+def is_begun() -> ColumnElement[bool]:
+    """It is a job, and not only a name that some fact has: anybody can ask about any name."""
+    return tables.jobs.c.opened_n.is_not(None)
+
+
 def job_state() -> ColumnElement[str]:
     """What people call a job's state, from what its facts have claimed."""
     jobs = tables.jobs.c

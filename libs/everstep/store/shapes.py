@@ -13,7 +13,7 @@ from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, ST
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
 from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
 
-VERSION = 6
+VERSION = 7
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 
@@ -33,6 +33,7 @@ JOBS = Shape(
     key={"job": "text"},
     columns={
         "first_n": least("int"),
+        "opened_n": least("int"),
         "last_n": greatest("int"),
         "updated_us": greatest("int"),
         "facts": total(),
@@ -80,7 +81,9 @@ JOBS = Shape(
         ),
     },
 )
-"""`begun_fact` is of the latest allocation: if that is later than `ended_fact`, the job goes on."""
+"""`opened_n` is the first fact that only a job which was begun can have: without one there is no
+job, whatever else names it. `begun_fact` is of the latest allocation: if that is later than
+`ended_fact`, the job goes on."""
 
 ALLOCATIONS = Shape(
     "allocations",

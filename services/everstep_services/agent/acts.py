@@ -57,6 +57,8 @@ class Stop:
     incident: str | None
     wait_s: float = 0.0
     """They may end by themselves for so long: one of them may be the cause."""
+    is_done: bool = False
+    """Every rank has exited with 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,9 @@ class Asker:
                     self._give_up(error)
             except (BusError, TimeoutError) as error:
                 await self._wait_after(error)
+            except Exception as error:
+                log.exception("answer_failed")  # it made no sense to us; the next one may
+                await self._wait_after(error)
             else:
                 self._failures, self._silent_since = 0, None
             if not self._reports and self._join is None:

@@ -63,6 +63,10 @@ class Agent:
     _is_spare: bool = False
     _ask_at: float | None = None
     _said: set[str] = field(default_factory=set)
+    _cause: tuple[int, str] | None = None
+    """A round that is over, and the cause of it that was said."""
+    _withheld: str = ""
+    """What ended our round as far as is known, while a better cause may follow."""
 
     @property
     def state(self) -> str:
@@ -134,6 +138,7 @@ class Agent:
             self._goodbye.heard(now)
         if part is None or part.round != tell.round or self._goodbye is not None:
             return []
+        part.unheard_at = None
         if tell.event == "rank_stalled" and tell.rank is not None:
             part.stall_heard(tell.rank, now)
         if reply.is_current:
@@ -155,7 +160,7 @@ class Agent:
                 return []
             case StartRanks():
                 return self._start(order)
-            case StopRanks() if self._part is not None:
+            case StopRanks():
                 return self._stop(self._part, order)
             case _:
                 return self._asked(order)
@@ -194,6 +199,12 @@ class Agent:
         if self._goodbye is not None:
             self._goodbye.alone_at = None
         return [*acts, *part.asked(order, order.after_step, now)]
+
+    def unasked(self, after_step: int | None, now: float) -> list[Act]:
+        """No rank could be asked to stop, as the SDK counts no steps here, or none yet."""
+        if self._goodbye is not None and self._part is not None:
+            self._goodbye.unasked(self._part, after_step, now)
+        return []
 
     def bus_back(self) -> list[Act]:
         """The bus was away: what we missed, rendezvous tells those who ask."""
@@ -275,9 +286,10 @@ class Agent:
         """No process of the round is left."""
         if self._part is None or self._part.round != round:
             return []
+        acts = self._say_cause(round, self._withheld) if self._withheld else []
         self.last_round, self.last_slot = round, self._part.order.slot
         self._part, self._is_spare = None, False
-        return [Join()] if self._goodbye is None else self._goodbye.leave(None)
+        return acts + ([Join()] if self._goodbye is None else self._goodbye.leave(None))
 
     # -- people, schedulers, time ----------------------------------------------------------------
 
@@ -292,6 +304,20 @@ class Agent:
         if self._goodbye is not None and self._goodbye.cause == "operator":
             return self._part.stop() if self._part else []
         return self._goes(*leaving.interrupted(number, name, self._part, self.limits, now))
+
+    def unheard(self, now: float, reason: str) -> list[Act]:
+        """The control plane does not answer. Ranks that are over do not wait for it for ever."""
+        part = self._part
+        code = None if part is None or self._goodbye is not None else part.unheard(now)
+        if code is None:
+            return []
+        waited = f"for {self.limits.unheard_within_s:g} s nobody has answered ({reason})"
+        goodbye = (
+            Goodbye(0, "done", f"every rank exited with 0, and {waited}")
+            if code == 0
+            else Goodbye(code, "failed", f"this node's ranks are over, and {waited}: requeue it")
+        )
+        return self._go(goodbye, self.limits.stop_grace_s)
 
     def give_up(self, code: int, reason: str) -> list[Act]:
         """We cannot go on: the keeper is lost for good, or nobody answers."""
@@ -341,16 +367,29 @@ class Agent:
         self._part = Part(order, self.limits)
         return [*([Say(order.reason)] if order.restarts else []), Start(order)]
 
-    def _stop(self, part: Part, order: StopRanks) -> list[Act]:
+    def _stop(self, part: Part | None, order: StopRanks) -> list[Act]:
+        """Also one that comes again, with a better cause: our ranks may have stopped by then."""
+        told = None if self._cause is None else self._cause[0]
+        if part is None:
+            return self._say_cause(order.round, order.reason) if told == order.round else []
         acts: list[Act] = []
-        if part.state != "stopping":
-            acts.append(Say(f"round {part.round} is over: {order.reason}"))
+        if order.cause_within_s > 0 and told != part.round:
+            self._withheld = order.reason
+        else:
+            acts = self._say_cause(part.round, order.reason)
         return acts + part.stop(
             order.grace_s,
             evidence_s=order.evidence_s,
             incident=order.incident,
             wait_s=order.cause_within_s,
         )
+
+    def _say_cause(self, round: int, reason: str) -> list[Act]:
+        """Once, and once more if what was said turns out to be a consequence of something else."""
+        known, self._cause, self._withheld = self._cause, (round, reason), ""
+        if known is None or known[0] != round:
+            return [Say(f"round {round} is over: {reason}")]
+        return [Say(f"what ended round {round}: {reason}")] if known[1] != reason else []
 
     def _outlived(self, part: Part, newest: int) -> list[Act]:
         """Our ranks belong to a round that is over: we were cut off, or paused."""

@@ -1,5 +1,6 @@
 """The environment of a rank: torchrun's, so that unmodified scripts run, and a few of ours."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,13 @@ from trainer_sdk import layout
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_LIMIT = 1_000_000
 """TORCHELASTIC_MAX_RESTARTS where there is none: scripts read it as a number."""
+
+
+_OF_LOGINS = re.compile(
+    r"EVERSTEP_(?:BUS|CLIENT|API|HISTORY|LOGINS)__.*"
+    r"|EVERSTEP_.*(?:TOKEN|PASSWORD|SECRET|CREDENTIAL|SEED).*"
+)
+"""How processes of ours log in, to the bus and to the API. A script has no use for it."""
 
 
 class DevicesMissingError(EverstepError):
@@ -34,6 +42,11 @@ class RankPaths:
     """Where its states are kept in memory."""
 
 
+def without_logins(base: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what says how to log in, for the ranks and all that starts them."""
+    return {name: value for name, value in base.items() if not _OF_LOGINS.fullmatch(name)}
+
+
 def environment(
     plan: RunPlan,
     order: StartRanks,
@@ -42,7 +55,7 @@ def environment(
     paths: RankPaths,
 ) -> dict[str, str]:
     """Everything that a rank finds in its environment. `base` is that of `everstep run`."""
-    found = dict(base)
+    found = without_logins(base)
     found.pop(layout.INJECTION_VARIABLE, None)
     found.pop(layout.IMAGES_VARIABLE, None)
     found.pop(layout.IMAGES_MOST_VARIABLE, None)
@@ -74,6 +87,40 @@ def environment(
         "EVERSTEP_ROUND": str(order.round),
         "EVERSTEP_SLOT": str(order.slot),
     }  # fmt: skip
+
+
+def shared_and_own(
+    plan: RunPlan, base: Mapping[str, str], paths: RankPaths
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What all ranks of a node have alike, in each round; and the names of what they have not."""
+    one, other = (
+        environment(plan, order, 0, base, paths) for order in (_example(plan, 1), _example(plan, 2))
+    )
+    shared = {name: value for name, value in one.items() if other.get(name) == value}
+    if plan.ranks_per_node > 1:
+        shared.pop("LOCAL_RANK")
+    if plan.virtual_local_rank:
+        shared.pop(_VISIBLE)
+    return shared, tuple(sorted((one.keys() | other.keys()) - shared.keys()))
+
+
+def _example(plan: RunPlan, number: int) -> StartRanks:
+    """An order; two of them differ in all that may differ between rounds."""
+    return StartRanks(
+        id="0" * 32,
+        job=plan.job,
+        round=number,
+        reason="",
+        slot=number,
+        slots=number + 1,
+        first_rank=number * plan.ranks_per_node,
+        ranks=plan.ranks_per_node,
+        world_size=(number + 1) * plan.ranks_per_node,
+        master_address=f"address-{number}",
+        master_port=number,
+        restarts=number,
+        max_restarts=plan.spec.max_restarts,
+    )
 
 
 def _places(plan: RunPlan, order: StartRanks, local_rank: int) -> dict[str, str]:

@@ -21,6 +21,15 @@ _CONSEQUENCES = re.compile(
     re.IGNORECASE,
 )
 _DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+_OF_CODE = frozenset(
+    {
+        *["SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"],
+        *["NameError", "UnboundLocalError", "AttributeError", "TypeError"],
+    }
+)
+_USAGE = 2
+_NOT_FOUND = re.compile(r": (No module named|Error while finding module specification)")
+"""What Python says of `-m` and a name that is not there."""
 _ACCIDENTS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|/[^\s'\"]+/|\s+", re.IGNORECASE)
 
 
@@ -63,6 +72,18 @@ class Exit:
         if self.error.name.rpartition(".")[2] in _DISTRIBUTED:
             return True
         return bool(_CONSEQUENCES.search(self.error.text))
+
+    @property
+    def is_of_code(self) -> bool:
+        """Its kind says that the program is wrong, whatever it works on: it would come again.
+
+        Not so an OSError, which a file system brings about, or a ValueError, which data do.
+        """
+        if self.error is None:
+            return False
+        if self.error.name == "SystemExit":  # as argparse and its like leave
+            return self.code == _USAGE or bool(_NOT_FOUND.search(self.error.text))
+        return self.error.name in _OF_CODE
 
     @property
     def text(self) -> str:

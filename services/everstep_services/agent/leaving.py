@@ -21,6 +21,7 @@ from everstep_services.agent.part import Limits, Part
 
 SAVED = 91
 _AGREED_WITHIN_S = 20.0
+_ASK_AGAIN_S = 0.5
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class Goodbye:
     """Until then ranks may save and end."""
     alone_at: float | None = None
     """Until then rendezvous may say after which step all ranks are to stop."""
+    after_step: int | None = None
+    """The step that rendezvous has named, if no rank could be asked yet."""
 
     def leave(self, part: Part | None, grace_s: float = 0.0) -> list[Act]:
         """Stop what runs; once nothing does, exit."""
@@ -64,8 +67,14 @@ class Goodbye:
             self.alone_at = None
             if part is not None and not part.is_asked:
                 part.is_asked = True
-                return [AskToStop(None)]
+                return [AskToStop(self.after_step)]
         return []
+
+    def unasked(self, part: Part, after_step: int | None, now: float) -> None:
+        """No script counts steps yet: one may that opens its session later."""
+        if self.kill_at is not None:
+            part.is_asked, self.after_step = False, after_step
+            self.alone_at = now + _ASK_AGAIN_S
 
     def rank_gone(self, part: Part, ending: Exit) -> list[Act]:
         """A rank has ended; with the last one we know whether all was saved."""

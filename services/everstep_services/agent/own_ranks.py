@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
 from everstep.messages import Fact, StartRanks
@@ -66,10 +66,15 @@ class OwnRanks:
         told = Told(self._begins, self._not_started, self._stops, self._stopped)
         self.work = Work(keepers, workplace, clock, told)
         self._workplace = workplace
+        self._leaves_children = workplace.leaves_children
         self._clock = clock
         self._desks = desks
         self._agent = desks.agent
         desks.checkpoints.reports_to(desks.record)
+        self._leaving: dict[tuple[int, int], Exit] = {}
+        """Round and rank of scripts that have asked to exit, and whose processes have not yet."""
+        self._left_out: set[str] = set()
+        """What was said to be imported by each rank for itself."""
         self._unfit = ""
         """Why the forge cannot fork, until it was said."""
 
@@ -93,6 +98,11 @@ class OwnRanks:
         self._desks.questions.is_warm = isinstance(event, ForgeReady)
         if isinstance(event, ForgeReady):
             log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
+            self._unfit = ""
+            for reason in event.left_out:
+                if reason not in self._left_out:
+                    self._left_out.add(reason)
+                    self._workplace.say(f"left to each rank: {reason}")
         else:
             self._unfit = event.reason
             log.info("forge_unfit final=%s reason=%s", event.is_final, event.reason)
@@ -183,7 +193,12 @@ class OwnRanks:
             self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
             return
         error = await self.work.keeper.error(event.rank)
-        if error is None or error.name == "SystemExit":
+        if error is None:
+            return
+        if error.name == "SystemExit":
+            if not event.was_told:
+                asked = Exit(code=event.code, error=error)
+                self._leaving[event.round, event.rank] = asked
             return
         # One that raised before it was told to end may be the cause, though others were heard
         # first: its process may hang as it leaves, and then nothing else tells of it.
@@ -199,7 +214,8 @@ class OwnRanks:
     async def _gone(self, order: StartRanks, event: RankGone) -> None:
         # A signal leaves no exception; and who was killed is told before who noticed it.
         error = await self.work.keeper.error(event.rank) if event.code else None
-        if event.was_told or not self._is_ours(event.round):
+        asked = self._leaving.pop((event.round, event.rank), None)
+        if (event.was_told and asked is None) or not self._is_ours(event.round):
             return
         desks = self._desks
         stopped_after = desks.saves.has_seen(event.rank)
@@ -213,6 +229,8 @@ class OwnRanks:
             memory=event.memory,
             lasted_s=event.lasted_s,
         )
+        if event.was_told and asked is not None:  # what it was told came after
+            ending = replace(asked, lasted_s=event.lasted_s)
         if desks.evidence.fact_of(order.round, event.rank) is None:
             self._keep_end(order, event.rank, event.pid, ending)
         self._fails(event.round, event.rank, ending, self._agent.rank_gone)
@@ -263,6 +281,16 @@ class OwnRanks:
             self._desks.evidence.collected(stop.round, stop.incident, pieces)
         questions.evidence_s = self._clock.now() - began
 
+    def _say_outlived(self, outcome: Stopped) -> None:
+        if outcome.outlived:
+            what = "were killed, as --leave-children was not given"
+            if self._leaves_children:
+                what = "live on"
+            named = "; ".join(outcome.outlived)
+            self._workplace.say(
+                f"processes that ranks had started outlived them and {what}: {named}"
+            )
+
     def _stopped(self, stop: acts.Stop, outcome: Stopped) -> None:
         desks, order = self._desks, self._agent.order
         assert order is not None
@@ -272,6 +300,7 @@ class OwnRanks:
             last += desks.progress.ends()
             desks.stalls.ends()
             desks.checkpoints.ends()
+        self._say_outlived(outcome)
         desks.do(self._agent.stopped(stop.round))
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:

@@ -17,6 +17,8 @@ from everstep_services.agent.acts import (
 )
 from everstep_services.agent.failures import Exit
 
+UNHEARD = 94
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -31,6 +33,8 @@ class Limits:
     preempt_grace_s: float = 600.0
     """From a preemption signal to SIGKILL."""
     agree_within_s: float = 2.0
+    unheard_within_s: float = 600.0
+    """An agent whose ranks are over waits no longer for a control plane that does not answer."""
     """Ranks do not wait longer for the step after which all are to stop."""
     exit_within_s: float = 30.0
     """A rank whose script has returned may take so long to exit."""
@@ -71,6 +75,8 @@ class Part:
     has_failed: bool = False
     noticed_at: float | None = None
     """When it was heard that nodes are about to be taken away."""
+    unheard_at: float | None = None
+    """Since when nobody has answered, though the ranks are over."""
     is_asked: bool = False
     """Its ranks were told after which step to stop."""
     stops: dict[int, int] = field(default_factory=dict)
@@ -116,6 +122,18 @@ class Part:
         left = frozenset(rank.number for rank in self._ranks.values() if not rank.is_gone)
         is_over = self.state == "running" and not self.has_failed and len(left) < len(self._ranks)
         return left if is_over else frozenset()
+
+    def unheard(self, now: float) -> int | None:
+        """Nobody answers, and no rank is at work: what to exit with, once that lasts too long.
+
+        0 if all that the job needs has succeeded here, 94 where others may need this node.
+        """
+        if not (self.has_failed or self.are_gone) or self.state == "stopping":
+            return None
+        self.unheard_at = now if self.unheard_at is None else self.unheard_at
+        if now - self.unheard_at < self.limits.unheard_within_s:
+            return None
+        return 0 if self.came_to == "finished" and self.order.slots == 1 else UNHEARD
 
     # -- they come and go ------------------------------------------------------------------------
 
@@ -196,7 +214,8 @@ class Part:
             self._waits = False
             return [Hurry()]
         self.state, self._waits = "stopping", wait_s > 0
-        return [Stop(self.round, grace_s, evidence_s, incident, wait_s)]
+        is_done = self.came_to == "finished" and not self.is_leaving
+        return [Stop(self.round, grace_s, evidence_s, incident, wait_s, is_done)]
 
     def _failed(self, rank: int, ending: Exit) -> list[Act]:
         is_first, self.has_failed = not self.has_failed, True

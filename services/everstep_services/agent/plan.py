@@ -122,6 +122,8 @@ class RunPlan:
     preempt_grace_s: float = 600.0
     """From a preemption signal to this process to SIGKILL: time to save."""
     agree_within_s: float = 2.0
+    unheard_within_s: float = 600.0
+    """How long an agent whose ranks are over waits for a control plane that does not answer."""
     """How long ranks wait then for a rendezvous that does not answer."""
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
     """Those that say that this node is about to be taken away."""
@@ -142,6 +144,8 @@ class RunPlan:
     """Each rank sees one device, as its number 0."""
     standalone: bool = False
     """Bus and services run in this process."""
+    leave_children: bool = False
+    """What ranks have started may outlive a job that is done."""
     allow_fresh_start: bool = False
     """A training none of whose checkpoints can be used may begin from scratch."""
     allow_injection: bool = False

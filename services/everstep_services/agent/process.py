@@ -4,19 +4,23 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep.bus import BusSettings, connect
+from everstep.bus.beside import beside
+from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep_services.agent.checkpoints.desk import opened_checkpoints
 from everstep_services.agent.devices import has_devices
+from everstep_services.agent.left_spools import remember, send_left
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.ground import sweep
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNREACHABLE = 94
+_LEFT_WITHIN_S = 10.0
 _SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -40,6 +45,7 @@ _SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+_ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class NoControlPlaneError(EverstepError):
@@ -60,16 +66,22 @@ class NodeIdTakenError(EverstepError):
 
 
 class Signals:
-    """Until somebody is ready for them they end the process; then whoever is ready decides."""
+    """Until somebody is ready for them they end the process; then whoever is ready decides.
 
-    def __init__(self) -> None:
+    Those that announce something to ranks alone end nothing: there are none yet.
+    """
+
+    def __init__(self, notices: Collection[str]) -> None:
         self._main = asyncio.current_task()
+        self._for_ranks = {number for number in _ANNOUNCE if number.name not in notices}
         self._handler: Callable[[int], None] | None = None
         self.ended_by: int | None = None
 
     def _came(self, number: int) -> None:
         if self._handler is not None:
             self._handler(number)
+        elif number in self._for_ranks:
+            _unneeded(number)
         elif self._main is not None:
             self.ended_by = number
             self._main.cancel()
@@ -78,12 +90,15 @@ class Signals:
     def caught(self) -> Iterator[None]:
         """Until the end, signals to this process come here."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        # Under `nohup` the end of a terminal is no reason to go.
+        is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_kept]
+        for number in numbers:
             loop.add_signal_handler(number, self._came, number)
         try:
             yield
         finally:
-            for number in _SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     @contextmanager
@@ -93,11 +108,11 @@ class Signals:
         try:
             yield
         finally:
-            self._handler = _too_late
+            self._handler = _unneeded
 
 
-def _too_late(number: int) -> None:
-    """We leave already, and what is cleaned up is bounded: it is not cut off."""
+def _unneeded(number: int) -> None:
+    """Too early for ranks; or we leave already, and what is cleaned up is not cut off."""
     log.info("signal_ignored signal=%d", number)
 
 
@@ -106,7 +121,7 @@ async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, 
 
     `base` is the environment that ranks inherit.
     """
-    signals, instance = Signals(), new_id()[12:24]
+    signals, instance = Signals(plan.preempt_signals), new_id()[12:24]
     with signals.caught():
         try:
             return await _run(plan, bus, base, signals, instance)
@@ -138,18 +153,12 @@ async def _run(
         name = f"agent-{plan.job}-{plan.node}"
         spool = plan.state_dir / "spool" / name
         harm, settings = await _harmable(plan, settings, stack)
-        try:
-            bus = await stack.enter_async_context(connect(settings, name, spool=spool))
-        except BusDeniedError:
-            raise
-        except SpoolBusyError as error:
-            raise NodeIdTakenError(plan.job, plan.node) from error
-        except BusError as error:
-            raise NoControlPlaneError(error) from error
+        bus = await stack.enter_async_context(_connected(plan, settings, name, spool))
         limits = Limits(
             stop_grace_s=plan.stop_grace_s,
             preempt_grace_s=plan.preempt_grace_s,
             agree_within_s=plan.agree_within_s,
+            unheard_within_s=plan.unheard_within_s,
         )
         keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan, lock))
         others = others_of(
@@ -164,7 +173,35 @@ async def _run(
             limits=limits, others=others, checkpoints=checkpoints, harm=harm,
         )  # fmt: skip
         with signals.handed_to(service.signalled):
-            return await service.run()
+            code = await service.run()
+        checkpoints.agent_ends(code)
+        return code
+
+
+@asynccontextmanager
+async def _connected(
+    plan: RunPlan, settings: BusSettings, name: str, spool: Path
+) -> AsyncIterator[NatsBus]:
+    """The bus of this agent; meanwhile what other agents have left here is sent, too."""
+    async with AsyncExitStack() as stack:
+        try:
+            bus = await stack.enter_async_context(connect(settings, name, spool=spool))
+        except BusDeniedError:
+            raise
+        except SpoolBusyError as error:
+            raise NodeIdTakenError(plan.job, plan.node) from error
+        except BusError as error:
+            raise NoControlPlaneError(error) from error
+        with suppress(OSError):  # a disk that is full: whoever comes next cannot log in for us
+            await asyncio.to_thread(remember, spool, settings)
+        async with beside(_send_left(spool.parent)):
+            yield bus
+
+
+async def _send_left(spools: Path) -> None:
+    """What agents have left there that ended while their bus was away."""
+    async for sent in send_left(spools, _LEFT_WITHIN_S):
+        log.info("left_facts spool=%s bytes=%d error=%s", *astuple(sent))
 
 
 async def _harmable(

@@ -3,9 +3,18 @@
 from collections.abc import Callable, Collection, Iterator
 
 from everstep.clock import Clock
-from everstep.messages import NodeBeat, ProgressMade, RankBeat, SectionSeen, StartRanks
+from everstep.messages import (
+    NodeBeat,
+    ProgressMade,
+    RankBeat,
+    SectionLimit,
+    SectionSeen,
+    StartRanks,
+    WardenPlace,
+)
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.ranks.door import Door
 from everstep_services.agent.ranks.keeping import RankRuns
 from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.watch import StallWatch, Standing
@@ -37,6 +46,7 @@ class Progress:
         self._said_at = clock.now()
         self._said_step = 0
         self._last_step: int | None = None
+        self._told_limits: tuple[SectionLimit, ...] = ()
         self.warm_ranks = 0
         self.stalls: StallWatch | None = None
         """Who knows where ranks are, and whether they are paused or have stalled."""
@@ -99,7 +109,9 @@ class Progress:
         if order is not None:
             yield from self._progressed(order)
 
-    def beat(self, *, cut_off: bool) -> NodeBeat:
+    def beat(
+        self, *, cut_off: bool, door: Door | None = None, alive: tuple[str, ...] = ()
+    ) -> NodeBeat:
         """How it is now."""
         self._sequence += 1
         agent = self._agent
@@ -108,6 +120,7 @@ class Progress:
         sections: tuple[SectionSeen, ...] = ()
         if self.stalls is not None and teaches:
             sections = self.stalls.sections_seen()
+        limits = self._limits_to_tell(order, is_due=teaches)
         return NodeBeat(
             job=self._plan.job,
             node=self._plan.node,
@@ -120,7 +133,27 @@ class Progress:
             watch="" if self.stalls is None else self.stalls.state,
             sections=sections,
             config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
+            limits=limits,
+            warden=None if door is None else self._warden(door),
+            alive=alive,
         )
+
+    def _warden(self, door: Door) -> WardenPlace:
+        return WardenPlace(
+            node=self._plan.node, address=door.address, port=door.port, token=door.token
+        )
+
+    def _limits_to_tell(
+        self, order: StartRanks | None, *, is_due: bool
+    ) -> tuple[SectionLimit, ...]:
+        """One node tells the limits of its job: with every tenth beat, and when they change."""
+        if self.stalls is None or order is None or order.slot != 0:
+            return ()
+        limits = self.stalls.in_force()
+        if limits == self._told_limits and not is_due:
+            return ()
+        self._told_limits = limits
+        return limits
 
     def _progressed(self, order: StartRanks) -> Iterator[ProgressMade]:
         step = self.step(order.first_rank)
@@ -150,7 +183,7 @@ class Progress:
 
 def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now: float) -> RankBeat:
     """How a rank is, by its page and by those who look for stalls."""
-    is_starting = page is None or not page.step
+    is_starting = page is None or not (page.step or page.beats)
     if page is None or standing is None:
         return RankBeat(rank=rank, state="starting" if is_starting else "running")
     state = standing.state

@@ -89,6 +89,7 @@ class Questions:
             step=tell.step if tell.event == "reached" else self._progress.last_step(),
             fingerprint="" if ending is None else ending.fingerprint,
             exit_code=None if ending is None else ending.code,
+            is_of_code=ending is not None and ending.is_of_code,
             last_progress_age_s=self._progress.age_s() if tell.age_s is None else tell.age_s,
             grace_s=tell.grace_s,
             waited_s=tell.waited_s,

@@ -153,6 +153,8 @@ class Records:
             blocked_in=process.text,
             process_state=process.letter,
             is_fatal=is_fatal,
+            limit_name=place.limit.name,
+            limit_origin=place.limit.origin,
         )
 
     def rank_recovered(self, order: StartRanks, moving: Moving, stall: str) -> RankRecovered:

@@ -46,17 +46,18 @@ class Saves:
         """The signal, if the ranks of this node are to have it."""
         return None if self._counting() else acts.Forward(act.number)
 
-    def ask_to_stop(self, act: acts.AskToStop) -> None:
-        """Write it on the pages of those who look there."""
+    def ask_to_stop(self, act: acts.AskToStop) -> bool:
+        """Write it on the pages of those who look there; False if nobody does."""
         ranks = self._counting()
         if not ranks:
-            return
+            return False
         after_step = act.after_step
         if after_step is None:
             after_step = max(self._reaches(rank) for rank in ranks)
         for rank in ranks:
             rank.page.ask_to_stop(after_step)
         log.info("asked_to_stop ranks=%d after_step=%d", len(ranks), after_step)
+        return True
 
     def ask_to_save(self, act: acts.AskToSave) -> None:
         """The same for those who go on."""

@@ -21,6 +21,7 @@ from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.measuring import Measuring
+from everstep_services.agent.neighbours import who_lives
 from everstep_services.agent.own_ranks import Desks, OwnRanks
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
@@ -184,10 +185,11 @@ class AgentService:
             order = await inbox.get()
             what = type(order).__name__
             log.info("order type=%s round=%d reason=%s", what, order.round, order.reason)
-            if isinstance(order, SaveCheckpoint):
-                self._do(self._agent.asked_to_save(order, self._clock.now()))
-            else:
-                self._do(self._agent.ordered(order))
+            with unharmed(f"order {what}"):
+                if isinstance(order, SaveCheckpoint):
+                    self._do(self._agent.asked_to_save(order, self._clock.now()))
+                else:
+                    self._do(self._agent.ordered(order))
 
     def _joined(self, reply: Joined) -> None:
         self._was_answered = True
@@ -203,6 +205,7 @@ class AgentService:
 
     def _unanswered(self, for_s: float, reason: str) -> None:
         log.info("rendezvous_silent for_s=%.1f error=%s", for_s, reason)
+        self._do(self._agent.unheard(self._clock.now(), reason))
         if not self._was_answered and for_s > _NOBODY_WITHIN_S:
             text = f"rendezvous has not answered for {for_s:.0f} s: {reason}"
             self._do(self._agent.give_up(_UNREACHABLE, text))
@@ -255,6 +258,7 @@ class AgentService:
         while True:
             await self._clock.sleep(_LOOK_AT_BUS_EVERY_S)
             if not self._bus.connected:
+                self._do(self._agent.unheard(self._clock.now(), "the bus is away"))
                 if not was_away:
                     self._workplace.say("the bus is away: the ranks run on", is_warning=True)
                 was_away = True
@@ -275,12 +279,24 @@ class AgentService:
 
     async def _beat_when_hailed_for_ever(self) -> None:
         subject = subjects.hail(self._plan.job, self._plan.node)
-        async with self._bus.subscribe(subject, BeatNow) as hails:
-            async for _ in hails:
+        inquiry: asyncio.Task[None] | None = None
+        async with (
+            self._bus.subscribe(subject, BeatNow) as hails,
+            asyncio.TaskGroup() as inquiries,
+        ):
+            async for hail in hails:
                 self._beat()
+                if hail.wardens and (inquiry is None or inquiry.done()):
+                    inquiry = inquiries.create_task(self._inquire(hail), name="inquiry")
 
-    def _beat(self) -> None:
-        beat = self._progress.beat(cut_off=not self._bus.connected)
+    async def _inquire(self, hail: BeatNow) -> None:
+        """Say which of the nodes that are not heard have wardens that live."""
+        if alive := await who_lives(hail.wardens):
+            self._beat(alive)
+
+    def _beat(self, alive: tuple[str, ...] = ()) -> None:
+        door = self._ranks.work.keeper.door
+        beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
     # -- what is done about it -------------------------------------------------------------------
@@ -316,7 +332,8 @@ class AgentService:
                 if (signalled := self._saves.passed_on(act)) is not None:
                     self._ranks.work.do(signalled)
             case acts.AskToStop():
-                self._saves.ask_to_stop(act)
+                if not self._saves.ask_to_stop(act):
+                    self._do(self._agent.unasked(act.after_step, self._clock.now()))
             case acts.AskToSave():
                 self._saves.ask_to_save(act)
             case acts.Reach():

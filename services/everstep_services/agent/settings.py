@@ -27,6 +27,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Begin each line that is shown with its node and rank."""
     warm: bool = True
     """Keep a process that has imported torch, and fork ranks from it."""
+    leave_children: bool = False
+    """What ranks have started, and is still there when all of them have exited with 0, lives on. By
+    default it is killed, and named."""
     preload: str = "auto"
     """What it imports besides torch: `auto` (what the script imports), `none`, or modules
     with commas."""
@@ -47,15 +50,23 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     agree_within_s: float = 2.0
     """How long, after that notice, ranks wait for a rendezvous that does not answer; at most half
     of the grace. Then they stop after a step of their own."""
+    unheard_within_s: float = 600.0
+    """How long an agent whose ranks have ended, or of which one has failed, waits for a control
+    plane that does not answer. Then it exits: with 0 where a job of one node has succeeded, else
+    with 94. Facts stay in the spool."""
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
     """The signals to `everstep run` that are such a notice; of these three any."""
     restart_on_stall: bool = True
     """A rank that has stalled ends the round; else it is only said."""
     limits: tuple[str, ...] = ()
     """How long a rank may go without progress, each as `NAME=SECONDS`: in a section, or in
-    `first-step`, `step` or `outside`. They win over what is learned."""
+    `first-step`, `step`, `heartbeat` or `outside`. They win over what is learned."""
+    warmup_steps: int | None = None
+    """So many first steps of a round may take as long as the first; None for what the script says,
+    else 1."""
     first_step_limit_s: float = 7200.0
-    """Up to the end of the first step of a round, until it is learned."""
+    """Up to the end of the first step of a round, or from heartbeat to heartbeat, until it is
+    learned."""
     section_limit_s: float = 1800.0
     """In a section and outside of all, until it is learned."""
     checkpoint_limit_s: float = 7200.0
@@ -91,12 +102,15 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(
                 f"preempt_signals may be {', '.join(sorted(_NOTICES))}, got {', '.join(unknown)}"
             )
+        if self.warmup_steps is not None and self.warmup_steps < 1:
+            raise ValueError(f"warmup_steps must be 1 or more, got {self.warmup_steps}")
         if self.no_progress_limit is not None and self.no_progress_limit < 1:
             raise ValueError(f"no_progress_limit must be 1 or more, got {self.no_progress_limit}")
 
 
 _NOTICES = frozenset({"SIGTERM", "SIGUSR1", "SIGUSR2"})
 _ABOVE_ZERO = (
+    "unheard_within_s",
     "first_step_limit_s",
     "section_limit_s",
     "checkpoint_limit_s",

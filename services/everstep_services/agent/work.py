@@ -155,7 +155,7 @@ class Work:
         pids = self.keeper.watch.pids()
         keeper = self.keeper
         try:
-            outcome = await keeper.stop(stop.grace_s)
+            outcome = await keeper.stop(stop.grace_s, is_done=stop.is_done)
             # What ended before it was stopped may be why: it is heard first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
                 await keeper.events.join()

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from everstep.errors import EverstepError
 from everstep.messages import StartRanks
-from everstep_services.agent.environment import RankPaths, environment
+from everstep.observe.printable import printable
+from everstep_services.agent.environment import (
+    RankPaths,
+    environment,
+    shared_and_own,
+    without_logins,
+)
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
 from everstep_services.agent.output.logfiles import STREAMS, About, LogFiles
 from everstep_services.agent.plan import RunPlan
@@ -19,6 +25,7 @@ from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPla
 from trainer_sdk import layout, wire
 
 _DRAIN_WITHIN_S = 5.0
+_OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE)
 
 
 class UnsafeFolderError(EverstepError):
@@ -48,7 +55,7 @@ class Workplace:
     def __init__(self, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> None:
         self._plan = plan
         self._runtime = runtime
-        self._base = base
+        self._base = without_logins(base)
         self._console: Console | None = None
         self.images: Path | None = None
         """Where ranks keep their states in memory."""
@@ -72,9 +79,15 @@ class Workplace:
             self._console = console
             yield
 
+    @property
+    def leaves_children(self) -> bool:
+        """What ranks have started may outlive a job that is done."""
+        return self._plan.leave_children
+
     def keeper_plan(self, instance: str) -> KeeperPlan:
         """For the warden and the forge."""
         plan = self._plan
+        shared, own = shared_and_own(plan, self._base, RankPaths(error_file=self._runtime))
         return KeeperPlan(
             instance=instance,
             runtime_dir=self._runtime,
@@ -84,10 +97,13 @@ class Workplace:
                 arguments=plan.command.arguments,
             ),
             cwd=Path.cwd(),
-            environ=dict(self._base),
+            environ=shared,
+            own=(*own, *_OF_A_RANK),
+            leaves=plan.leave_children,
             python=plan.command.python or sys.executable,
             warm=plan.warm and plan.command.kind != "program",
             preload=plan.preload,
+            address=plan.address,
         )
 
     def prepare(self, order: StartRanks) -> BatchPlan:
@@ -126,6 +142,7 @@ class Workplace:
                     folder=self.logs.folder(order.round, rank),
                     starts=(starts[0], starts[1]),
                     role=self._plan.role,
+                    is_alone=order.world_size == 1,
                 )
             )
 
@@ -158,4 +175,5 @@ class Workplace:
         """A line of our own, between those of the ranks."""
         # Whoever read it may be gone, and the disk that it goes to full: the ranks run on.
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"everstep: {'warning: ' if is_warning else ''}{text}\n")
+            said = printable(f"everstep: {'warning: ' if is_warning else ''}{text}")
+            sys.stderr.write(f"{said}\n")

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from everstep.bus.asking import RefusalError
+from everstep.bus.containment import Containment
 from everstep.bus.decided import facts_in
 from everstep.bus.errors import BusError, ConflictError, MessageTooLargeError
 from everstep.bus.leading import Term, lead_for_ever
 from everstep.bus.ports import Batch, Bus, StreamPosition
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import CheckpointsDocument, Fact
+from everstep.messages import CheckpointsDocument, Fact, kind_of
 from everstep.messages.codec import encode
-from everstep.subjects import CLUSTER
+from everstep.subjects import CLUSTER, BadSubjectError
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.taking import take
 from everstep_services.catalog.stored import BUCKET, Stored, UnreadableError, fact_of
@@ -39,6 +40,7 @@ class Indexer:
         self._documents = bus.documents(BUCKET)
         self._jobs: dict[str, Stored] = {}
         self._counts: Counter[str] = Counter()
+        self._contained = Containment("the index")
         self.leads = False
         """This replica reads on, and does what is to be done by itself."""
 
@@ -48,6 +50,7 @@ class Indexer:
         names = ("facts_read", "facts_missed", "conflicts")
         return {
             "leading": float(self.leads),
+            "input_failures_total": float(self._contained.failures),
             "jobs": float(sum(not one.index.is_blank for one in self._jobs.values())),
             "checkpoints": float(len(known)),
             "quarantined": float(sum(bool(one.quarantined_for) for one in known)),
@@ -118,7 +121,7 @@ class Indexer:
         for job, facts in by_job.items():
             try:
                 await self._take_of(job, facts)
-            except (UnreadableError, MessageTooLargeError) as error:
+            except (UnreadableError, MessageTooLargeError, BadSubjectError) as error:
                 self._jobs.pop(job, None)
                 log.warning("job_passed_over job=%s error=%s", job, error)
 
@@ -128,7 +131,8 @@ class Indexer:
             self._jobs[job] = stored
             for at, fact in facts:
                 if not stored.has_read(at):
-                    take(stored.index, fact, self.moment())
+                    with self._contained.of(kind_of(fact)):
+                        take(stored.index, fact, self.moment())
                     stored.stream, stored.sequence = at.stream, at.sequence
             if not stored.is_changed or await self._write(stored):
                 return

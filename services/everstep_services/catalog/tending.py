@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
+from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -63,6 +64,7 @@ class Tender:
         self._not_before: dict[str, float] = {}
         self._not_glanced_before: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
+        self._contained = Containment("the tender")
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
@@ -88,6 +90,8 @@ class Tender:
                 await work()
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_done error=%s", error)
+            except Exception as error:  # noqa: BLE001  others wait for theirs
+                self._contained.note("what was asked", error)
 
     async def look_for_ever(self) -> None:
         """While this replica leads, look what is to be done about each job."""
@@ -97,22 +101,27 @@ class Tender:
                 continue
             try:
                 await self._scan_settings()
-                for job, index in self._indexer.known():
-                    await self._tend(job, index)
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_tended error=%s", error)
+            except Exception as error:  # noqa: BLE001  what stores hold is not ours to trust
+                self._contained.note("the roots of the settings", error)
+            await self._for_each_job("tended", self._tend)
 
     async def read_back_for_ever(self) -> None:
         """While this replica leads, read back what nobody has read back yet."""
         while True:
             await self._clock.sleep(self._settings.tend_every_s)
-            if not self._indexer.leads:
-                continue
+            if self._indexer.leads:
+                await self._for_each_job("read_back", self._read_back)
+
+    async def _for_each_job(self, what: str, look: Callable[[str, Index], Awaitable[None]]) -> None:
+        for job, index in self._indexer.known():
             try:
-                for job, index in self._indexer.known():
-                    await self._read_back(job, index)
+                await look(job, index)
             except (EverstepError, TimeoutError) as error:
-                log.warning("not_read_back error=%s", error)
+                log.warning("not_%s job=%s error=%s", what, job, error)
+            except Exception as error:  # noqa: BLE001  other jobs are as good as before
+                self._contained.note(f"{what} {job}", error)
 
     async def scan(self, root: str, job: str | None = None) -> str:
         """Compare the index with a root; what came of it."""

@@ -77,6 +77,7 @@ def _let_go(stream: TextIO) -> str:
 _EXTRAS = {
     **dict.fromkeys(["click", "httpx2", "rich"], "cli"),
     **dict.fromkeys(["nats", "xxhash", "zstandard"], "bus"),
+    **dict.fromkeys(["numpy", "pyarrow"], "traces"),
     "asyncpg": "postgres",
 }
 """The extra that brings a module; `services` brings the others."""
@@ -96,7 +97,9 @@ def _misused(error: "click.ClickException") -> int:
     said = " ".join(error.format_message().split()).rstrip(".")
     where = getattr(error, "ctx", None)
     see = "" if where is None or said.endswith("?") else f"; see {where.command_path} --help"
-    sys.stderr.write(f"everstep: {said}{see}\n")
+    from everstep.observe.printable import printable
+
+    sys.stderr.write(printable(f"everstep: {said}{see}") + "\n")
     return error.exit_code
 
 

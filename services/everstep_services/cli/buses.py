@@ -1,12 +1,14 @@
 """Which bus a command talks to: the one in the settings, else that of a running `everstep up`."""
 
 from everstep.bus import BusSettings
+from everstep.bus.accounts import Operator
+from everstep.bus.admission import login_file
 from everstep.bus.client import NatsBus
 from everstep.bus.roles import ADMIN, SERVICE
-from everstep.bus.serverconfig import password_file
 from everstep.settings import DEFAULT
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import find_state_dir
 
 
@@ -28,6 +30,19 @@ def service_bus(invocation: Invocation) -> BusSettings:
     return settings
 
 
+def agents_bus(invocation: Invocation, job: str) -> BusSettings:
+    """How the agents of a job log in to the bus of `everstep up`."""
+    state = find_state_dir(invocation.environ, invocation.state_dir)
+    running = state.running_at_last()
+    if running is None:
+        raise CliError(
+            f"`everstep up` is not running on {state.path}: where the bus is another one, "
+            f"`everstep bus login {job}` makes a login",
+            Exit.UNREACHABLE,
+        )
+    return agent_login(state, running, job)
+
+
 def named_bus(invocation: Invocation, role: str = ADMIN) -> BusSettings | None:
     """Where the bus is and how to log in there; None when nobody has said where one is."""
     loaded = invocation.load({"bus": BusSettings})
@@ -37,8 +52,9 @@ def named_bus(invocation: Invocation, role: str = ADMIN) -> BusSettings | None:
     running = state.running_at_last()
     if running is None:
         return None
-    secret = password_file(state.path / "nats", role)
-    return BusSettings(url=running.bus, user=role, password_file=secret)
+    folder = state.path / "nats"
+    login = login_file(folder, Operator.opened(folder), role)
+    return BusSettings(url=running.bus, credentials_file=login)
 
 
 def server_version(bus: NatsBus) -> str:

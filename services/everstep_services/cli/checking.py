@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import msgspec
 
 from everstep.messages.health import CheckResult
@@ -19,7 +18,7 @@ from everstep_services.agent.probes.verdicts import Examination, code_of
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import print_json, say, schema
+from everstep_services.cli.output import echo, print_json, say, schema
 from everstep_services.cli.running.safe_names import node_id
 from everstep_services.cli.state import find_state_dir
 
@@ -164,7 +163,7 @@ def _list(invocation: Invocation, settings: ChecksSettings) -> None:
     width = max(len(one.name) for one in probes)
     for one in probes:
         when = "" if one.beside_training else " (not beside a training)"
-        click.echo(f"{one.name:<{width}}  {one.about}{when}")
+        echo(f"{one.name:<{width}}  {one.about}{when}")
 
 
 def _print(output: str | None, node: str, done: Examination, *, quiet: bool) -> None:
@@ -172,9 +171,9 @@ def _print(output: str | None, node: str, done: Examination, *, quiet: bool) -> 
         case "json" | "jsonl":
             print_json(reports.document(node, done))
         case "nagios":
-            click.echo("\n".join(reports.nagios(node, done)))
+            echo("\n".join(reports.nagios(node, done)))
         case "prometheus":
-            click.echo("\n".join(reports.prometheus(node, done)))
+            echo("\n".join(reports.prometheus(node, done)))
         case _:
             for line in reports.human(node, done, quiet=quiet):
-                click.echo(line)
+                echo(line)

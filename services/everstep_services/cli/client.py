@@ -50,7 +50,9 @@ class Api:
         *,
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
+        new_token: str = "",
     ) -> None:
+        self._new_token = new_token
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._headers: Mapping[str, str] = {}
@@ -102,16 +104,29 @@ class Api:
         """Remove the one with this name, or end it."""
         return self._ask("DELETE", f"{path}/{quote(name, safe='')}", params=params)
 
-    def pages(self, path: str, params: Params, *, most: int | None) -> Iterator[dict[str, Any]]:
-        """The items of all pages, at most `most` of them, each page fetched when needed."""
+    def pages(
+        self,
+        path: str,
+        params: Params,
+        *,
+        most: int | None,
+        when_cut: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[dict[str, Any]]:
+        """The items of all pages, at most `most` of them, each page fetched when needed.
+
+        `when_cut` is called with their number where there are more than `most`.
+        """
         cursor: str | None = None
         given = 0
         while True:
             page = self.get(path, {**params, "cursor": cursor})
+            left = len(page["items"])
             for item in page["items"]:
                 yield item
-                given += 1
+                given, left = given + 1, left - 1
                 if given == most:
+                    if left or page["next"] is not None:
+                        when_cut(given)
                     return
             cursor = page["next"]
             if cursor is None:
@@ -130,7 +145,7 @@ class Api:
                 "GET", path, params=_given(params), headers=headers, timeout=patience
             ) as response:
                 if response.status_code != httpx2.codes.OK:
-                    raise _refused(response.status_code, response.read())
+                    raise self._refused(response.status_code, response.read())
                 yield from httpx2.EventSource(response)
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from error
@@ -164,9 +179,22 @@ class Api:
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from error
         if not response.is_success:
-            raise _refused(response.status_code, bytes(data))
+            raise self._refused(response.status_code, bytes(data))
         self._headers = response.headers
         return bytes(data)
+
+    def _refused(self, status: int, body: bytes) -> CliError:
+        try:
+            problem = msgspec.json.decode(body, type=Problem)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            problem = Problem()
+        text = problem.detail or problem.title or f"the API answered with status {status}"
+        text = " ".join(text.split())
+        if status == httpx2.codes.UNAUTHORIZED:
+            text += "; name a file with a valid token: --token-file FILE"
+            new = self._new_token or "everstep token create NAME --scope admin --database URL"
+            text += f", or make one where the database of history is: {new}"
+        return CliError(text, _CODES.get(status, Exit.ERROR))
 
     def _unreachable(self, error: httpx2.HTTPError) -> CliError:
         if isinstance(error, httpx2.TimeoutException):
@@ -215,15 +243,3 @@ def follow(
 
 def _given(params: Params) -> dict[str, str | int | list[str]]:
     return {name: value for name, value in params.items() if value is not None}
-
-
-def _refused(status: int, body: bytes) -> CliError:
-    try:
-        problem = msgspec.json.decode(body, type=Problem)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        problem = Problem()
-    text = problem.detail or problem.title or f"the API answered with status {status}"
-    text = " ".join(text.split())
-    if status == httpx2.codes.UNAUTHORIZED:
-        text += "; name a file with a valid token: --token-file FILE"
-    return CliError(text, _CODES.get(status, Exit.ERROR))

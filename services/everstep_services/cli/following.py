@@ -3,15 +3,23 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from typing import Any
 
-import click
 import msgspec
 
 from everstep_services.cli.client import Api, follow
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import cell, is_terminal, print_line, print_records, say
+from everstep_services.cli.output import (
+    cell,
+    echo,
+    is_terminal,
+    print_line,
+    print_records,
+    say,
+    say_cut,
+)
 
 COLUMNS = ("at", "job", "kind", "round", "node", "source", "details")
 
@@ -75,7 +83,8 @@ def _past(api: Api, asked: Wanted, most: int | None) -> Iterator[dict[str, Any]]
         "limit": _PAGE if most is None else min(most, _PAGE),
         "order": "desc" if asked.since is None else "asc",
     }
-    return api.pages("facts", params, most=most)
+    others = "; --until shows older ones" if asked.since is None else "; --since shows later ones"
+    return api.pages("facts", params, most=most, when_cut=partial(say_cut, others=others))
 
 
 def _live(api: Api, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -92,12 +101,12 @@ def _print(invocation: Invocation, fact: dict[str, Any]) -> None:
     if invocation.output in {"json", "jsonl"}:
         print_line(fact)
     elif invocation.output == "name":
-        click.echo(cell(fact["id"]))
+        echo(cell(fact["id"]))
     elif invocation.output == "table" or is_terminal():
         texts = (f"{cell(shown[name]):<{_WIDTHS.get(name, 0)}}" for name in COLUMNS)
-        click.echo("  ".join(texts).rstrip())
+        echo("  ".join(texts).rstrip())
     else:
-        click.echo("\t".join(cell(shown[name]) for name in COLUMNS))
+        echo("\t".join(cell(shown[name]) for name in COLUMNS))
 
 
 def _shown(fact: dict[str, Any]) -> dict[str, Any]:

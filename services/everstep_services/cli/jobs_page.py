@@ -5,8 +5,6 @@ from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
-import click
-
 from everstep_services.cli.client import Api
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.layout import (
@@ -21,7 +19,15 @@ from everstep_services.cli.layout import (
     span,
     wall_s,
 )
-from everstep_services.cli.output import cell, is_terminal, print_record, print_records, say
+from everstep_services.cli.output import (
+    cell,
+    echo,
+    is_terminal,
+    print_record,
+    print_records,
+    say,
+    say_cut,
+)
 
 JOB_COLUMNS = (
     "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
@@ -36,7 +42,8 @@ _MEMBERS = 20
 
 def print_jobs(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
     """The jobs that are asked for."""
-    found = api.pages("jobs", {**params, "limit": min(most, 1000)}, most=most)
+    page = {**params, "limit": min(most, 1000)}
+    found = api.pages("jobs", page, most=most, when_cut=say_cut)
     print_records(invocation, "job", _or_say(found, "no such jobs"), JOB_COLUMNS)
 
 
@@ -45,7 +52,8 @@ def print_incidents(
 ) -> None:
     """The incidents that are asked for, the newest first."""
     path = "incidents" if job is None else f"jobs/{quote(job, safe='')}/incidents"
-    found = api.pages(path, {**params, "limit": min(most, 1000)}, most=most)
+    page = {**params, "limit": min(most, 1000)}
+    found = api.pages(path, page, most=most, when_cut=say_cut)
     records: Iterable[dict[str, Any]] = _or_say(found, "no such incidents")
     columns: Sequence[str] = INCIDENT_COLUMNS
     if invocation.output == "table" or (invocation.output is None and is_terminal()):
@@ -81,9 +89,9 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
         print_record(invocation, "job", whole, "job")
         return
     for line in job_page(job, rounds, members, incidents):
-        click.echo(line)
+        echo(line)
     for line in acts_page(acts["items"]):
-        click.echo(line)
+        echo(line)
 
 
 def acts_page(acts: list[Any]) -> Iterator[str]:

@@ -3,13 +3,19 @@
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
 from everstep_services.cli.client import Api
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.layout import Record, aligned, moment, span
 from everstep_services.cli.operating import quoted
-from everstep_services.cli.output import cell, print_json, print_line, print_records, say, schema
+from everstep_services.cli.output import (
+    cell,
+    echo,
+    print_json,
+    print_line,
+    print_records,
+    say,
+    schema,
+)
 
 COLUMNS = ("section", "limit", "source", "why")
 
@@ -37,7 +43,7 @@ def print_control(invocation: Invocation, api: Api) -> None:
         print_json({"schema": schema("control"), **found})
         return
     for line in control_page(found):
-        click.echo(line)
+        echo(line)
 
 
 def control_page(found: Record) -> Iterator[str]:

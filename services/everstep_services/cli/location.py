@@ -1,5 +1,6 @@
 """Where the API is: as the flags say, else the settings, else what `everstep up` wrote."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +34,13 @@ class ApiPlace:
     token_file: Path | None
     timeout_s: float
     origin: str
+    new_token: str = ""
+    """The command that makes another token without asking the API, where its database is here."""
 
     def open(self) -> Api:
         """A client for it."""
         token = None if self.token_file is None else read_secret(self.token_file)
-        return Api(self.url, token, timeout_s=self.timeout_s)
+        return Api(self.url, token, timeout_s=self.timeout_s, new_token=self.new_token)
 
 
 def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:
@@ -51,13 +54,19 @@ def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:
     settings = loaded.section(ClientSettings)
     state = find_state_dir(invocation.environ, invocation.state_dir)
     url, token_file, origin = settings.url, settings.token_file, loaded.origins["client.url"]
+    new_token = ""
     if url is None:
         running = state.running_at_last() if waits else state.running()
         if running is None:
             return None
         url, origin = running.api, f"everstep up on {state.path}"
         token_file = token_file or Path(running.token_file)
-    return ApiPlace(url, token_file, settings.timeout_s, origin)
+        database = shlex.quote(f"sqlite:///{state.path / 'history.db'}")
+        new_token = (
+            f"everstep token create NAME --scope admin --database {database} "
+            f"> {shlex.quote(str(token_file))}"
+        )
+    return ApiPlace(url, token_file, settings.timeout_s, origin, new_token)
 
 
 def open_api(invocation: Invocation) -> Api:

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import click
-
 from everstep.ids import new_id
 from everstep_services.agent.probes.pairs import Measured, Slow, slow_ones
 from everstep_services.cli.client import Api, Params
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.layout import aligned, counted
-from everstep_services.cli.output import cell, print_record
+from everstep_services.cli.output import cell, echo, print_record
 
 Record = Mapping[str, Any]
 
@@ -104,7 +102,7 @@ def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, 
     found = judged(told)
     if invocation.output is None or invocation.output == "table":
         for line in page(found):
-            click.echo(line)
+            echo(line)
     else:
         slow = [
             {"nodes": one.nodes, "mib_s": one.mib_s, "usual_mib_s": one.usual_mib_s,

@@ -4,14 +4,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import click
-
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.layout import Record, aligned, brief, counted, moment, span
 from everstep_services.cli.operating import quoted
-from everstep_services.cli.output import cell, print_record, print_records, say
+from everstep_services.cli.output import cell, echo, print_record, print_records, say, say_cut
 
 COLUMNS = ("node", "state", "job", "healthy", "strikes", "excluded", "reason")
 WIDE = (
@@ -23,7 +21,8 @@ _LOOK_EVERY_S = 0.5
 
 def print_nodes(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
     """The nodes that are asked for."""
-    found = list(api.pages("nodes", {**params, "limit": min(most, 1000)}, most=most))
+    page = {**params, "limit": min(most, 1000)}
+    found = list(api.pages("nodes", page, most=most, when_cut=say_cut))
     if not found:
         say("no such nodes")
     is_for_people = invocation.output in {None, "table", "wide"}
@@ -38,7 +37,7 @@ def print_node(invocation: Invocation, api: Api, name: str) -> None:
         print_record(invocation, "node", node, "node")
         return
     for line in node_page(node):
-        click.echo(line)
+        echo(line)
 
 
 def node_page(node: Record) -> Iterator[str]:
@@ -75,7 +74,7 @@ def print_check(invocation: Invocation, check: dict[str, Any]) -> None:
     """What was found, for people or as a record."""
     if invocation.output is None:
         for line in check_lines(check):
-            click.echo(line)
+            echo(line)
     else:
         print_record(invocation, "node_check", check, "id")
 

@@ -16,7 +16,7 @@ from everstep.subjects import CLUSTER
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.output import print_record, say
+from everstep_services.cli.output import echo, print_record, say
 
 F = TypeVar("F", bound=Callable[..., Any])
 NO_REASON = "no reason given"
@@ -91,7 +91,7 @@ def fulfil(invocation: Invocation, wish: Wish) -> None:
     if done is None:
         done = asyncio.run(_over_the_bus(invocation, wish))
     if invocation.output is None:
-        click.echo(f"{done['job'] or done['node'] or 'all jobs'}: {done['text']}")
+        echo(f"{done['job'] or done['node'] or 'all jobs'}: {done['text']}")
     else:
         print_record(invocation, "decided", done, "job")
 

@@ -8,12 +8,13 @@ from typing import Any
 import click
 import msgspec
 
+from everstep.observe.printable import printable
 from everstep_services.cli.invocation import Invocation
 
 Record = Mapping[str, Any]
 
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_BLANKS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
 
 
 def print_records(
@@ -32,12 +33,12 @@ def print_records(
                 print_line(record)
         case "name":
             for record in records:
-                click.echo(cell(record.get(columns[0])))
+                echo(cell(record.get(columns[0])))
         case "table" | "wide":
             print_table(records, columns, color=wants_color(invocation))
         case _:
             for record in records:
-                click.echo("\t".join(cell(record.get(column)) for column in columns))
+                echo("\t".join(cell(record.get(column)) for column in columns))
 
 
 def print_record(invocation: Invocation, kind: str, record: Record, name: str) -> None:
@@ -48,22 +49,22 @@ def print_record(invocation: Invocation, kind: str, record: Record, name: str) -
         case "jsonl":
             print_line(record)
         case "name":
-            click.echo(cell(record.get(name)))
+            echo(cell(record.get(name)))
         case _:
             width = max(map(len, record)) + 2 if is_terminal() else 0
             for key, value in record.items():
                 gap = " " * (width - len(key)) if width else "\t"
-                click.echo(f"{key}{gap}{cell(value)}")
+                echo(f"{key}{gap}{cell(value)}")
 
 
 def print_json(value: object) -> None:
     """One JSON document, indented, in UTF-8."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def print_line(record: Record) -> None:
     """One JSON object on a line, written at once so that followers see it."""
-    click.echo(msgspec.json.encode(record))
+    echo(msgspec.json.encode(record))
     sys.stdout.flush()
 
 
@@ -91,7 +92,7 @@ def cell(value: object) -> str:
         return ", ".join(map(cell, value))
     if isinstance(value, dict):
         value = msgspec.json.encode(value).decode()
-    return _CONTROL.sub(" ", str(value))
+    return printable(_BLANKS.sub(" ", str(value)))
 
 
 def _short(text: str) -> str:
@@ -100,9 +101,21 @@ def _short(text: str) -> str:
     return f"{found[1]} {found[2]}" if found else text
 
 
+def echo(text: str | bytes, *, err: bool = False) -> None:
+    """Print a text, wherever it comes from: nothing in it is obeyed by a terminal."""
+    click.echo(
+        printable(text.decode(errors="replace") if isinstance(text, bytes) else text), err=err
+    )
+
+
 def say(text: str) -> None:
     """Talk to the person at the terminal: stdout is for data only."""
-    click.echo(text, err=True)
+    echo(text, err=True)
+
+
+def say_cut(shown: int, others: str = "") -> None:
+    """A list was cut: that must not look like all there is."""
+    say(f"only {shown} are shown, and there are more: -n {10 * shown} shows more{others}")
 
 
 def schema(kind: str) -> str:

@@ -1,6 +1,5 @@
 """What ranks wrote: from the files on this node, or the ends that are kept of those that failed."""
 
-import re
 import sys
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from everstep.observe.printable import printable_line
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -20,7 +20,6 @@ from everstep_services.cli.output import print_json, print_line, say, schema
 STREAMS = ("stdout", "stderr")
 _LOOK_EVERY_S = 0.2
 _PIECE = 1 << 20
-_UNSAFE = re.compile(r"(?!\x1b\[[\d;]*m)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal would obey, except for tabs and colours."""
 
 
@@ -173,7 +172,7 @@ def print_lines(
         case _:
             for line in lines:
                 # Of a progress bar, what it showed last.
-                shown = _UNSAFE.sub("\ufffd", line.text.rpartition("\r")[2])
+                shown = printable_line(line.text.rpartition("\r")[2])
                 sys.stdout.write(f"{line.node}:{line.rank}| {shown}\n")
                 if is_live:
                     sys.stdout.flush()

@@ -18,6 +18,7 @@ from everstep_services.cli.output import (
     print_line,
     print_records,
     say,
+    say_cut,
     schema,
 )
 
@@ -40,6 +41,8 @@ def print_ranks(
         case _:
             columns = WIDE if invocation.output == "wide" else COLUMNS
             print_records(invocation, "rank", map(_shown, found["items"]), columns)
+    if found["next"] is not None:
+        say_cut(len(found["items"]))
     for line in said(found):
         say(line)
 

@@ -12,6 +12,7 @@ SECTIONS = {
     "observe": "everstep.observe.settings:ObserveSettings",
     "history": "everstep_services.history.settings:HistorySettings",
     "health": "everstep_services.health.settings:HealthSettings",
+    "logins": "everstep_services.logins.settings:LoginSettings",
     "rendezvous": "everstep_services.rendezvous.settings:RendezvousSettings",
     "catalog": "everstep_services.catalog.settings:CatalogSettings",
     "api": "everstep_services.history.settings:ApiSettings",

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-import click
-
 from everstep.sizes import size
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
@@ -24,7 +22,7 @@ from everstep_services.cli.layout import (
     span,
     wall_s,
 )
-from everstep_services.cli.output import cell, print_record
+from everstep_services.cli.output import cell, echo, print_record
 from everstep_services.cli.stall_story import stall_lines
 
 _LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore", "first_step")
@@ -51,7 +49,7 @@ def print_incident(invocation: Invocation, incident: dict[str, Any]) -> None:
         print_record(invocation, "incident", incident, "incident")
         return
     for line in story(incident):
-        click.echo(line)
+        echo(line)
 
 
 def story(incident: Record) -> Iterator[str]:

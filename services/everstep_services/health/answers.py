@@ -2,6 +2,7 @@
 
 import asyncio
 
+from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus, Handler
 from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
@@ -86,12 +87,23 @@ class Answers:
     async def _audited(self, question: Message) -> Message:
         assert isinstance(question, Deed)
         try:
+            if isinstance(question, SetLimit | SetControl):
+                await self._check_known(question.job)
             done = await self._done(question)
         except EverstepError as error:
             self._records.keep(self._acted(question, "refused", f"{question.reason}: {error}"))
             raise
         self._records.keep(self._acted(question, "accepted", question.reason))
         return done
+
+    async def _check_known(self, job: str) -> None:
+        """A wrong name must not be taken: nobody would notice that what was asked never acts."""
+        if job == CLUSTER or self._observer.has_heard(job):
+            return
+        for bucket in ("ROUNDS", "LIMITS", "CONTROL"):
+            if (await self._bus.documents(bucket).get(job)).data is not None:
+                return
+        raise RefusalError("404", f"there is no job {job}: ask once it was started")
 
     async def _done(self, question: Deed) -> Done:
         match question:

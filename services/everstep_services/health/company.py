@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 
 from everstep.messages import NodeBeat
@@ -16,6 +17,14 @@ _HAILS_LEAST = 7
 """Who was asked so often, and would have been heard, is not silent because beats were lost."""
 _ANSWERED_S = 0.1
 """A node that is asked for a beat has sent it by then."""
+_INQUIRE_EVERY_S = 0.4
+_INQUIRIES_MOST = 64
+_ASKED_MOST = 2
+_ALIVE_FOR_S = 1.2
+"""What a warden has answered holds so long: for two inquiries, and what an answer takes."""
+_AT_WORK = frozenset({"starting", "running"})
+_HAS_LEFT = frozenset({"stopping", "joining"})
+"""What a node says of itself whose round is over."""
 _HAILS_IN_VAIN = 30
 """Who was asked so often is not asked again before it is heard, or its training has moved."""
 
@@ -28,6 +37,7 @@ class Limits:
     hail_after_s: float
     hailed_s: float
     all_silent_s: float
+    stopped_s: float
     reconnect_s: float
     moving_most_s: float
     tick_s: float
@@ -71,8 +81,17 @@ class _Node:
     """When it was asked for a beat since it was heard, by the observer's own clock."""
     door: Door | None = None
     """Whether anybody hears what is said to it; nobody has asked since it was heard."""
+    inquired_s: float = -inf
+    """When others were last asked to find out whether its warden lives, by the sighted clock."""
+    alive_s: float = -inf
+    """When its warden was last known to, by the sighted clock."""
     loss: Lost | None = None
     """What was found, once it is lost."""
+
+
+def _is_at_work(beat: NodeBeat) -> bool:
+    """Its ranks run, or are about to, and others may ask its warden whether it lives."""
+    return beat.warden is not None and beat.slot is not None and beat.state in _AT_WORK
 
 
 class Company:
@@ -95,6 +114,7 @@ class Company:
         if node is None:
             return self._welcome(beat, seen_s, now)
         self._note_motion(beat, node.beat, seen_s)
+        self._note_alive(beat, seen_s)
         if node.is_over and beat.sequence <= node.beat.sequence:
             node.is_over = False  # another agent: the job begins again
         node.beat, node.seen_s, node.heard_at, node.hails, node.door = beat, seen_s, now, (), None
@@ -114,6 +134,24 @@ class Company:
             elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
                 node.hails += (now,)
                 yield node.beat
+
+    def inquiries(self, seen_s: float) -> Iterator[tuple[NodeBeat, list[NodeBeat]]]:
+        """Who is to find out whether the wardens of silent nodes live, and of which."""
+        silent = [
+            node
+            for node in self._unheard(seen_s)
+            if _is_at_work(node.beat) and seen_s - node.inquired_s >= _INQUIRE_EVERY_S
+        ][:_INQUIRIES_MOST]
+        if not silent:
+            return
+        for node in silent:
+            node.inquired_s = seen_s
+        beats = [node.beat for node in silent]
+        heard = (one.beat for one in reversed(self.nodes.values()))
+        for beat in islice(heard, _ASKED_MOST):
+            if seen_s - self.nodes[beat.node].seen_s >= self._limits.witness_s:
+                return
+            yield beat, beats
 
     def knocks(self, seen_s: float, back_s: float) -> Iterator[NodeBeat]:
         """Those whose connection may have closed with their last word: ask who hears them."""
@@ -227,6 +265,8 @@ class Company:
         # A question counts once its answer would have been heard: it may still wait to be read.
         in_vain = sum(asked_at + _ANSWERED_S <= at.read_at for asked_at in node.hails)
         was_asked = in_vain >= _HAILS_LEAST
+        if self._is_stopped(node, seen_s):
+            return None
         least_s = limits.hailed_s if has_moved and was_asked else limits.silence_s
         limit_s = least_s if is_witnessed else limits.all_silent_s
         if node.seen_s < at.back_s:
@@ -246,7 +286,7 @@ class Company:
         limits, door, seen_s = self._limits, node.door, at.seen_s
         if door is None or node.seen_s < at.back_s or self._unheard_s(seen_s) >= limits.witness_s:
             return None
-        if not door.is_shut(limits.reconnect_s):
+        if not door.is_shut(limits.reconnect_s) or self._is_stopped(node, seen_s):
             return None
         others = (
             f"its connection to the bus closed with its last word, and for {door.shut_s:.1f} s "
@@ -254,9 +294,43 @@ class Company:
         )
         return self._found(node, at, limits.hailed_s + limits.reconnect_s, others)
 
+    def _unheard(self, seen_s: float) -> Iterator[_Node]:
+        """Nodes that are silent for so long that they are asked, unless the others train on."""
+        for node in self.nodes.values():
+            if seen_s - node.seen_s < self._limits.hail_after_s:
+                return
+            if node.is_over or self._is_left_behind(node.beat):
+                continue
+            if not self._moves(node.beat, seen_s, self._limits.hail_after_s):
+                yield node
+
+    def _note_alive(self, beat: NodeBeat, seen_s: float) -> None:
+        """Others have asked the wardens of silent nodes."""
+        for name in beat.alive:
+            node = self.nodes.get(name)
+            if node is not None and name != beat.node:
+                node.alive_s = seen_s
+
+    def _is_stopped(self, node: _Node, seen_s: float) -> bool:
+        """Its warden lives: the agent is there, and gets no turn; its ranks need none.
+
+        That is believed for a time, and only while its round goes on: who is to stop its ranks, or
+        to start others, is needed at once.
+        """
+        is_alive = seen_s - node.alive_s < _ALIVE_FOR_S
+        if not is_alive or seen_s - node.seen_s >= self._limits.stopped_s:
+            return False
+        is_over = any(
+            other.beat.round == node.beat.round and other.beat.state in _HAS_LEFT
+            for other in self.nodes.values()
+        )
+        return _is_at_work(node.beat) and not is_over
+
     def _found(self, node: _Node, at: Moment, limit_s: float, others: str) -> Lost:
         silence_s = at.seen_s - node.seen_s
         blind_s = max(0.0, at.now - node.heard_at - silence_s)
+        if at.seen_s - node.alive_s < _ALIVE_FOR_S:
+            others += "; its warden answers: its agent is stopped, and was waited for"
         return lost(node.beat, silence_s, limit_s, blind_s=blind_s, others=others)
 
     def _witness(self, seen_s: float) -> str:

@@ -128,6 +128,13 @@ class Fleet:
         )
         return list(itertools.islice(asked, _HAILS_MOST))
 
+    def inquiries(self, now: float) -> list[tuple[NodeBeat, list[NodeBeat]]]:
+        """Nodes that are to find out whether the wardens of silent ones live, and which."""
+        seen_s = self._sight.read(now)
+        if self._was_blind or self._is_late:
+            return []
+        return [one for company in self._companies.values() for one in company.inquiries(seen_s)]
+
     def knocks(self, now: float) -> list[NodeBeat]:
         """The last beats of nodes of which to ask whether anybody hears them."""
         seen_s = self._sight.read(now)

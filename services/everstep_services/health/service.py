@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from everstep import subjects
-from everstep.bus.errors import BusError, BusTimeoutError
+from everstep.bus.containment import Containment
+from everstep.bus.errors import BusTimeoutError
 from everstep.bus.ports import Bus, Inbox
 from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
+from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import (
     BeatNow,
@@ -59,22 +62,28 @@ class Observer:
         self._sighted_blind_s = 0.0
         self._blinded_by = ""
         self._counts: Counter[str] = Counter()
+        self._contained = Containment("the observer")
 
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
         jobs, nodes, lost = self._fleet.counts()
-        names = ("beats", "hails", "knocks", "lost", "returned", "stalls")
+        names = ("beats", "hails", "knocks", "inquiries", "lost", "returned", "stalls")
         return {
             "jobs": float(jobs),
             "nodes": float(nodes),
             "nodes_lost": float(lost),
             "blind_seconds_total": self._fleet.blind_s,
+            "input_failures_total": float(self._contained.failures),
             **{f"{name}_total": float(self._counts[name]) for name in names},
         }
 
     def silences(self, job: str | None) -> dict[str, tuple[float, bool]]:
         """How long each node of a job, or of all, is silent, and whether it is lost."""
         return self._fleet.silences(job, self._clock.now())
+
+    def has_heard(self, job: str) -> bool:
+        """Some node of the job has beaten, and was not forgotten yet."""
+        return bool(self._fleet.silences(job, self._clock.now()))
 
     def nodes(self) -> int:
         """How many nodes are known from their beats."""
@@ -88,48 +97,57 @@ class Observer:
             self._beats = beats
             async for beat in beats:
                 self._counts["beats"] += 1
-                now = self._clock.now()
-                finding = self._fleet.hear(beat, now)
-                self._locator.hear(beat, self._fleet.sighted_s(now))
-                self._teacher.hear(beat)
-                if finding is not None:
-                    self._announce_return(finding)
+                with self._contained.of("a beat"):
+                    self._hear(beat)
+
+    def _hear(self, beat: NodeBeat) -> None:
+        now = self._clock.now()
+        finding = self._fleet.hear(beat, now)
+        self._locator.hear(beat, self._fleet.sighted_s(now))
+        self._teacher.hear(beat)
+        if finding is not None:
+            self._announce_return(finding)
 
     async def follow_jobs_for_ever(self) -> None:
         """Hear which jobs are over, so that nobody waits for their nodes."""
         async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
             async for fact in ended:
-                self._fleet.end_job(fact.job)
-                self._locator.end_job(fact.job)
-                self._teacher.end_job(fact.job)
+                with self._contained.of("the end of a job"):
+                    self._fleet.end_job(fact.job)
+                    self._locator.end_job(fact.job)
+                    self._teacher.end_job(fact.job)
 
     async def follow_stalls_for_ever(self) -> None:
         """Hear which ranks have stalled, as their agents find."""
         subject = subjects.fact(None, "rank_stalled")
         async with self._bus.subscribe(subject, RankStalled) as stalls:
             async for fact in stalls:
-                self._locator.stalled(fact, self._fleet.sighted_s(self._clock.now()))
+                with self._contained.of("a stall"):
+                    self._locator.stalled(fact, self._fleet.sighted_s(self._clock.now()))
 
     async def follow_recoveries_for_ever(self) -> None:
         """Hear which of them move again."""
         subject = subjects.fact(None, "rank_recovered")
         async with self._bus.subscribe(subject, RankRecovered) as recoveries:
             async for fact in recoveries:
-                self._locator.recovered(fact)
+                with self._contained.of("a recovery"):
+                    self._locator.recovered(fact)
 
     async def remind_for_ever(self) -> None:
         """Say again who is lost. Rendezvous may have been away, or have heard the node since."""
         while True:
             await self._clock.sleep(_REMIND_EVERY_S)
             for finding in self._fleet.still_lost():
-                self._tell_loss(self._loss(finding))
+                with self._contained.of("a reminder"):
+                    self._tell_loss(self._loss(finding))
 
     async def judge_for_ever(self) -> None:
         """Judge every silence and every stall, once a tick."""
         async with asyncio.TaskGroup() as knocking:
             while True:
                 await self._clock.sleep(self._fleet.tick_s)
-                self._judge(knocking)
+                with self._contained.of("a judgement"):
+                    self._judge(knocking)
 
     def _judge(self, knocking: asyncio.TaskGroup) -> None:
         now, is_blind = self._clock.now(), self._is_blind()
@@ -141,6 +159,9 @@ class Observer:
         for beat in self._fleet.hails(now):
             self._counts["hails"] += 1
             self._bus.send(subjects.hail(beat.job, beat.node), _hail(beat))
+        for asked, silent in self._fleet.inquiries(now):
+            self._counts["inquiries"] += 1
+            self._bus.send(subjects.hail(asked.job, asked.node), _inquiry(asked, silent))
         for beat in self._fleet.knocks(now):
             knocking.create_task(self._knock(beat), name=f"knock-{beat.node}")
         if not is_blind:
@@ -153,16 +174,17 @@ class Observer:
     async def _knock(self, beat: NodeBeat) -> None:
         """Learn whether anybody hears what a node is asked. What cannot be told is no answer."""
         self._counts["knocks"] += 1
-        subject = subjects.hail(beat.job, beat.node)
         is_there: bool | None
         try:
+            subject = subjects.hail(beat.job, beat.node)
             is_there = await self._bus.deliver(subject, _hail(beat), within_s=_KNOCK_WITHIN_S)
         except BusTimeoutError:
             is_there = None
-        except BusError as error:
+        except EverstepError as error:
             log.debug("knock_untold job=%s node=%s error=%s", beat.job, beat.node, error)
             return
-        self._fleet.knocked(beat, is_there, self._clock.now())
+        with self._contained.of("a knock"):
+            self._fleet.knocked(beat, is_there, self._clock.now())
 
     def _is_blind(self) -> bool:
         dropped = 0 if self._beats is None else self._beats.dropped
@@ -268,12 +290,25 @@ def _hail(beat: NodeBeat) -> BeatNow:
     return BeatNow(id=new_id(), job=beat.job, round=beat.round or 0, node=beat.node, reason=reason)
 
 
+def _inquiry(asked: NodeBeat, silent: Sequence[NodeBeat]) -> BeatNow:
+    names = ", ".join(beat.node for beat in silent)
+    return BeatNow(
+        id=new_id(),
+        job=asked.job,
+        round=asked.round or 0,
+        node=asked.node,
+        reason=f"do the wardens of {names} live?",
+        wardens=tuple(beat.warden for beat in silent if beat.warden is not None),
+    )
+
+
 def _limits(settings: HealthSettings) -> Limits:
     return Limits(
         silence_s=settings.silence_limit_s,
         hail_after_s=settings.hail_after_s,
         hailed_s=settings.hailed_limit_s,
         all_silent_s=settings.all_silent_limit_s,
+        stopped_s=settings.stopped_limit_s,
         reconnect_s=settings.reconnect_grace_s,
         moving_most_s=settings.moving_limit_most_s,
         tick_s=settings.tick_s,

@@ -102,6 +102,10 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     """The limit of a node that was asked and did not answer, once its training stands."""
     all_silent_limit_s: float = 15.0
     """The limit while no node of the job is heard: then the bus or we may be to blame."""
+    stopped_limit_s: float = 30.0
+    """The limit of a node whose agent is not heard, while its warden still answers other agents of
+    the job and its round goes on: the agent is stopped, or has no turn, and the ranks are there. 0
+    for no such patience."""
     reconnect_grace_s: float = 10.0
     """After we lost the bus, a node that has not been heard since may be silent for so much
     longer: it may be on its way back, too. And a node whose connection closed, while others train
@@ -143,6 +147,8 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
                 f"{self.all_silent_limit_s:g} < {self.silence_limit_s:g}"
             )
         self._check_ticks()
+        if self.stopped_limit_s < 0:
+            raise ValueError(f"stopped_limit_s must not be negative, got {self.stopped_limit_s:g}")
         if self.moving_limit_most_s < self.silence_limit_s:
             raise ValueError(
                 f"moving_limit_most_s must be at least silence_limit_s, got "

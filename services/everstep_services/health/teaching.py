@@ -5,6 +5,7 @@ from collections import Counter
 
 from everstep import subjects
 from everstep.bus.asking import RefusalError
+from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.ports import Bus
 from everstep.bus.recorder import Recorder
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 _BUCKET = "LIMITS"
 _ATTEMPTS = 10
 _OUTSIDE = "outside"
-_NAME_MOST = 128
+_NAME_MOST = 64
 
 
 class Teacher:
@@ -42,6 +43,7 @@ class Teacher:
         self._records = records
         self._lessons: dict[str, Lessons] = {}
         self._counts: Counter[str] = Counter()
+        self._contained = Containment("the teacher")
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
@@ -62,8 +64,9 @@ class Teacher:
         async with self._bus.subscribe(subject, ProgressMade) as progress:
             async for fact in progress:
                 if fact.is_first:
-                    lessons = self._of(fact.job)
-                    lessons.started(fact.round, fact.steps_s, self._clock.now())
+                    with self._contained.of("a first step"):
+                        lessons = self._of(fact.job)
+                        lessons.started(fact.round, fact.steps_s, self._clock.now())
 
     async def teach_for_ever(self) -> None:
         """Write down what was learned, so often at most."""
@@ -80,6 +83,8 @@ class Teacher:
                     self._counts["conflicts"] += 1  # the next beats come to the same
                 except (BusError, BadMessageError, TimeoutError) as error:
                     log.warning("limits_not_written job=%s error=%s", job, error)
+                except Exception as error:  # noqa: BLE001  other jobs learn all the same
+                    self._contained.note(f"limits of {job}", error)
 
     async def show(self, job: str) -> LimitsDocument:
         """The limits that are in force."""
@@ -92,11 +97,11 @@ class Teacher:
         """Put a limit in the place of what was learned, or take it away again."""
         section = "" if ask.limit.section == _OUTSIDE else ask.limit.section
         limit_s = ask.limit.limit_s
-        if limit_s < 0 or len(section) > _NAME_MOST:
+        if limit_s < 0 or len(section.encode()) > _NAME_MOST:
             raise RefusalError(
                 "422",
                 f"a limit of {limit_s:g} s for {section[:_NAME_MOST]!r} cannot be: give seconds "
-                f"above 0, or 0 to have it learned",
+                f"above 0, or 0 to have it learned, for a name of {_NAME_MOST} bytes at most",
             )
         for _ in range(_ATTEMPTS):
             found, revision = await self._read(ask.job)

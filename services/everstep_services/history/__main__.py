@@ -10,6 +10,7 @@ from pathlib import Path
 
 from everstep.bus import BusSettings
 from everstep.clock import SystemClock
+from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.http import listen
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         return say("history", error)
     configure(loaded.section(LogSettings), "history", environ=os.environ)
+    raise_descriptor_limit()
     match asked.command:
         case "rebuild":
             return run("history", partial(_rebuild, loaded))

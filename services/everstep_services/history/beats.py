@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep import subjects
+from everstep.bus.containment import Containment
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.messages import NodeBeat, RankBeat
+from everstep.messages import NodeBeat, RankBeat, SectionLimit
 
 STALE_S = 3.0
 """Agents speak once a second: whoever has not for so long is shown as it was."""
+_LIMITS_LAST_S = 30.0
+"""Agents tell their limits every ten seconds."""
 _FORGET_S = 900.0
 _CAPACITY = 32_768
 
@@ -48,8 +51,11 @@ class Beats:
         self._clock = clock
         self._began = clock.now()
         self._jobs: defaultdict[str, dict[str, tuple[NodeBeat, float]]] = defaultdict(dict)
+        self._limits: dict[str, tuple[NodeBeat, float]] = {}
+        """Of each job the last beat that told its limits."""
         self._order: OrderedDict[tuple[str, str], float] = OrderedDict()
         """When each node was heard, the longest silent first."""
+        self._contained = Containment("beats")
 
     @property
     def listening_s(self) -> float:
@@ -58,13 +64,17 @@ class Beats:
 
     def statistics(self) -> dict[str, float]:
         """What it holds, for metrics."""
-        return {"nodes": float(len(self._order))}
+        return {
+            "nodes": float(len(self._order)),
+            "input_failures_total": float(self._contained.failures),
+        }
 
     async def hear_for_ever(self) -> None:
         """Take in every beat of every job."""
         async with self._bus.subscribe(subjects.beat(), NodeBeat, capacity=_CAPACITY) as beats:
             async for beat in beats:
-                self.hear(beat)
+                with self._contained.of("a beat"):
+                    self.hear(beat)
 
     def hear(self, beat: NodeBeat) -> None:
         """A beat; those that nobody has followed for long make room."""
@@ -73,6 +83,8 @@ class Beats:
             self._forget(key)
             return
         self._jobs[beat.job][beat.node] = (beat, now)
+        if beat.limits:
+            self._limits[beat.job] = (beat, now)
         self._order[key] = now
         self._order.move_to_end(key)
         while (oldest := next(iter(self._order))) != key and now - self._order[oldest] > _FORGET_S:
@@ -91,6 +103,13 @@ class Beats:
             nodes, newest, {rank.rank: (rank, one) for one in here for rank in one.beat.ranks}
         )
 
+    def limits(self, job: str) -> tuple[SectionLimit, ...]:
+        """The limits that can act on its ranks now, as an agent says; none while no ranks run."""
+        beat, at = self._limits.get(job, (None, 0.0))
+        if beat is None or self._clock.now() - at > _LIMITS_LAST_S:
+            return ()
+        return beat.limits
+
     def node(self, name: str) -> Heard | None:
         """The newest beat of a node, whichever its job."""
         found = [self._heard(*known[name]) for known in self._jobs.values() if name in known]
@@ -106,3 +125,4 @@ class Beats:
         nodes.pop(node, None)
         if not nodes:
             self._jobs.pop(job, None)
+            self._limits.pop(job, None)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from everstep.bus.containment import Containment
 from everstep.bus.errors import BlobMissingError, BusError
 from everstep.bus.ports import Blobs
 from everstep.clock import Clock
@@ -11,6 +12,7 @@ from everstep.messages import BlobRef
 from everstep.store.errors import StoreError
 from everstep.store.instants import to_us
 from everstep.store.kept import KeptBlobs
+from everstep.subjects import BadSubjectError
 from everstep_services.history.news import News
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class LogCopier:
         self._most_bytes = most_bytes
         self._n = 0
         self._is_failing = False
+        self._contained = Containment("copies of logs")
 
     async def copy_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
         """Look whenever the log has grown; what fails is tried again."""
@@ -68,7 +71,7 @@ class LogCopier:
         try:
             async with asyncio.timeout(_FETCH_WITHIN_S):
                 data = await self._blobs.get(ref)
-        except BlobMissingError as error:
+        except (BlobMissingError, BadSubjectError) as error:
             absent = str(error)
         now_us = to_us(self._clock.wall())
         await self._copies.keep(ref, data, absent=absent, now_us=now_us)
@@ -81,6 +84,9 @@ class LogCopier:
             if not self._is_failing:
                 log.warning("logs_not_copied error=%s", str(error) or type(error).__name__)
             self._is_failing = True
+            return False
+        except Exception as error:  # noqa: BLE001  what facts refer to is not ours to trust
+            self._contained.note("a reference to a log", error)
             return False
         self._is_failing = False
         return True

@@ -164,5 +164,9 @@ async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
 
 def near(name: str, known: Iterable[str]) -> str:
     """Which of these names may have been meant, as the end of a sentence."""
-    close = difflib.get_close_matches(name, list(known), n=3)
+    names = list(known)
+    if name in names:
+        why = "it is over, or another launcher runs it"
+        return f", only a record of one: {why}; see everstep job show {name}"
+    close = difflib.get_close_matches(name, names, n=3)
     return f"; did you mean {' or '.join(close)}?" if close else "; see everstep jobs"

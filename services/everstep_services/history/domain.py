@@ -7,7 +7,19 @@ each column's rule decides between claims (`everstep.store.shapes`).
 
 from collections.abc import Iterable, Mapping
 
-from everstep.messages import Fact
+from everstep.messages import (
+    FACTS,
+    ActionDecided,
+    AllocationEnded,
+    AllocationStarted,
+    Fact,
+    IncidentOpened,
+    JobChanged,
+    JobEnded,
+    JobStarted,
+    NodeJoined,
+)
+from everstep.messages.base import RoundFact
 from everstep.store.changes import Changes, Recorded
 from everstep.store.shapes import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
@@ -38,6 +50,16 @@ _CLAIMS: Mapping[type[Fact], Claim] = {
 }
 """Kinds that change a table of their own; every other fact only counts for its job and round."""
 
+_OPENING = frozenset(
+    {
+        *(kind for kind in FACTS if issubclass(kind, RoundFact)),
+        *(JobStarted, JobChanged, JobEnded, AllocationStarted, AllocationEnded),
+        *(NodeJoined, IncidentOpened, ActionDecided),
+    }
+)
+"""Kinds that say by themselves that there is a job: all facts of a round, and what rendezvous
+decides. What people ask and services answer may name jobs that there never were."""
+
 
 def fold(recorded: Iterable[Recorded]) -> Changes:
     """All that these facts change, given in the order of the log, and each once."""
@@ -47,6 +69,8 @@ def fold(recorded: Iterable[Recorded]) -> Changes:
         fact = one.fact
         if fact.job != CLUSTER:
             _hear(heard, (fact.job, fact.round), one)
+            if type(fact) in _OPENING:
+                changes.merge(JOBS, (fact.job,), opened_n=one.n)
         claim = _CLAIMS.get(type(fact))
         if claim is not None:
             claim(changes, one, fact)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everstep.bus import BusSettings, connect, topology
 from everstep.clock import SystemClock
+from everstep.observe.connections import ConnectionLimits
 from everstep.observe.http import serve_asgi
 from everstep.runtime import Parts
 from everstep.store.database import Database, StoreLimits, open_database
@@ -53,6 +54,12 @@ async def opened(
         most_bytes = settings.keep_log_bytes
         copier = LogCopier(KeptBlobs(database), bus.blobs, news, clock=clock, most_bytes=most_bytes)
 
+        limits = ConnectionLimits(
+            most=api.max_connections,
+            headers_within_s=api.headers_within_s,
+            body_within_s=api.body_within_s,
+        )
+
         async def close_streams(stop: asyncio.Event) -> None:
             await stop.wait()
             news.close()
@@ -66,7 +73,10 @@ async def opened(
                 context.beats.hear_for_ever,
                 partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
             ),
-            drains=(partial(serve_asgi, create_app(context), listener), close_streams),
+            drains=(
+                partial(serve_asgi, create_app(context), listener, limits=limits),
+                close_streams,
+            ),
             checks={"bus": bus.prove, "database": partial(_answers, database)},
             statistics={
                 "history": projector.statistics,

@@ -15,6 +15,7 @@ from everstep.messages.codec import (
 )
 from everstep.store.instants import to_us
 from everstep.store.log import NewFact
+from everstep.subjects import is_name
 
 
 @dataclass(slots=True)
@@ -62,11 +63,15 @@ def _new(
 ) -> NewFact:
     # The server lets an agent write on its own job's subjects only, so the subject is what
     # can be trusted: a fact that says otherwise is another job's, or a lie.
-    if message.subject.split(".")[2:] != [said.job, kind]:
+    if message.subject.split(".")[2:] != [said.job, kind] or not is_name(said.job):
         raise BadMessageError(
             f"it says job {said.job} and kind {kind} on the subject {message.subject}",
             message.data,
         )
+    try:
+        body = message.data.decode()
+    except UnicodeDecodeError as error:  # in a field that this release does not know
+        raise BadMessageError(f"it is not Unicode: {error.reason}", message.data) from error
     return NewFact(
         message.sequence,
         said.id,
@@ -76,7 +81,7 @@ def _new(
         node,
         to_us(said.at),
         said.source,
-        message.data.decode(),
+        body,
         fact,
     )
 

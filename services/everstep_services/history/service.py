@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
+from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, LeaseLostError
 from everstep.bus.ports import Bus, Delivered, Held, StreamPosition
 from everstep.clock import Clock
@@ -53,6 +54,7 @@ class Projector:
         self._renewed = 0.0
         self._complaints: set[tuple[str, str]] = set()
         self._counts: Counter[str] = Counter()
+        self._contained = Containment("the projector")
         self._failures = 0
         self.last_commit: datetime | None = None
 
@@ -70,10 +72,12 @@ class Projector:
             "unknown",
             "refused",
             "unstorable",
+            "unprojected",
             "batches",
             "retries",
         )
         counts = {f"{name}_total": float(self._counts[name]) for name in names}
+        counts["input_failures_total"] = float(self._contained.failures)
         return {**counts, "projecting": float(self.is_projecting), "last_n": self._news.last_n}
 
     async def project_for_ever(self) -> None:
@@ -86,6 +90,9 @@ class Projector:
             except SchemaTooNewError:
                 raise
             except (BusError, StoreError, TimeoutError) as error:
+                await self._wait_after(error)
+            except Exception as error:  # noqa: BLE001  the API answers from what is there
+                self._contained.note("the projection", error)
                 await self._wait_after(error)
             finally:
                 self._held = None
@@ -160,19 +167,20 @@ class Projector:
             appended = await self._log.append(
                 stream, facts, sequence=sequence, received_us=to_us(self.last_commit)
             )
-        except UnstorableError as error:
-            if not facts:
+        except Exception as error:
+            if not facts or not _is_of_a_fact(error):
                 raise
             await self._append_parts(stream, facts, sequence, error)
             return
         self._counts["facts"] += appended.added
         self._counts["duplicates"] += appended.duplicates
+        self._counts["unprojected"] += appended.unprojected
         self._news.announce(appended.last_n)
         if not appended.is_projected:
             await self._catch_up()
 
     async def _append_parts(
-        self, stream: str, facts: Sequence[NewFact], sequence: int, error: UnstorableError
+        self, stream: str, facts: Sequence[NewFact], sequence: int, error: Exception
     ) -> None:
         if len(facts) == 1:
             self._complain("unstorable", facts[0].kind, str(error))
@@ -227,3 +235,10 @@ class Projector:
         if key not in self._complaints and len(self._complaints) < _SEEN_MOST:
             self._complaints.add(key)
             log.warning("fact_%s what=%s reason=%s", what, subject, reason)
+
+
+def _is_of_a_fact(error: Exception) -> bool:
+    """It would come again, whatever is done to the database."""
+    if isinstance(error, UnstorableError):
+        return True
+    return not isinstance(error, StoreError | BusError | TimeoutError | OSError)

@@ -85,6 +85,13 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     """All headers of a request together."""
     max_response_bytes: int = 8 << 20
     """About how large a page may get; it then ends early, with a cursor for the rest."""
+    max_connections: int = 1000
+    """Open connections, and never more than half of the file descriptors of the process. One more
+    cuts the one that has been silent longest."""
+    headers_within_s: float = 15.0
+    """How long a client may take for the headers of a request."""
+    body_within_s: float = 20.0
+    """How long it may take for the body."""
     max_concurrent: int = 64
     """Requests in progress; more are refused with 503."""
     answer_within_s: float = 28.0
@@ -111,6 +118,9 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
             "max_url_bytes",
             "max_header_bytes",
             "max_response_bytes",
+            "max_connections",
+            "headers_within_s",
+            "body_within_s",
             "max_concurrent",
             "answer_within_s",
             "max_listeners",

@@ -9,6 +9,7 @@ import msgspec
 
 from everstep import __version__, subjects
 from everstep.bus.asking import RefusalError
+from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.ports import Bus, Document
 from everstep.clock import Clock
@@ -93,6 +94,14 @@ class Desk:
         self._news: Document | None = None
         self._wake_at: float | None = None
         self._tidy_at: float | None = None
+        self._contained = Containment(f"job {job}")
+        self._unreadable = ""
+        """What was logged of a document that cannot be read."""
+
+    @property
+    def failures(self) -> int:
+        """How many batches of events could not be decided on, for a reason that nobody foresaw."""
+        return self._contained.failures
 
     async def ask(self, question: Event) -> Message:
         """The answer, once what it rests on is written down."""
@@ -149,7 +158,10 @@ class Desk:
                 self._put_off(batch, error)
             except UnreadableError as error:
                 self._leave_alone(batch, error)
-            await self._tidy()
+            except Exception as error:  # noqa: BLE001  no other job may suffer from this one
+                self._pass_over(batch, error)
+            with self._contained.of("facts that wait"):
+                await self._tidy()
 
     async def _wait(self) -> None:
         times = [at for at in (self._wake_at, self._tidy_at) if at is not None]
@@ -247,10 +259,10 @@ class Desk:
 
     async def _probe(self, probe: Probe) -> None:
         within_s = self._around.settings.probe_within_s
-        subject = self._subject(probe.node, probe.instance)
         try:
+            subject = self._subject(probe.node, probe.instance)
             is_there = await self._around.bus.deliver(subject, probe.order, within_s=within_s)
-        except (BusError, TimeoutError) as error:
+        except (EverstepError, TimeoutError) as error:
             # Unreachable is not gone.
             log.debug("probe_untold job=%s node=%s error=%s", self._name, probe.node, error)
             return
@@ -301,9 +313,19 @@ class Desk:
             if answer is None and not isinstance(event, Tick):
                 self._events.append((event, None))
 
+    def _pass_over(self, batch: Batch, error: Exception) -> None:
+        """What came together is dropped, and the document is read again: it has nothing of it."""
+        names = ", ".join(sorted({type(event).__name__ for event, _ in batch}))
+        self._contained.note(f"events {names or 'of time'}", error)
+        self._revision, self._memory = None, Memory()
+        self._wake_at = self._around.clock.now() + _RETRY_S
+        refuse(batch, RefusalError("500", "rendezvous failed: see its log"))
+
     def _leave_alone(self, batch: Batch, error: UnreadableError) -> None:
         """Until somebody writes something else there: no other job may suffer from it."""
-        log.error("document_unreadable job=%s error=%s", self._name, error)
+        if self._unreadable != str(error):
+            self._unreadable = str(error)
+            log.error("document_unreadable job=%s error=%s", self._name, error)
         self._revision, self._wake_at = None, None
         refuse(batch, RefusalError("503", str(error)))
 

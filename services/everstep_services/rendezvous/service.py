@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from everstep import subjects
+from everstep.bus.containment import Containment
 from everstep.bus.ports import Bus, Document, Handler
 from everstep.clock import Clock
 from everstep.ids import checked_name
@@ -58,13 +59,19 @@ class Rendezvous:
         self._desks: dict[str, Desk] = {}
         self._around: Surroundings | None = None
         self._counts = Counts()
+        self._contained = Containment("rendezvous")
         self.answers = asyncio.Event()
         """Set once questions are heard."""
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
         counts = {f"{name}_total": getattr(self._counts, name) for name in Counts.__slots__}
-        return counts | {"jobs": float(len(self._desks)), "suspects": float(len(self._suspects))}
+        failures = self._contained.failures + sum(one.failures for one in self._desks.values())
+        return counts | {
+            "jobs": float(len(self._desks)),
+            "suspects": float(len(self._suspects)),
+            "input_failures_total": float(failures),
+        }
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -124,12 +131,14 @@ class Rendezvous:
     async def _follow_rounds(self) -> None:
         async with self._bus.documents(BUCKET).follow() as documents:
             async for document in documents:
-                self._desk(document.key).offer(document)
+                if subjects.is_name(document.key):
+                    self._desk(document.key).offer(document)
 
     async def _follow_control(self) -> None:
         async with self._bus.documents("CONTROL").follow() as documents:
             async for document in documents:
-                self._switch(document)
+                with self._contained.of(f"document CONTROL/{document.key}"):
+                    self._switch(document)
 
     def _switch(self, document: Document) -> None:
         try:
@@ -148,16 +157,18 @@ class Rendezvous:
         """What health wrote down last holds, whether or not it runs now."""
         async with self._bus.documents("NODES").follow(subjects.CLUSTER) as documents:
             async for document in documents:
-                try:
-                    self._suspects = _suspects(document)
-                except (msgspec.DecodeError, ValueError) as error:
-                    log.warning("nodes_unreadable error=%s", error)
+                with self._contained.of("document NODES"):
+                    try:
+                        self._suspects = _suspects(document)
+                    except (msgspec.DecodeError, ValueError) as error:
+                        log.warning("nodes_unreadable error=%s", error)
 
     async def _hear_findings(self) -> None:
         async with self._bus.subscribe(subjects.lost(), NodeLost) as findings:
             async for finding in findings:
-                if finding.job in self._desks:
-                    self._desks[finding.job].tell(finding)
+                with self._contained.of("a loss"):
+                    if finding.job in self._desks:
+                        self._desks[finding.job].tell(finding)
 
     async def _watch_bus(self) -> None:
         """After the bus was away, every desk reads again, also one that nothing else wakes."""

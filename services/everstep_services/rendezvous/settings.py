@@ -24,6 +24,9 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     cause_within_s: float = 0.3
     """How long the reports that follow the first may explain it better, and how long ranks may end
     by themselves before they are told to, while all that is known are consequences."""
+    alike_within_s: float = 3.0
+    """How long the other ranks may end by themselves, when one whose program is wrong fails before
+    the job has ever made a step: whether all fail alike decides whether it is tried again."""
     save_within_s: float = 60.0
     """How long ranks may take to save before an operator's stop or restart."""
     save_agree_s: float = 0.5

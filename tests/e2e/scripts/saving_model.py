@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import trainer_sdk
 from trainer_sdk.checkpoint import Checkpointer
-from trainer_sdk.checkpoint.data import Randomness
+from trainer_sdk.checkpoint.data import RngState
 
 
 def network() -> DistributedDataParallel:
@@ -30,7 +30,7 @@ def main(folder: Path, every: int, memory_every: int) -> None:
     rank, run, model = dist.get_rank(), trainer_sdk.session(), network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(2 + rank)
-    state = {"model": model, "optimizer": optimizer, "random": Randomness()}
+    state = {"model": model, "optimizer": optimizer, "random": RngState()}
     saves = Checkpointer(folder / "saved", every=every, memory_every=memory_every)
     found = saves.restore(state)
     step, tier = (0, "") if found is None else (found.step, found.tier)
@@ -46,7 +46,7 @@ def main(folder: Path, every: int, memory_every: int) -> None:
         with (folder / f"losses-{rank}").open("a") as file:
             file.write(f"{step} {loss.item()!r}\n")
         wrong = (folder / "wrong").exists() and run_number() == 2
-        saves.loss(math.nan if wrong else loss)
+        saves.check_loss(math.nan if wrong else loss)
         saves.step(step, state)
         if run.should_stop:
             break

@@ -93,6 +93,7 @@ async def agent(plan: RunPlan, said: int) -> AsyncIterator[tuple[Checkpoints, Pa
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
+            desk.agent_ends(0)  # the job is done, so that nothing may be left
 
 
 async def be_agent(plan: RunPlan, orders: StartRanks, said: int) -> None:

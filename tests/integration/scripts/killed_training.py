@@ -25,7 +25,7 @@ from tests.small_pieces import PIECE_BYTES
 from tests.waiting import until
 from trainer_sdk.checkpoint import staging, writing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
-from trainer_sdk.checkpoint.data import PositionedSampler, Randomness
+from trainer_sdk.checkpoint.data import PositionedSampler, RngState
 from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.save import Save
@@ -53,7 +53,7 @@ class Training:
             "model": self.model,
             "optimizer": self.optimizer,
             "data": self.data,
-            "random": Randomness(),
+            "random": RngState(),
         }
         self.saves = Checkpointer(
             root,

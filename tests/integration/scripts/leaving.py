@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import torch
 
-from trainer_sdk.checkpoint import Checkpointer, Patience
+from trainer_sdk.checkpoint import Checkpointer, Timeouts
 from trainer_sdk.checkpoint.save import OnError
 
 
@@ -23,12 +23,11 @@ def main(root: Path, way: str, on_error: OnError, storage: str) -> None:
         keep_memory=True,
         job=f"leaving-{os.getpid()}",
         on_error=on_error,
-        patience=Patience(exit_within_s=1.0 if storage in ("hangs", "freezes") else 40.0),
+        timeouts=Timeouts(exit_within_s=1.0 if storage in ("hangs", "freezes") else 40.0),
     )
     signal.signal(signal.SIGTERM, leave)
     state = {"a": torch.arange(1 << 20)}
-    assert saves.save(1, state, wait=True) is not None
-    saves.maybe_finalize(blocking=True)
+    assert saves.save(1, state, wait=True).durable
     writer = saves._queue.delivery.writer_pid
     print(writer, saves._saver._readying.arena._folder, flush=True)
     if storage == "fails":
@@ -39,7 +38,7 @@ def main(root: Path, way: str, on_error: OnError, storage: str) -> None:
         os.kill(writer, signal.SIGSTOP)
     if storage == "freezes":
         subprocess.run(["fsfreeze", "--freeze", root.parent], check=True)
-    assert saves.save(2, state, wait=True) is not None
+    assert saves.save(2, state)
     match way:
         case "raise":
             raise KeyError("the training's own")

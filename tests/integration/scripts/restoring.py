@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
-from trainer_sdk.checkpoint.data import PositionedSampler, Randomness
+from trainer_sdk.checkpoint.data import PositionedSampler, RngState
 from trainer_sdk.checkpoint.manifest import ImageIndex, decode
 
 DATA = torch.arange(64 * 16).view(64, 16).sin()
@@ -41,7 +41,7 @@ class Training:
             "model": self.model,
             "optimizer": self.optimizer,
             "data": self.data,
-            "random": Randomness(),
+            "random": RngState(),
         }
         self.saves = Checkpointer(folder / "root", job="restoring", keep_memory=True, **how)
 
@@ -55,7 +55,7 @@ class Training:
             self.optimizer.step()
             self.optimizer.zero_grad()
             losses.append(loss.item())
-            self.saves.loss(losses[-1])
+            self.saves.check_loss(losses[-1])
             self.saves.step(step, self.state)
             self.saves.maybe_finalize(blocking=True)
             if step == LAST:

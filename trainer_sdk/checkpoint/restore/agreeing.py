@@ -6,6 +6,7 @@ Every rank runs this at once, and each call to the group is made by all of them.
 from collections.abc import Sequence
 
 import msgspec
+import xxhash
 
 from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
@@ -28,7 +29,9 @@ from trainer_sdk.checkpoint.restore.condemning import condemn
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.restore.images import Image
 from trainer_sdk.checkpoint.restore.looking import (
+    Forms,
     Home,
+    lost_images,
     published_steps,
     see_images,
     see_published,
@@ -68,37 +71,56 @@ class Agreeing:
         self._step = step
         self._names: list[str] = []
         self._steps: set[int] = set()
-        self.keys: frozenset[str] = frozenset()
-        """Of what is in this rank's images."""
+        self._forms: dict[Identity, Forms] = {}
+        """What is in this rank's images."""
         self._ahead = ahead
         self._sources: dict[Offer, Image | Shards] = {}
         self.passed: list[Passed] = []
         """What is passed over, in the order in which that was found; on all ranks the same."""
         self.failed_at: set[int] = set()
         """Steps whose loss was no number after other loads."""
+        self.last_round = 0
+        """The latest of which a rank has seen something."""
         self.unsure = ""
         """Why there may be more in memory than anybody can have."""
         self.past = Past()
         """Of the job, when the newest checkpoint was saved."""
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """Of what is in this rank's images."""
+        return frozenset(key for forms in self._forms.values() for key in forms)
+
     def look(self) -> Field:
         """What there is."""
         sights = self._group.gather(self._own_sight(), Sight)
         for one in sights:
-            self.passed += one.passed
+            rounds = (each.round for each in (*(of.identity for of in one.offers), *one.suspect))
+            self.last_round = max(self.last_round, *rounds, 0)
+            # Ranks of one node say the same of what its memory has lost.
+            self.passed += [each for each in one.passed if each not in self.passed]
             self.failed_at |= set(one.failed_at)
             self.past = max(self.past, one.past)
             self.unsure = self.unsure or one.unsure
         return Field.of(sights, self._step)
 
+    def newest(self, field: Field) -> Choice | None:
+        """The newest that every rank seems to have: nothing of it is read, or compared."""
+        return self._chosen(field)[1]
+
+    def _chosen(self, field: Field) -> tuple[Field, Choice | None]:
+        choice = choose(field)
+        while choice is None and (older := self._older()):
+            field = field.with_published(older)
+            choice = choose(field)
+        return field, choice
+
     def agree(self, field: Field, target: Target) -> Choice | None:
         """A state that every rank has verified, and that fits the live one."""
+        target.of_all = self._keys_of_all(target)
         field = self._of_this_layout(field, target)
         while True:
-            choice = choose(field)
-            while choice is None and (older := self._older()):
-                field = field.with_published(older)
-                choice = choose(field)
+            field, choice = self._chosen(field)
             known = {one.step for one in self.passed}
             self.passed += [one for one in missing(field, choice) if one.step not in known]
             if choice is None:
@@ -180,10 +202,12 @@ class Agreeing:
     def _own_sight(self) -> Sight:
         late = wait_for_agent(self._home)
         try:
-            sight, self.keys = see_images(self._home)
+            sight, self._forms = see_images(self._home)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             sight = Sight().with_passed(0, MEMORY, self._group.rank, _said(error))
         self._steps |= {one.identity.step for one in sight.offers}
+        if not sight.offers:
+            sight = sight.with_more(lost_images(self._home))
         return sight.with_more(Sight(unsure=late)).with_more(self._published())
 
     def _published(self) -> Sight:
@@ -219,13 +243,29 @@ class Agreeing:
             if page.offers or not page.passed:
                 return page.offers
 
+    def _keys_of_all(self, target: Target) -> frozenset[str]:
+        """The keys that the state of any rank has; where all have the same, only that is told."""
+        own = sorted(target.values)
+        hashes = self._group.gather(xxhash.xxh3_128_hexdigest(msgspec.json.encode(own)), str)
+        if len(set(hashes)) == 1:
+            return frozenset(own)
+        return frozenset(key for each in self._group.gather(own, list[str]) for key in each)
+
     def _of_this_layout(self, field: Field, target: Target) -> Field:
         """An image is all that one rank had: it fits where every rank has the same again."""
         if not any(field.images):
             return field
-        told = self._group.gather(target.pieces, tuple[Piece, ...])
-        field, passed = field.of_layout(layout_of(told))
-        self.passed += passed
+        if not any(self._group.gather(target.is_open, bool)):
+            told = self._group.gather(target.pieces, tuple[Piece, ...])
+            field, passed = field.of_layout(layout_of(told))
+            self.passed += passed
+            return field
+        for identity in list(field.newest_first()):
+            target.begin_with(self._forms.get(identity, {}))
+            told = self._group.gather(target.pieces, tuple[Piece, ...])
+            if layout_of(told) != identity.layout:
+                field, passed = field.without_images_of(identity)
+                self.passed += passed
         return field
 
     def _judge(self, choice: Choice, target: Target) -> tuple[_Unfit, ...]:

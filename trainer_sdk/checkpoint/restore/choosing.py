@@ -1,14 +1,14 @@
 """Which checkpoint all ranks load. Pure: every rank decides it from the same words, alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from trainer_sdk.checkpoint.manifest import Identity
 
-MEMORY, PEER, GLOBAL = "memory", "peer", "global"
-_NEAREST_FIRST = (MEMORY, PEER, GLOBAL)
+MEMORY, DISK, PEER, GLOBAL = "memory", "disk", "peer", "global"
+NEAREST_FIRST = (MEMORY, DISK, PEER, GLOBAL)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,11 +145,15 @@ class Field:
 
     def of_layout(self, layout: str) -> tuple["Field", list[Passed]]:
         """The same without images of other layouts, and what those were."""
+        return self._without_images(lambda one: one.identity.layout != layout)
+
+    def without_images_of(self, identity: Identity) -> tuple["Field", list[Passed]]:
+        """The same without images of a state whose layout is another, and what those were."""
+        return self._without_images(lambda one: one.identity == identity)
+
+    def _without_images(self, is_other: Callable[[Offer], bool]) -> tuple["Field", list[Passed]]:
         others = [
-            (rank, one)
-            for rank, own in enumerate(self.images)
-            for one in own
-            if one.identity.layout != layout
+            (rank, one) for rank, own in enumerate(self.images) for one in own if is_other(one)
         ]
         reason = "it was saved with other tensors, or with tensors that were sharded otherwise"
         passed = [
@@ -204,4 +208,4 @@ def _incomplete(identity: Identity, without: Sequence[int], world_size: int) -> 
 
 def _nearest(own: Sequence[Offer], published: Sequence[Offer], wanted: Identity) -> Offer | None:
     fitting = [one for one in (*own, *published) if one.identity == wanted]
-    return min(fitting, key=lambda one: _NEAREST_FIRST.index(one.tier), default=None)
+    return min(fitting, key=lambda one: NEAREST_FIRST.index(one.tier), default=None)

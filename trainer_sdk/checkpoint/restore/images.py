@@ -25,8 +25,14 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.restore.fitting import Form, check_fit, check_values, read_value
-from trainer_sdk.checkpoint.restore.target import Target, local
+from trainer_sdk.checkpoint.restore.fitting import (
+    check_fit,
+    check_parameters,
+    check_values,
+)
+from trainer_sdk.checkpoint.restore.optimizers import Form
+from trainer_sdk.checkpoint.restore.target import Target, fill, local
+from trainer_sdk.checkpoint.restore.values import read_value
 
 _PIECE_BYTES = 1 << 20
 _HASHED_BYTES = 16 << 20
@@ -44,6 +50,8 @@ class Image:
         self._mapping: mmap.mmap | None = None
         self._octets: torch.Tensor | None = None
         self._values: dict[str, object] = {}
+        self.ignored: tuple[str, ...] = ()
+        """The keys for which no rank has a place."""
 
     def verify(self, is_over: threading.Event | None = None) -> None:
         """Every byte is what was saved; `is_over` when nobody wants to know any more."""
@@ -56,7 +64,7 @@ class Image:
             raise UnfitError(f"{self._folder} cannot be read: {error}") from error
         if index.identity != self._identity:
             raise self._overwritten()
-        octets = torch.empty(0, dtype=torch.uint8)
+        octets = torch.empty(0, dtype=torch.uint8, device="cpu")
         if mapping is not None:
             octets = torch.frombuffer(mapping, dtype=torch.uint8)
         found = _hash(octets.numpy().data, is_over)
@@ -77,25 +85,29 @@ class Image:
                     f"{key} is a ShardedTensor, which is loaded from the global tier only: use "
                     "DTensor, as FSDP2 does"
                 )
-        saved = {one.key: _form(one) for one in self._index.entries if one.dtype}
+        forms = forms_of(self._index)
+        saved = {key: form for key, form in forms.items() if form is not None}
         others = {one.key: one for one in self._index.entries if not one.dtype}
+        self._values.clear()
+        target.begin_with(forms)
         wanted = {
             key: (one.dtype, tuple(local(one).shape))
             for key, one in target.tensors.items()
             if key not in others  # a sparse or quantized one, which torch has written
         }
-        check_fit(target, wanted, saved, others)
+        self.ignored = check_fit(target, wanted, saved, others)
         for key, entry in others.items():
             if key in target.values:
                 self._values[key] = read_value(self._bytes(entry).numpy().tobytes(), key)
         check_values(target, self._values)
+        check_parameters(target, self._values)
 
     def load(self, target: Target) -> int:
         """Copy it into the live state; how many bytes that were."""
         assert self._index is not None
         tensors = target.tensors
         for entry in self._index.entries:
-            if entry.key in tensors and entry.dtype:
+            if entry.key in tensors and entry.dtype and not target.is_kept(entry.key):
                 self._copy(entry, local(tensors[entry.key]))
                 target.loaded(entry.key)
         self._put_values(target, tensors)
@@ -125,10 +137,10 @@ class Image:
         is_direct = live.is_cpu and live.is_contiguous()
         found = live
         if not is_direct:
-            found = torch.empty(live.shape, dtype=live.dtype, pin_memory=live.is_cuda)
-        found.view(-1).view(torch.uint8).copy_(self._bytes(entry))
+            found = torch.empty(live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda)
+        fill(found.view(-1).view(torch.uint8), self._bytes(entry))
         if not is_direct:
-            live.copy_(found)
+            fill(live, found)
 
     def _bytes(self, entry: Entry) -> torch.Tensor:
         assert self._octets is not None
@@ -136,11 +148,20 @@ class Image:
 
     def _put_values(self, target: Target, tensors: dict[str, torch.Tensor]) -> None:
         for key, value in self._values.items():
+            if target.is_kept(key):
+                continue
             if key in tensors and isinstance(value, torch.Tensor):
-                local(tensors[key]).copy_(value)
+                # A sparse one that is detached has values of its own once it is copied into.
+                is_sparse = value.layout != torch.strided
+                fill(tensors[key] if is_sparse else local(tensors[key]), value)
                 target.loaded(key)
             else:
                 target.put(key, value)
+
+
+def forms_of(index: ImageIndex) -> dict[str, Form | None]:
+    """The form of each tensor in it, and None for each other value."""
+    return {one.key: _form(one) if one.dtype else None for one in index.entries}
 
 
 def _hash(octets: memoryview, is_over: threading.Event | None) -> str:

@@ -1,6 +1,6 @@
 """What there is to restore: images in the memory of this node, manifests in the global tier."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -9,11 +9,13 @@ from time import monotonic
 import msgspec
 import xxhash
 
+from trainer_sdk.checkpoint.durability import is_on_disk
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
     MANIFEST,
     BadManifestError,
+    Identity,
     ImageIndex,
     Manifest,
     NewerManifestError,
@@ -21,8 +23,10 @@ from trainer_sdk.checkpoint.manifest import (
     step_of,
 )
 from trainer_sdk.checkpoint.marks import image_folders, marked_image
-from trainer_sdk.checkpoint.restore.choosing import GLOBAL, Offer, Passed, Past, Sight
+from trainer_sdk.checkpoint.restore.choosing import DISK, GLOBAL, MEMORY, Offer, Passed, Past, Sight
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
+from trainer_sdk.checkpoint.restore.images import forms_of
+from trainer_sdk.checkpoint.restore.optimizers import Form
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.port import MissingError
 from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
@@ -51,11 +55,17 @@ class Home:
     """For how long the node's agent may fetch images from other nodes; 0 without an agent."""
 
 
+class _Lost(msgspec.Struct):
+    step: int
+    reason: str
+
+
 class _Offering(msgspec.Struct):
     round: int
     complete: bool
     reason: str = ""
     is_sure: bool = True
+    lost: _Lost | None = None
 
 
 def wait_for_agent(home: Home, is_over: Event | None = None) -> str:
@@ -79,11 +89,31 @@ def wait_for_agent(home: Home, is_over: Event | None = None) -> str:
     return ""
 
 
-def see_images(home: Home) -> tuple[Sight, frozenset[str]]:
-    """A rank's own images here, and those that others have held for it; the keys in any of them."""
-    keys: set[str] = set()
+Forms = Mapping[str, Form | None]
+"""By key, the form of each tensor of an image; None for another value."""
+
+
+def lost_images(home: Home) -> Sight:
+    """What the node's agent knows to have been in its memory, where it is no more."""
+    if home.images is None or not home.agent_within_s:
+        return Sight()
+    try:
+        said = msgspec.json.decode((home.images / OFFER).read_bytes(), type=_Offering)
+    except (OSError, msgspec.DecodeError):
+        return Sight()
+    if said.complete or said.lost is None:
+        return Sight()
+    return Sight(
+        passed=(Passed(step=said.lost.step, tier=_own_tier(home), reason=said.lost.reason),)
+    )
+
+
+def see_images(home: Home) -> tuple[Sight, dict[Identity, Forms]]:
+    """A rank's own images here, and those that others have held for it; what is in each."""
+    forms: dict[Identity, Forms] = {}
     offers, passed, suspect, failed_at = [], [], [], []
-    for tier, folder in image_folders(home.images, home.rank):
+    for kept, folder in image_folders(home.images, home.rank):
+        tier = _own_tier(home) if kept == MEMORY else kept
         marked = marked_image(folder)
         if marked is not None:
             suspect.append(marked.identity)
@@ -95,7 +125,8 @@ def see_images(home: Home) -> tuple[Sight, frozenset[str]]:
             continue  # it is being filled
         try:
             offers.append(_offer(home, tier, folder, index))
-            keys |= _keys(index)
+            if isinstance(index, ImageIndex):
+                forms[index.identity] = forms_of(index)
         except UnfitError as unfit:
             step = index.identity.step if isinstance(index, ImageIndex) else 0
             passed.append(Passed(step=step, tier=tier, rank=home.rank, reason=str(unfit)))
@@ -105,7 +136,12 @@ def see_images(home: Home) -> tuple[Sight, frozenset[str]]:
         suspect=tuple(suspect),
         failed_at=tuple(one for one in failed_at if one is not None),
     )
-    return sight, frozenset(keys)
+    return sight, forms
+
+
+def _own_tier(home: Home) -> str:
+    """Where a rank's own images are: their agent says so."""
+    return DISK if home.images is not None and is_on_disk(home.images) else MEMORY
 
 
 def published_steps(storage: Storage) -> list[str]:
@@ -186,14 +222,13 @@ def _manifest(storage: Storage, job: str, name: str, octets: bytes) -> Manifest:
         raise CorruptError(str(error)) from error
     identity = manifest.identity
     if identity.job != job:
-        raise UnfitError(f"{place} is of job {identity.job}, and this is {job}: give another path")
+        raise UnfitError(
+            f"{place} is of job {identity.job}, and this is {job}: give another path, or "
+            f"job={identity.job!r} to go on with it"
+        )
     if identity.step != step_of(name):
         raise UnfitError(f"{place} holds step {identity.step}: it was renamed")
     return manifest
-
-
-def _keys(index: ImageIndex | str) -> set[str]:
-    return {one.key for one in index.entries} if isinstance(index, ImageIndex) else set()
 
 
 def _index(path: Path) -> ImageIndex | str | None:

@@ -8,12 +8,16 @@ from typing import TypeVar
 import msgspec
 
 from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.durability import is_on_disk
 from trainer_sdk.checkpoint.restore.agreeing import Agreeing
 from trainer_sdk.checkpoint.restore.ahead import Ahead
-from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY, PEER, Choice, Passed, Past
+from trainer_sdk.checkpoint.restore.choosing import NEAREST_FIRST, Choice, Passed, Past
 from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.restore.fitting import named
 from trainer_sdk.checkpoint.restore.looking import Home
 from trainer_sdk.checkpoint.restore.target import State, Target
+from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.adoption import offer
 from trainer_sdk.checkpoint.telling import Teller
 
 Made = TypeVar("Made")
@@ -32,6 +36,10 @@ class Restored:
     tier: str
     """Where this rank has it from: `memory`, `peer` or `global`."""
     choice: Choice = field(repr=False)
+    kept: tuple[str, ...] = field(repr=False)
+    """The keys that stay as they were on this rank; without `strict` alone."""
+    ignored: tuple[str, ...] = field(repr=False)
+    """The keys of the checkpoint for which no rank has a place."""
     passed: tuple[Passed, ...]
     """What could not be had of this step and of newer ones, each with its reason."""
     took_s: float
@@ -39,6 +47,8 @@ class Restored:
     """What the job has been through, as far as files tell."""
     failed_at: frozenset[int] = field(repr=False)
     """Steps whose loss was no number after other loads."""
+    last_round: int = field(default=0, repr=False)
+    """The latest round of which a rank has seen something."""
 
 
 class _Read(msgspec.Struct, frozen=True):
@@ -56,12 +66,15 @@ class Restoring:
         teller: Teller,
         step: int | None = None,
         ahead: Ahead | None = None,
+        *,
+        is_strict: bool = True,
     ) -> None:
         self._began = monotonic()
         self._home = home
         self._group = group
         self._teller = teller
         self._step = step
+        self._is_strict = is_strict
         self._agreeing = Agreeing(home, group, teller, step, ahead)
 
     def restore(self, state: State, *, allow_fresh_start: bool = False) -> Restored | None:
@@ -72,12 +85,14 @@ class Restoring:
             self._agreeing.close()
 
     def _restore(self, state: State, *, allow_fresh_start: bool) -> Restored | None:
+        self._check_asked()
         seen = self._agreeing.look()
         if self._step is None and seen.is_empty and self._has_never_been_one():
             self._start_fresh("no_checkpoints")
             return None
         target = self._together(
-            "the state to load into cannot be read", lambda: Target(state, self._agreeing.keys)
+            "the state to load into cannot be read",
+            lambda: Target(state, self._agreeing.keys, is_strict=self._is_strict),
         )
         choice = self._agreeing.agree(seen, target)
         if choice is not None:
@@ -89,6 +104,16 @@ class Restoring:
             raise self._failed()
         self._start_fresh("allowed")
         return None
+
+    def _check_asked(self) -> None:
+        """All ranks ask for the same."""
+        asked = self._group.gather((self._step, self._is_strict), tuple[int | None, bool])
+        for rank, one in enumerate(asked):
+            if one != asked[0]:
+                raise RestoreError(
+                    f"rank 0 restores with step={asked[0][0]} and strict={asked[0][1]}, and rank "
+                    f"{rank} with step={one[0]} and strict={one[1]}: give all ranks the same"
+                )
 
     def _has_never_been_one(self) -> bool:
         """Without a global tier, nodes that cannot be asked may have all that there is."""
@@ -108,16 +133,35 @@ class Restoring:
         took_s = monotonic() - self._began
         passed = [one for one in self._agreeing.passed if one.step >= choice.identity.step]
         self._say_restored(choice, passed, reads, took_s)
-        tier = choice.offers[self._group.rank].tier
+        offer = choice.offers[self._group.rank]
+        kept, ignored = target.kept, self._agreeing.source(offer).ignored
+        self._say_partial(choice.identity.step, kept, ignored)
         return Restored(
             step=choice.identity.step,
-            tier=tier,
+            tier=offer.tier,
+            kept=kept,
+            ignored=ignored,
             choice=choice,
             passed=tuple(passed),
             took_s=took_s,
             past=self._agreeing.past,
             failed_at=frozenset(self._agreeing.failed_at),
+            last_round=self._agreeing.last_round,
         )
+
+    def _say_partial(self, step: int, kept: tuple[str, ...], ignored: tuple[str, ...]) -> None:
+        if not self._is_strict:
+            every = self._group.gather(kept, tuple[str, ...])
+            kept = tuple({key for own in every for key in own})
+        said = []
+        if kept:
+            said.append(f"{len(kept)} stay as the training has them ({named(kept)})")
+        if ignored:
+            said.append(
+                f"{len(ignored)} have no place in the state to load into ({named(ignored)})"
+            )
+        if said and not self._group.rank:
+            self._teller.warn(f"step {step} is restored in part: {'; '.join(said)}")
 
     def _say_restored(
         self, choice: Choice, passed: list[Passed], reads: Sequence[_Read], took_s: float
@@ -148,6 +192,7 @@ class Restoring:
         unsure = self._agreeing.unsure
         reason = f"there has never been a checkpoint in {self._places()}"
         reason += f"; {unsure}" if unsure else ""
+        reason += f"; {plain}" if (plain := self._plain()) else ""
         if cause == "allowed":
             reason = f"no checkpoint can be used, and a fresh start is allowed; {_list(passed)}"
         if not self._group.rank:
@@ -166,12 +211,22 @@ class Restoring:
         else:
             reason = f"step {self._step} cannot be restored from {self._places()}: "
             reason += _list(passed) if passed else f"there is none; {self._agreeing.others()}"
+        reason += f"; {plain}" if (plain := self._plain()) else ""
         reason = self._group.follow(reason, str)
         if not self._group.rank:
             self._teller.tell(
                 "restore_failed", reason=reason, wanted_step=self._step, rejected=passed[:_MOST]
             )
         return RestoreError(reason)
+
+    def _plain(self) -> str:
+        """What rank 0 sees of checkpoints that torch has written without us."""
+        if self._home.storage is None or self._group.rank:
+            return ""
+        try:
+            return offer(self._home.storage)
+        except StorageError:
+            return ""  # what there is of ours could not be seen either, which is said
 
     def _together(self, what: str, work: Callable[[], Made]) -> Made:
         """Do this on all ranks; if it fails on one, it has failed on all."""
@@ -197,13 +252,16 @@ class Restoring:
 
     def _places(self) -> str:
         found = [] if self._home.storage is None else [self._home.storage.url]
-        found += [] if self._home.images is None else ["the memory of the nodes"]
+        if self._home.images is not None:
+            found.append(
+                f"the {'disks' if is_on_disk(self._home.images) else 'memory'} of the nodes"
+            )
         return " and ".join(found)
 
 
 def _by_tier(choice: Choice, reads: Sequence[_Read]) -> list[dict[str, object]]:
     found = []
-    for tier in (MEMORY, PEER, GLOBAL):
+    for tier in NEAREST_FIRST:
         own = [read for one, read in zip(choice.offers, reads, strict=True) if one.tier == tier]
         if own:
             found.append(

@@ -23,9 +23,14 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.fitting import check_fit, check_values, read_value
+from trainer_sdk.checkpoint.restore.fitting import (
+    check_fit,
+    check_parameters,
+    check_values,
+)
 from trainer_sdk.checkpoint.restore.metadata import read_metadata
-from trainer_sdk.checkpoint.restore.target import Target
+from trainer_sdk.checkpoint.restore.target import Target, fill
+from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 
 _BLOCK_BYTES = 16 << 20
@@ -46,6 +51,8 @@ class Shards:
         self._metadata: Metadata | None = None
         self._plan = LoadPlan([])
         self._values: dict[str, object] = {}
+        self.ignored: tuple[str, ...] = ()
+        """The keys for which no rank has a place."""
 
     def verify(self, rank: int, world_size: int) -> None:
         """Read a rank's share of the files, and compare it with what was saved."""
@@ -71,36 +78,41 @@ class Shards:
         with self._unless_gone():
             described = self._read_metadata()
         kinds = described.state_dict_metadata
+        self._values.clear()
         saved = {
             key: (one.properties.dtype, tuple(one.size))
             for key, one in kinds.items()
             if isinstance(one, TensorStorageMetadata)
         }
+        target.begin_with({key: saved.get(key) for key in kinds})
         wanted = {key: (one.dtype, tuple(one.shape)) for key, one in target.tensors.items()}
-        check_fit(target, wanted, saved, kinds.keys() - saved.keys())
-        self._planner.set_up_planner(target.values, described)
+        self.ignored = check_fit(target, wanted, saved, kinds.keys() - saved.keys())
+        asked = {key: one for key, one in target.values.items() if not target.is_kept(key)}
+        self._planner.set_up_planner(asked, described)
         plan = self._planner.finish_plan(self._planner.create_local_plan())
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 key = item.dest_index.fqn
                 self._values[key] = read_value(self._read(item), key)
         check_values(target, self._values)
+        check_parameters(target, self._values)
         self._metadata, self._plan = described, plan
 
     def load(self, target: Target) -> int:
         """Read it into the live state; how many bytes that were."""
         size = 0
         for item in sorted(self._plan.items, key=self._position):
-            if item.type == LoadItemType.BYTE_IO:
+            if item.type == LoadItemType.BYTE_IO or target.is_kept(item.dest_index.fqn):
                 continue
             octets = self._read(item)
             size += len(octets)
             saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
             part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
-            self._planner.resolve_tensor(item).detach().copy_(part)
+            fill(self._planner.resolve_tensor(item).detach(), part)
             target.loaded(item.dest_index.fqn)
         for key, value in self._values.items():
-            target.put(key, value)
+            if not target.is_kept(key):
+                target.put(key, value)
         return size
 
     def close(self) -> None:

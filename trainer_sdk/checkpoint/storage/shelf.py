@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
+    METADATA,
     BadManifestError,
     Manifest,
     ShardFile,
@@ -25,6 +26,7 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.port import MissingError, Octets, Storage, StorageError
+from trainer_sdk.checkpoint.storage.values import UnreadableError, values_in, why_unread
 
 OWNER = "owner.json"
 PINNED = "pinned.json"
@@ -143,7 +145,11 @@ def look(storage: Storage, step: int) -> Shelved | None:
 
 
 def verify(storage: Storage, one: Shelved, pace: Pace = lambda _: None) -> Verdict:
-    """Read every byte again and compare. `GoneError` if it goes meanwhile: that is no flaw."""
+    """Read every byte again and compare. `GoneError` if it goes meanwhile: that is no flaw.
+
+    A checkpoint of a release that did not check values when it saved has them looked at here: one
+    that no restore reads is not good.
+    """
     if one.manifest is None or one.flaw:
         return Verdict(one.flaw, 0)
     read = 0
@@ -153,7 +159,29 @@ def verify(storage: Storage, one: Shelved, pace: Pace = lambda _: None) -> Verdi
         if flaw:
             _still_there(storage, one)
             return Verdict(flaw, read)
+    if not one.manifest.is_readable and (flaw := _unread(storage, one, one.manifest)):
+        _still_there(storage, one)
+        return Verdict(flaw, read)
     return Verdict("", read)
+
+
+def _unread(storage: Storage, one: Shelved, manifest: Manifest) -> str:
+    """Which value of it no restore reads."""
+    described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
+    if not described:
+        return f"{one.path} has no {METADATA}"
+    folder = step_name(one.step)
+    inside = described.removesuffix(METADATA)
+    try:
+        for key, file, begin, length in values_in(storage.read(f"{folder}/{described}")):
+            why = why_unread(storage.read(f"{folder}/{inside}{file}", begin, length))
+            if why:
+                return f"{key} of {one.path} cannot be restored: {why}"
+    except UnreadableError as error:
+        return f"{one.path}/{described} cannot be read by a restore: {error}"
+    except StorageError as error:
+        return str(error)
+    return ""
 
 
 def mark(storage: Storage, step: int, name: str, what: Mark) -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 
+from trainer_sdk.bootstrap.deferral import HELD
 from trainer_sdk.checkpoint.writer.dying import arm
 from trainer_sdk.checkpoint.writer.orders import FromWriter, ToWriter
 from trainer_sdk.checkpoint.writer.serving import Service
@@ -22,7 +23,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (*HELD, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # meant for the rank, which waits for its last save
     os.nice(_NICER)
     arm(os.environ)

@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
@@ -31,6 +32,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
         _cut(beside, size)
+        _liken(beside, path)
         os.replace(beside, path)
         sync_folder(folder or "/")
 
@@ -66,6 +68,15 @@ def _clear(folder: str, now: float) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if now - os.fstat(file.fileno()).st_mtime > _LEFT_S:
                 os.unlink(path)
+
+
+def _liken(new: str, old: str) -> None:
+    """Who may read the file that is there may read the new one, and nobody else."""
+    with suppress(FileNotFoundError):
+        about = os.stat(old)
+        with suppress(PermissionError):
+            os.chown(new, about.st_uid, about.st_gid)
+        os.chmod(new, stat.S_IMODE(about.st_mode))
 
 
 def _cut(path: str, size: int) -> None:

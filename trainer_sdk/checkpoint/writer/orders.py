@@ -28,6 +28,8 @@ class WriteState(Line, frozen=True, kw_only=True):
     """Of the image, as JSON; where it is kept."""
     root: str = ""
     """Path or URL of the global tier; empty if it is not saved there."""
+    launch: str = ""
+    """The process that saves, where no agent counts launches: it alone may save into the root."""
     saving: str = ""
     """The folder's name until it is visible."""
     shard: str = ""

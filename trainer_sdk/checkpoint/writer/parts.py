@@ -5,10 +5,12 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from trainer_sdk.checkpoint.durability import put_durably, sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
     MANIFEST,
@@ -35,6 +37,9 @@ from trainer_sdk.checkpoint.writer.disk import (
 )
 from trainer_sdk.checkpoint.writer.orders import WriteState
 from trainer_sdk.checkpoint.writer.passage import Passage
+
+_ABOVE_RANK = 2
+"""Folders between a rank's own and the one that its agent has made: own/, and that itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ def _whole(folder: str, order: WriteState) -> Generator[str]:
 
 
 def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: Going) -> str:
-    """Name the whole image, of which the file was hashed already; its hash."""
+    """Name the whole image, of which the file was hashed already, once it is durable; its hash."""
     hash_in_parts(octets[order.file_bytes : order.image_bytes], hasher, going)
     begin, length = order.entries
     index = ImageIndex(
@@ -175,10 +180,9 @@ def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: G
         hash=hasher.hexdigest(),
         entries=msgspec.json.decode(octets[begin : begin + length], type=tuple[Entry, ...]),
     )
-    path = os.path.join(order.folder, INDEX)
-    with open(f"{path}.new", "wb") as file:
-        file.write(encode(index))
-    os.replace(f"{path}.new", path)
+    sync_file(order.image, going)  # whoever sees the index may rely on all of it
+    put_durably(Path(order.folder) / INDEX, encode(index))
+    sync_names(os.path.dirname(order.folder), _ABOVE_RANK)
     return index.hash
 
 

@@ -28,8 +28,8 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, SavingName, saving_of
-from trainer_sdk.checkpoint.storage.port import MissingError, Storage
-from trainer_sdk.checkpoint.storage.shelf import OWNER, Shelved, look, owner_of
+from trainer_sdk.checkpoint.storage.port import MissingError
+from trainer_sdk.checkpoint.storage.shelf import Shelved, look
 from trainer_sdk.checkpoint.writer.orders import Done, WriteState
 from trainer_sdk.checkpoint.writer.parts import (
     Place,
@@ -54,36 +54,12 @@ Waiting = Callable[[Sequence[int]], None]
 """Hears whose parts are missing."""
 
 
-class OtherOwnerError(Exception):
-    """The place belongs to another job."""
-
-
 class GivenUpError(Exception):
     """Another rank has failed, or is late."""
 
     def __init__(self, text: str, *, is_late: bool = False) -> None:
         super().__init__(text)
         self.is_late = is_late
-
-
-class Owner(msgspec.Struct, frozen=True):
-    """Whose checkpoints are in a place."""
-
-    job: str
-
-
-def claim(storage: Storage, job: str) -> None:
-    """Make this place the job's, unless it belongs to another."""
-    if storage.size(OWNER) is None and storage.put_if_absent(
-        OWNER, msgspec.json.encode(Owner(job))
-    ):
-        return
-    owner = owner_of(storage)
-    if owner != job:
-        raise OtherOwnerError(
-            f"{storage.url} has the checkpoints of job {owner}, and this is {job}: give another "
-            "place, or this job the other's name"
-        )
 
 
 def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> Done:
@@ -105,6 +81,7 @@ def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> Done:
         has_data_position=order.has_data_position,
         user=order.user,
         saving=order.saving,
+        is_readable=True,
     )
     return _publish(order, place, manifest)
 

@@ -31,12 +31,16 @@ from trainer_sdk.checkpoint.writer.orders import (
     WriteState,
     Written,
 )
+from trainer_sdk.checkpoint.writer.ownership import (
+    OtherLaunchError,
+    OtherOwnerError,
+    Root,
+    VanishedError,
+)
 from trainer_sdk.checkpoint.writer.parts import keep_image, write_shard
 from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
 from trainer_sdk.checkpoint.writer.publishing import (
     GivenUpError,
-    OtherOwnerError,
-    claim,
     settle,
 )
 from trainer_sdk.checkpoint.writer.taken import TakenError
@@ -58,7 +62,7 @@ class Service:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._writing = threading.Lock()
-        self._claimed: set[str] = set()
+        self._roots: dict[str, Root] = {}
         self._mappings = _Mappings()
         self._passages: dict[int, Passage] = {}
         """Of the saves that are being written, or wait for that."""
@@ -144,10 +148,10 @@ class Service:
             yield octets[: end - at]
 
     def _claim(self, order: WriteState, stage: "_Stage") -> None:
-        if order.root not in self._claimed:
+        if order.root not in self._roots:
             stage.name = "publish"
-            claim(storage_for(order.root), order.identity.job)
-            self._claimed.add(order.root)
+            self._roots[order.root] = Root(storage_for(order.root))
+        self._roots[order.root].claim(order.identity.job, "" if order.rank else order.launch)
 
     def _write_file(self, order: WriteFile, stage: "_Stage") -> None:
         stage.name, going = "write", self._going(order.save, stage)
@@ -206,6 +210,15 @@ def _place(order: WriteState | WriteFile) -> str:
             return f"{order.root}/{order.saving}"
 
 
+_NAMES: dict[type[Exception], str] = {
+    OtherOwnerError: "other_owner",
+    OtherLaunchError: "other_launch",
+    TakenError: "taken",
+    VanishedError: "ENOENT",
+}
+"""What a save fails of that nobody but a person can mend."""
+
+
 def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> Failed:
     place = _place(order)
     folder = os.path.dirname(place)
@@ -217,10 +230,8 @@ def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> Fail
             reason, name = f"{error.strerror}: {remedy}", errno.errorcode.get(number, "")
         case GivenUpError():
             reason, name = str(error), "timeout" if error.is_late else "other_rank"
-        case OtherOwnerError():
-            reason, name = str(error), "other_owner"
-        case TakenError():
-            reason, name = str(error), "taken"
+        case OtherOwnerError() | OtherLaunchError() | TakenError() | VanishedError():
+            reason, name = str(error), _NAMES[type(error)]
         case StorageError() | BadManifestError():
             cause = error.__cause__
             number = cause.errno if isinstance(cause, OSError) and cause.errno else 0

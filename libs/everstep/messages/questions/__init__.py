@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from everstep.messages.base import Message, Question
+from everstep.messages.base import Message, Name, Question
 from everstep.messages.documents import LimitsDocument, RoundDocument
 from everstep.messages.incidents import VerdictReached
 from everstep.messages.questions.answers import Done
@@ -25,6 +25,7 @@ from everstep.messages.questions.health import (
     ShowLimits,
     ShowNodes,
 )
+from everstep.messages.questions.logins import LoginRenewed, RenewLogin
 from everstep.messages.questions.rendezvous import (
     DrainNode,
     Join,
@@ -49,7 +50,7 @@ from everstep.messages.questions.straggler import RankScoreTable, ShowScores
 class Ask:
     """What a service can be asked: the verb, with what, and what comes back."""
 
-    service: str
+    service: Name
     verb: str
     question: type[Question]
     reply: type[Message]
@@ -75,6 +76,7 @@ ASKS = (
     Ask("health", "exclude", ExcludeNode, Done),
     Ask("health", "include", IncludeNode, Done),
     Ask("health", "control", SetControl, Done),
+    Ask("logins", "renew", RenewLogin, LoginRenewed),
     Ask("straggler", "scores", ShowScores, RankScoreTable),
     Ask("attribution", "explain", Explain, VerdictReached),
     Ask("catalog", "locate", LocateCheckpoint, CheckpointsLocated),

@@ -1,6 +1,6 @@
 """What the catalog may be asked about checkpoints, and what it answers."""
 
-from everstep.messages.base import Int, Part, Question, Reply, Time
+from everstep.messages.base import Count, Int, Name, Part, Question, Reply, Time
 from everstep.messages.checkpoints import RejectedStep
 from everstep.messages.orders import Peer
 
@@ -11,18 +11,18 @@ class LocateCheckpoint(Question, frozen=True, kw_only=True, tag="locate_checkpoi
     Without an answer they look at the files and their own memory.
     """
 
-    round: Int
+    round: Count
     """The round that will load it."""
-    world_size: Int
+    world_size: Count
     """Its ranks."""
-    step: Int | None = None
+    step: Count | None = None
     """This step only; None for the newest."""
 
 
 class ReplicaPlace(Part, frozen=True, kw_only=True):
     """Where the state of one slot can be had from."""
 
-    slot: Int
+    slot: Count
     """Whose state."""
     holders: tuple[Peer, ...]
     """Who has it in memory, the nearest first."""
@@ -31,17 +31,17 @@ class ReplicaPlace(Part, frozen=True, kw_only=True):
 class CheckpointPlace(Part, frozen=True, kw_only=True):
     """A checkpoint that can be restored, as far as the catalog knows."""
 
-    step: Int
+    step: Count
     """The step."""
-    tier: str
+    tier: Name
     """The nearest tier in which it is complete."""
     path: str = ""
     """Where its manifest is, for the global tier."""
     saved_at: Time | None = None
     """When it was committed."""
-    size_bytes: Int = 0
+    size_bytes: Count = 0
     """Of all shards."""
-    world_size: Int | None = None
+    world_size: Count | None = None
     """Ranks in the round that saved it."""
     replicas: tuple[ReplicaPlace, ...] = ()
     """For a tier in memory: where each slot's part is."""
@@ -57,9 +57,9 @@ class CheckpointPlace(Part, frozen=True, kw_only=True):
     """Its files are gone, and nobody has told us that they were removed."""
     verified_at: Time | None = None
     """When it was last read back, if ever."""
-    round: Int | None = None
+    round: Count | None = None
     """The round that saved it."""
-    shards: Int = 0
+    shards: Count = 0
     """How many files or objects hold it."""
     has_data_position: bool = False
     """It says where the data and the random numbers go on."""
@@ -88,37 +88,37 @@ class ListCheckpoints(Question, frozen=True, kw_only=True, tag="list_checkpoints
 
     most: Int = 100
     """The newest so many."""
-    tier: str = ""
+    tier: Name = ""
     """Only those in this tier; empty for all."""
 
 
 class ChangeCheckpoint(Question, frozen=True, kw_only=True, tag="change_checkpoint.v1"):
     """Do something with a checkpoint. An operator asks the catalog."""
 
-    step: Int
+    step: Count
     """The step."""
-    action: str
+    action: Name
     """`pin`, `unpin`, `verify`, `quarantine`, `release` or `delete`."""
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
-    tier: str = "global"
+    tier: Name = "global"
     """Where."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
 class ScanCheckpoints(Question, frozen=True, kw_only=True, tag="scan_checkpoints.v1"):
     """Compare the index with the files, wherever the catalog sees them. An operator asks it."""
 
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
     root: str = ""
     """A folder or URL that may not be known yet; empty for all that are."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
@@ -128,7 +128,7 @@ class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_check
     The last good checkpoint and those that are pinned or quarantined stay, whatever is asked.
     """
 
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
@@ -138,14 +138,14 @@ class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_check
     """Keep each step that is a multiple of this; None for the catalog's own setting."""
     is_dry_run: bool = True
     """Only say what would be deleted."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
 class JudgedCheckpoint(Part, frozen=True, kw_only=True):
     """What retention says of a checkpoint."""
 
-    step: Int
+    step: Count
     """The step."""
     is_kept: bool
     """It stays."""
@@ -153,7 +153,7 @@ class JudgedCheckpoint(Part, frozen=True, kw_only=True):
     """The rule."""
     path: str = ""
     """Where it is."""
-    size_bytes: Int = 0
+    size_bytes: Count = 0
     """Of all shards."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from everstep.messages.base import Int, Part, Question, Reply
+from everstep.messages.base import Int, Name, Part, Question, Reply
 from everstep.messages.documents import Exclusion
 from everstep.messages.health import CheckResult, SectionLimit
 
@@ -16,20 +16,20 @@ class SetLimit(Question, frozen=True, kw_only=True, tag="set_limit.v1"):
 
     limit: SectionLimit
     """The limit; one of 0 s makes it learned again."""
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
 class NodeStanding(Part, frozen=True, kw_only=True):
     """What health thinks of a node."""
 
-    node: str
+    node: Name
     """The node."""
-    state: str
+    state: Name
     """`healthy`, `suspect`, `lost`, `excluded` or `unknown`."""
     reason: str = ""
     """Why."""
@@ -46,7 +46,7 @@ class NodeStanding(Part, frozen=True, kw_only=True):
 class ShowNodes(Question, frozen=True, kw_only=True, tag="show_nodes.v1"):
     """What do you think of these nodes? Rendezvous asks health before a round; people, too."""
 
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """Which; empty for all of the job's, or for all that are known."""
 
 
@@ -60,28 +60,28 @@ class NodeStandings(Reply, frozen=True, kw_only=True, tag="node_standings.v1"):
 class ExcludeNode(Question, frozen=True, kw_only=True, tag="exclude_node.v1"):
     """Let this node join nothing. An operator asks health; attribution may advise it."""
 
-    node: str
+    node: Name
     """The node."""
-    by: str
+    by: Name
     """The person or service."""
     reason: str
     """Why."""
     ttl_s: float | None = None
     """How long; None for the configured time, 0 until somebody includes it again."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
 class IncludeNode(Question, frozen=True, kw_only=True, tag="include_node.v1"):
     """Let this node join again. An operator asks health."""
 
-    node: str
+    node: Name
     """The node."""
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
@@ -91,9 +91,9 @@ class SetControl(Question, frozen=True, kw_only=True, tag="set_control.v1"):
     changes: Mapping[str, str]
     """By dotted name: `{"brake": "on", "modes.exclude": "enforce"}`; an empty value goes back to
     the default. `{"breaker": "closed"}` lets health exclude nodes again."""
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""

@@ -1,6 +1,6 @@
 """What rendezvous may be asked, by agents, people and services, and what it answers."""
 
-from everstep.messages.base import Int, Question, Reply
+from everstep.messages.base import Count, Int, Name, Question, Reply
 from everstep.messages.health import CheckResult
 from everstep.messages.jobs import JobSpec
 from everstep.messages.orders import AwaitRound, StandBy, StartRanks, StopRanks
@@ -9,27 +9,27 @@ from everstep.messages.orders import AwaitRound, StandBy, StartRanks, StopRanks
 class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """May I take part? An agent asks at its start, after each round, and until it may."""
 
-    node: str
+    node: Name
     """The node."""
-    instance: str
+    instance: Name
     """The agent's own id, another after each start: tells a second node with the same name."""
     spec: JobSpec
     """What it believes the job to be."""
-    allocation: str
+    allocation: Name
     """Its allocation."""
-    address: str
+    address: Name
     """Where other nodes reach it."""
-    ranks: Int
+    ranks: Count
     """How many processes it can run."""
-    scheduler: str = "none"
+    scheduler: Name = "none"
     """As in `allocation_started`."""
-    scheduler_job: str = ""
+    scheduler_job: Name = ""
     """As in `allocation_started`."""
-    attempt: Int = 0
+    attempt: Count = 0
     """As in `allocation_started`."""
     infra_rank: Int | None = None
     """Its place by the scheduler or by explicit wish."""
-    failure_domain: str = ""
+    failure_domain: Name = ""
     """What fails together with it."""
     topology: tuple[str, ...] = ()
     """Where it sits in the network, outermost first."""
@@ -37,7 +37,7 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """The last round that it took part in."""
     last_slot: Int | None = None
     """The slot that it held there."""
-    last_step: Int | None = None
+    last_step: Count | None = None
     """The last step that its ranks finished."""
     memory_steps: tuple[Int, ...] = ()
     """The steps of its slot that it still holds in memory."""
@@ -61,9 +61,9 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """How long it collected evidence at the end of `last_round`."""
     stop_s: float = 0.0
     """How long it then took until the last process of that round was gone."""
-    device: str = ""
+    device: Name = ""
     """What its ranks run on."""
-    version: str = ""
+    version: Name = ""
     """Its release."""
 
     @property
@@ -75,17 +75,17 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
 class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
     """Whether an agent may take part. Its order follows when a round forms."""
 
-    round: Int
+    round: Count
     """The newest round of the job: older orders are to be refused from now on."""
     is_accepted: bool
     """It may."""
     reason: str
     """Why not, or what is being waited for."""
-    cause: str = ""
+    cause: Name = ""
     """As in `node_refused`."""
     standing: str = "waiting"
     """`waiting` (for a round to form), `member`, `spare` or `refused`."""
-    slot: Int | None = None
+    slot: Count | None = None
     """Its slot, for a member of the round that runs."""
     retry_after_s: float | None = None
     """Ask again after so long; None for not unless something changes."""
@@ -98,13 +98,13 @@ class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
 class Leave(Question, frozen=True, kw_only=True, tag="leave.v1"):
     """I go. An agent asks before it exits. The answer is `Done`."""
 
-    node: str
+    node: Name
     """The node."""
-    instance: str
+    instance: Name
     """The agent's own id."""
-    round: Int
+    round: Count
     """The newest round that it knows."""
-    cause: str
+    cause: Name
     """As in `node_left`."""
     reason: str
     """Why."""
@@ -115,11 +115,11 @@ class Leave(Question, frozen=True, kw_only=True, tag="leave.v1"):
 class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """Something happened in my part of the round. An agent asks what it means for the round."""
 
-    node: str
+    node: Name
     """The node."""
-    slot: Int
+    slot: Count
     """Its slot."""
-    round: Int
+    round: Count
     """The round that it happened in."""
     event: str
     """`started` (all ranks run), `rank_exited`, `rank_stalled`, `rank_recovered`,
@@ -131,9 +131,9 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """What happened, past which limit."""
     fact: str | None = None
     """The id of the fact that says more."""
-    rank: Int | None = None
+    rank: Count | None = None
     """The rank that it is about; for `excused` the one that has stalled."""
-    step: Int | None = None
+    step: Count | None = None
     """The last step that the node's ranks finished; for `reached` None if the SDK counts none."""
     fingerprint: str = ""
     """Of the failure, where the agent can tell."""
@@ -154,24 +154,26 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `excused`: how long the rank that it may wait for may go on before it has stalled."""
     step_s: float | None = None
     """For `reached`: how long its steps take."""
-    instance: str = ""
+    instance: Name = ""
     """The agent's own id, as in `join`: another agent's report about its slot is refused."""
     warm_ranks: Int = 0
     """For `started`: how many of its ranks were forked from a warm process."""
     restore_s: float = 0.0
     """For `first_step`: how long its ranks took to have their state back."""
+    is_of_code: bool = False
+    """For `rank_exited`: the kind of the exception says that the program is wrong."""
 
 
 class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):
     """What a report meant."""
 
-    round: Int
+    round: Count
     """The newest round."""
     is_current: bool
     """It was about that round; otherwise it changed nothing."""
-    incident: str | None = None
+    incident: Name | None = None
     """The incident that it opened or joined."""
-    phase: str = ""
+    phase: Name = ""
     """The round's phase from now on."""
 
 
@@ -185,41 +187,41 @@ class StopJob(Question, frozen=True, kw_only=True, tag="stop_job.v1"):
     The answer is `Done` when it is decided, not when all has stopped.
     """
 
-    by: str
+    by: Name
     """The person, as authenticated; or `rank 3 of node-1`."""
     reason: str
     """Why."""
     save_first: bool = True
     """Save at the next step boundary before stopping."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest`, `cli` or `script`."""
 
 
 class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
     """End the round and form another. An operator asks, or a service in enforce mode."""
 
-    by: str
+    by: Name
     """The person or service."""
     reason: str
     """Why."""
-    round: Int
+    round: Count
     """The round that they mean: another one is not touched."""
-    without_nodes: tuple[str, ...] = ()
+    without_nodes: tuple[Name, ...] = ()
     """Nodes that are not to have a slot."""
     save_first: bool = False
     """Save at the next step boundary before stopping."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
 class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):
     """Save at the next step boundary. An operator asks; the answer is `Done` when ordered."""
 
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
@@ -229,30 +231,30 @@ class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
     An operator or health asks, or its agent when its script does.
     """
 
-    node: str
+    node: Name
     """The node."""
-    by: str
+    by: Name
     """The person or service; or `rank 3 of node-1`."""
     reason: str
     """Why."""
     within_s: float | None = None
     """After this long it goes without a save."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest`, `cli` or `script`."""
 
 
 class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence.v1"):
     """Have agents collect evidence. Attribution or an operator asks; it comes as facts."""
 
-    incident: str
+    incident: Name
     """The incident that it belongs to."""
-    round: Int
+    round: Count
     """The round that it is about."""
     evidence: tuple[str, ...]
     """Which, as in `evidence_collected`."""
     within_s: float
     """What is not there by then is reported as missing."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """From these; empty for all."""
     ranks: tuple[Int, ...] = ()
     """From these global ranks; empty for all of the nodes'."""
@@ -263,15 +265,15 @@ class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence
 class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"):
     """Have nodes examined. Health or an operator asks rendezvous; results come as facts."""
 
-    nodes: tuple[str, ...]
+    nodes: tuple[Name, ...]
     """Which."""
-    by: str
+    by: Name
     """The person or service."""
     reason: str
     """Why."""
     checks: tuple[str, ...] = ()
     """Which; empty for all that may run beside a training."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`; empty for a service."""
 
 
@@ -283,17 +285,17 @@ class RequestMeasurement(Question, frozen=True, kw_only=True, tag="request_measu
 
     test: str
     """The id that the test is to have, made by whoever asks."""
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[Name, ...] = ()
     """Which; empty for all that are here."""
     partners: Int = 8
     """With how many others each of them measures, at most."""
     is_beside_training: bool = False
     """Also on nodes whose ranks run, which slows them."""
-    origin: str = ""
+    origin: Name = ""
     """By which way: `rest` or `cli`."""
 
 
@@ -303,9 +305,9 @@ class RequestRelease(Question, frozen=True, kw_only=True, tag="request_release.v
     It is on record there who wants it; what was released comes as facts, from each node.
     """
 
-    step: Int
+    step: Count
     """Of which step."""
-    by: str
+    by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
@@ -314,13 +316,13 @@ class RequestRelease(Question, frozen=True, kw_only=True, tag="request_release.v
 class RequestCopy(Question, frozen=True, kw_only=True, tag="request_copy.v1"):
     """Have one node send a slot's state to another. The catalog asks rendezvous, to repair."""
 
-    round: Int
+    round: Count
     """The round that it is about."""
-    owner_slot: Int
+    owner_slot: Count
     """Whose state."""
-    step: Int
+    step: Count
     """Of which step."""
-    holder: str
+    holder: Name
     """The node that has it."""
     to: str
     """The node that shall have it."""

@@ -1,17 +1,17 @@
 """What straggler may be asked, and what it answers."""
 
-from everstep.messages.base import Int, Part, Question, Reply
+from everstep.messages.base import Count, Int, Name, Part, Question, Reply
 from everstep.messages.stragglers import Score
 
 
 class RankScores(Part, frozen=True, kw_only=True):
     """How one rank compares."""
 
-    rank: Int
+    rank: Count
     """The rank."""
-    node: str
+    node: Name
     """Its node."""
-    role: str = ""
+    role: Name = ""
     """Its role group."""
     scores: tuple[Score, ...] = ()
     """Each signal."""
@@ -24,14 +24,14 @@ class ShowScores(Question, frozen=True, kw_only=True, tag="show_scores.v1"):
 
     most: Int = 100
     """The slowest so many."""
-    role: str = ""
+    role: Name = ""
     """Only this role group; empty for all."""
 
 
 class RankScoreTable(Reply, frozen=True, kw_only=True, tag="rank_score_table.v1"):
     """How the ranks of a job compare, in its newest window."""
 
-    round: Int
+    round: Count
     """The round."""
     window: Int
     """The window."""

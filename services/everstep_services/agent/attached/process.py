@@ -1,6 +1,7 @@
 """The process of an agent in attach mode: its door, its bus, its signals."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -19,7 +20,11 @@ from everstep_services.agent.ranks.ground import sweep
 from trainer_sdk.attaching import SOCKET
 from trainer_sdk.bootstrap.link import ShortPath
 
+log = logging.getLogger(__name__)
+
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
+"""Sent to all processes of a step, these are for the training: whoever only watches it stays."""
 
 
 class AgentThereError(EverstepError):
@@ -43,6 +48,8 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: Voice) 
                 for number in _ENDS:
                     text = f"the agent that watched it was ended by {number.name}"
                     loop.add_signal_handler(number, service.leave, text)
+                for number in _ANNOUNCE:
+                    loop.add_signal_handler(number, log.info, "signal_ignored signal=%d", number)
                 await service.run()
         except SpoolBusyError as error:
             raise AgentThereError(plan.job) from error

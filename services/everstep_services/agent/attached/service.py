@@ -245,6 +245,7 @@ class AttachedService:
             watch=watch.state,
             sections=watch.sections_seen() if teaches else (),
             config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
+            limits=watch.in_force() if teaches and self._plan.tells_of_job else (),
         )
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 

@@ -2,33 +2,45 @@
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from everstep.bus.beside import beside
 from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
 from everstep_services.agent.acts import AboutStates
 from everstep_services.agent.checkpoints.facts import Story
-from everstep_services.agent.checkpoints.folder import opened_images
+from everstep_services.agent.checkpoints.folder import Departure, opened_images, sweep
 from everstep_services.agent.checkpoints.held import Held
 from everstep_services.agent.checkpoints.holding import Store
 from everstep_services.agent.checkpoints.keep import Keep
+from everstep_services.agent.checkpoints.local_root import check_local_root
 from everstep_services.agent.checkpoints.server import opened_door
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.tls import opened_tls
+from everstep_services.agent.checkpoints.witness import Witness
 from everstep_services.agent.plan import RunPlan
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)
 
+_DONE = 0
+_SWEEP_EVERY_S = 60.0
+
 
 class Checkpoints:
     """One agent's. Without memory for files it only passes on what ranks say."""
 
-    def __init__(self, job: str, node: str, clock: Clock) -> None:
+    def __init__(
+        self, job: str, node: str, clock: Clock, departure: Departure | None = None
+    ) -> None:
+        self._departure = departure or Departure(clock=clock)
+        self._folder: Path | None = None
+        self._witness: Witness | None = None
         self._story = Story(job, node)
         self._clock = clock
         self._record: Callable[[Fact], None] = lambda _: None
@@ -43,9 +55,9 @@ class Checkpoints:
         """Where other nodes send their states."""
         return None if self._door is None else int(self._door.getsockname()[1])
 
-    def keeps(self, keep: Keep, door: socket.socket | None) -> None:
+    def keeps(self, keep: Keep, door: socket.socket | None, folder: Path, witness: Witness) -> None:
         """There is memory for states."""
-        self._keep, self._door = keep, door
+        self._keep, self._door, self._folder, self._witness = keep, door, folder, witness
         keep.released = self.released
 
     def reports_to(self, record: Callable[[Fact], None]) -> None:
@@ -55,7 +67,19 @@ class Checkpoints:
     async def keep_for_ever(self) -> None:
         """Send, hold and fetch states, until cancelled."""
         if self._keep is not None:
-            await self._keep.keep_for_ever(self._door)
+            async with beside(self._sweep_for_ever()):
+                await self._keep.keep_for_ever(self._door)
+
+    def agent_ends(self, code: int) -> None:
+        """The agent exits with this: states stay, unless all is done or a person has ended it."""
+        self._departure.stays = code not in (_DONE, 128 + signal.SIGINT)
+        if self._witness is not None:
+            (self._witness.close if self._departure.stays else self._witness.forget)()
+
+    async def _sweep_for_ever(self) -> None:
+        while self._folder is not None:
+            await self._clock.sleep(_SWEEP_EVERY_S)
+            await asyncio.to_thread(sweep, self._folder, self._departure)
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are about to be started."""
@@ -84,6 +108,8 @@ class Checkpoints:
         step = line.body.get("step")
         if line.event == "image":
             self._keep.look()
+            if self._witness is not None and isinstance(step, int):
+                self._witness.saw(step, line.round)
         elif line.event == "quarantine" and isinstance(step, int):
             self._keep.distrust(step)
 
@@ -112,15 +138,24 @@ class Checkpoints:
 async def opened_checkpoints(
     plan: RunPlan, clock: Clock
 ) -> AsyncIterator[tuple[Checkpoints, Path | None]]:
-    """The desk, and the folder where ranks keep their states; gone at the end."""
+    """The desk, and the folder where ranks keep their states; gone when the job has ended well."""
     settings = plan.checkpoints
     tls = await asyncio.to_thread(opened_tls, settings)
-    checkpoints = Checkpoints(plan.job, plan.node, clock)
+    departure = Departure(
+        for_s=settings.states_left_for_s,
+        most_bytes=settings.left_most_bytes,
+        room_least_bytes=settings.room_least_bytes,
+        clock=clock,
+        is_on_disk=settings.local_root is not None,
+    )
+    if settings.local_root is not None:
+        await asyncio.to_thread(check_local_root, settings.local_root)
+    checkpoints = Checkpoints(plan.job, plan.node, clock, departure)
     async with AsyncExitStack() as stack:
-        opening = opened_images(plan.job, plan.node, settings.memory_dir)
+        opening = opened_images(plan.job, plan.node, settings.states_dir, departure)
         folder = await asyncio.to_thread(stack.enter_context, opening)
         if folder is None:
-            log.warning("no_memory_for_images place=%s", settings.memory_dir)
+            log.warning("no_memory_for_images place=%s", settings.states_dir)
             yield checkpoints, None
             return
         store = await asyncio.to_thread(Store, folder, plan.job, settings)
@@ -129,6 +164,12 @@ async def opened_checkpoints(
         if settings.replicate and plan.spec.nodes_max + plan.spec.spares > 1:
             door = stack.enter_context(opened_door(plan.address, settings.port))
         standing = Standing(plan.job, plan.node, settings, tls=tls)
+        witness = await asyncio.to_thread(
+            Witness, plan.state_dir, plan.job, plan.node, clock, settings.states_setting
+        )
+        if plan.allow_fresh_start:
+            witness.forget()
         keep = Keep(standing, folder, store, clock, checkpoints.stored, checkpoints.failed)
-        checkpoints.keeps(keep, door)
+        keep.witness = witness
+        checkpoints.keeps(keep, door, folder, witness)
         yield checkpoints, folder

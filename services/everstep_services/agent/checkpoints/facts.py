@@ -59,6 +59,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     world_size: int | None = None
     stall_s: float = 0.0
+    settle_s: float = 0.0
     hash_s: float = 0.0
     write_s: float = 0.0
     waves: int = 1
@@ -207,6 +208,7 @@ class Story:
             ranks=tuple(sorted(by_rank)),
             world_size=parts[0].world_size,
             stall_s=max(part.stall_s for part in parts),
+            settle_s=max(part.settle_s for part in parts),
             hash_s=max(part.hash_s for part in parts),
             write_s=max(part.write_s for part in parts),
             waves=max(part.waves for part in parts),

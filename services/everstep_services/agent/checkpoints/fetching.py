@@ -29,6 +29,7 @@ from everstep_services.agent.checkpoints.repeating import Coming, take_from_one
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
 from everstep_services.agent.checkpoints.threads import in_thread, threads
+from everstep_services.agent.checkpoints.witness import Lost
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     is_sure: bool = True
     """Everybody who may hold a state was asked, and has given it: there is no other one."""
+    lost: Lost | None = None
+    """What was in this node's memory, where nothing is any more."""
 
 
 class Offers:

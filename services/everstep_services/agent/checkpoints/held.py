@@ -11,6 +11,7 @@ import msgspec
 from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
+from trainer_sdk.checkpoint.durability import put_durably
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
 from trainer_sdk.checkpoint.marks import ASIDE_INDEX
 
@@ -41,9 +42,7 @@ def write_index(folder: Path, copy: Copy) -> None:
     is_whole = copy.parts == 1
     name = INDEX if is_whole else PART_INDEX
     octets = copy.index if is_whole else msgspec.json.encode(copy)
-    written = folder / f".{name}"
-    written.write_bytes(octets)
-    written.rename(folder / name)
+    put_durably(folder / name, octets)
 
 
 def unindex(folder: Path) -> None:

@@ -29,9 +29,12 @@ from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
+from trainer_sdk.checkpoint.durability import sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE
 
 _KEPT = 2
+_ABOVE_RANK = 3
+"""Folders above a rank's that may be new, too: its slot's, held/, and the agent's own."""
 Owner = tuple[int, int]
 """A slot, and one of its ranks."""
 
@@ -161,12 +164,14 @@ class Store:
                 f"{copy.hash}: it was changed meanwhile, or on its way",
                 "torn",
             )
+        sync_file(incoming.path)
         with self._lock:
             owner = (copy.slot, copy.rank)
             folder, others = self._folder(owner), self._held.setdefault(owner, [])
             target = folder / f"{copy.step}-{copy.hash}"
             write_index(folder / INCOMING, copy)
             (folder / INCOMING).rename(target)
+            sync_names(folder, _ABOVE_RANK)
             held = Held(copy, incoming.head, target, incoming.memory)
             self._forget(owner, [one for one in others if one.head.age == held.head.age])
             others.append(held)
@@ -271,7 +276,7 @@ class Store:
             raise ReplicaError(
                 f"step {copy.step} of rank {copy.rank} needs {more} bytes more, and {max(room, 0)} "
                 f"may be taken: raise agent.checkpoints.held_most_bytes, or enlarge what "
-                f"agent.checkpoints.memory_dir is in",
+                f"agent.checkpoints.{self._settings.states_setting} is in",
                 "quota",
             )
 

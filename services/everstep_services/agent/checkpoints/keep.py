@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from everstep.bus.beside import beside
 from everstep.clock import Clock
 from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
@@ -18,6 +20,7 @@ from everstep_services.agent.checkpoints.images import CopyFile, OwnImages
 from everstep_services.agent.checkpoints.sending import Failed, Sending
 from everstep_services.agent.checkpoints.server import ReplicaServer
 from everstep_services.agent.checkpoints.standing import Standing
+from everstep_services.agent.checkpoints.witness import Witness
 from trainer_sdk.checkpoint.marks import release_images
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,8 @@ class Keep:
         self._fetching = Fetching(standing, store, self._images, folder / CODED)
         self._offers = Offers(folder)
         self._stored = stored
+        self.witness: Witness | None = None
+        """Which state was here last."""
         self.released: Released = lambda *_: None
         """Who puts it on record."""
         self._told: set[int] = set()
@@ -108,6 +113,8 @@ class Keep:
 
     async def _fetch(self, order: StartRanks) -> None:
         offer = await self._fetching.fetch(order, frozenset(self._suspect))
+        if not offer.complete and self.witness is not None:
+            offer = msgspec.structs.replace(offer, lost=self.witness.lost())
         await asyncio.to_thread(self._offers.write, offer)
 
     async def _tidy_for_ever(self) -> None:

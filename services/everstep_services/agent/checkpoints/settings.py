@@ -4,6 +4,9 @@ from pathlib import Path
 
 from everstep.settings import Settings
 
+_LEFT_IN_MEMORY_S = 3600.0
+_LEFT_ON_DISK_S = 3 * 86400.0
+
 
 class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """How states are kept in memory and sent to other nodes."""
@@ -20,6 +23,9 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """The key of `cert_file`, without a password."""
     memory_dir: Path = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
     """Where states are kept: a file system in memory."""
+    local_root: Path | None = None
+    """A folder on a disk of this node, where states are kept instead of `memory_dir`: they outlive
+    a reboot. Best on NVMe with ext4 or XFS; a network file system is refused."""
     own_most_bytes: int | None = None
     """The states of this node's own ranks may take so much memory, the same for each rank. Saves go
     on without them where it is too little; by default what there is."""
@@ -27,7 +33,14 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """What is held for other nodes may take so much memory; by default what there is, but for
     `room_least_bytes`."""
     room_least_bytes: int = 1 << 30
-    """So much of `memory_dir` stays free."""
+    """So much of `memory_dir`, or of the disk of `local_root`, stays free."""
+    left_for_s: float | None = None
+    """States stay for so long (by default 1 h in memory, 3 days on a disk) when the agent ends and
+    the job did not end well, so that a requeue to the same nodes finds them; 0: they go with the
+    agent. A Ctrl-C removes them, too."""
+    left_most_bytes: int | None = None
+    """What ended agents of all jobs have left may take so much memory; by default what there is,
+    but for `room_least_bytes`. What was left first goes first."""
     streams: int = 4
     """So many states are sent, and so many fetched, at the same time."""
     least_mib_s: float = 1.0
@@ -49,6 +62,28 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
         missing = [name for name in names if getattr(self, name) is None]
         if 0 < len(missing) < len(names):
             raise ValueError(f"{', '.join(names)} belong together: set {missing[0]} as well")
-        for name in ("own_most_bytes", "held_most_bytes", "room_least_bytes"):
+        self._check_sizes()
+
+    @property
+    def states_dir(self) -> Path:
+        """Where states are."""
+        return self.memory_dir if self.local_root is None else self.local_root.absolute()
+
+    @property
+    def states_setting(self) -> str:
+        """The name of the setting that says so."""
+        return "memory_dir" if self.local_root is None else "local_root"
+
+    @property
+    def states_left_for_s(self) -> float:
+        """For how long they stay."""
+        if self.left_for_s is not None:
+            return self.left_for_s
+        return _LEFT_IN_MEMORY_S if self.local_root is None else _LEFT_ON_DISK_S
+
+    def _check_sizes(self) -> None:
+        if self.left_for_s is not None and not 0 <= self.left_for_s <= 366 * 86400:
+            raise ValueError(f"left_for_s must be from 0 to a year, got {self.left_for_s:g}")
+        for name in ("own_most_bytes", "held_most_bytes", "left_most_bytes", "room_least_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")

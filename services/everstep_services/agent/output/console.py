@@ -41,6 +41,8 @@ class Rank:
     starts: tuple[int, int] = (0, 0)
     """Where this run's output begins in `stdout` and `stderr`."""
     role: str = "default"
+    is_alone: bool = False
+    """It is the only rank of its world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ class Console:
             if shown & std:
                 prefix, label = self._prefix(rank, screen)
                 path = rank.folder / name
-                self._ask(Follower(path, start, screen.descriptor, prefix, label))
+                follower = Follower(
+                    path, start, screen.descriptor, prefix, label, is_alone=rank.is_alone
+                )
+                self._ask(follower)
 
     def release(self) -> "Future[None]":
         """The same as `drain`, without waiting for it."""
@@ -169,6 +174,8 @@ class _Showing:
 
     def _turn(self) -> bool:
         every_s = _LOOK_EVERY_S if self._inotify is None else 1.0
+        if any(follower.may_ask for follower in self._followed.values()):
+            every_s = _LOOK_EVERY_S
         idle_s = 0.0 if self._unfinished else every_s if self._followed else None
         woken = self._selector.select(idle_s)
         for key, _ in woken:
@@ -180,6 +187,8 @@ class _Showing:
         if not woken and self._unfinished:
             changed = set()
         self._show_some(changed)
+        for follower in self._followed.values():
+            follower.show_question()
         if woken and not self._unfinished:
             time.sleep(_PACE_S)
         return True

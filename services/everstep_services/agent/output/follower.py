@@ -14,13 +14,24 @@ _LONGEST_LINE_BYTES = 64 * 1024
 """A longer line is shown in parts."""
 _BAR_EVERY_S = 1.0
 """How often a line that only ever overwrites itself, as progress bars do, is shown."""
+_PROMPT_S = 0.2
+"""A line without an end that stays so for so long may be a question to who sits there."""
 _NUL = "␀".encode()
 
 
 class Follower:
     """Used by the console's thread only, except for its making. Blocks when the screen does."""
 
-    def __init__(self, path: Path, start: int, screen: int, prefix: bytes, label: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        start: int,
+        screen: int,
+        prefix: bytes,
+        label: str,
+        *,
+        is_alone: bool = False,
+    ) -> None:
         self.path = path
         self._at = start
         self._screen = screen
@@ -30,6 +41,11 @@ class Follower:
         self._held = b""
         """The beginning of a line that is not complete."""
         self._bar_at = 0.0
+        self._is_alone = is_alone
+        """No other rank's lines come between: a line may be shown before it ends."""
+        self._held_at = 0.0
+        self._is_begun = False
+        """The beginning of this line was shown."""
 
     def open(self) -> bool:
         """Whether there is such a file."""
@@ -65,6 +81,17 @@ class Follower:
                 return False
         return True
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether `show_question` may have something to show."""
+        return self._is_alone and bool(self._held) and b"\r" not in self._held
+
+    def show_question(self) -> None:
+        """Show a line that has no end, once it seems to wait for an answer."""
+        if self.may_ask and time.monotonic() - self._held_at >= _PROMPT_S:
+            self._write(self._held, b"")
+            self._held, self._is_begun = b"", True
+
     def close(self) -> None:
         """Show also a last line that has no end."""
         if self._held:
@@ -91,6 +118,7 @@ class Follower:
 
     def _take(self, data: bytes) -> None:
         """Write the lines that are complete, and keep the rest."""
+        self._held_at = time.monotonic()
         lines, newline, rest = data.rpartition(b"\n")
         if newline:
             self._write(self._held + lines, newline)
@@ -124,7 +152,9 @@ class Follower:
         if not lines.isascii():
             lines = lines.decode("utf-8", "replace").encode("utf-8")
         if self._prefix:
-            lines = self._prefix + lines.replace(b"\n", b"\n" + self._prefix)
+            first = b"" if self._is_begun else self._prefix
+            lines = first + lines.replace(b"\n", b"\n" + self._prefix)
+        self._is_begun = False
         self._put(lines + newline)
 
     def _put(self, data: bytes) -> None:

@@ -31,9 +31,24 @@ def network_mounts(look: Look) -> tuple[Mount, ...]:
     found: dict[Path, Mount] = {}
     for mount in _mounts(look.path("proc/self/mountinfo").read_text(errors="replace")):
         found.pop(mount.path, None)
-        if mount.kind.removeprefix("fuse.") in _NETWORK:
+        if is_network(mount.kind):
             found[mount.path] = mount
     return tuple(found.values())
+
+
+def kind_of(path: Path, table: str) -> str:
+    """The file system in which a path is; empty where the table does not tell."""
+    there = [one for one in _mounts(table) if path.is_relative_to(one.path)]
+    return (
+        there[max(range(len(there)), key=lambda at: (len(there[at].path.parts), at))].kind
+        if there
+        else ""
+    )
+
+
+def is_network(kind: str) -> bool:
+    """Its servers are elsewhere."""
+    return kind.removeprefix("fuse.") in _NETWORK
 
 
 def _mounts(table: str) -> Iterator[Mount]:

@@ -2,11 +2,13 @@
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from trainer_sdk import bootstrap
 from trainer_sdk.bootstrap import entering, title
+from trainer_sdk.bootstrap.deferral import HELD
 from trainer_sdk.wire import Command, RankEntry, WardenPlan, unpack
 
 _MAIN = str(Path(bootstrap.__file__).with_name("__main__.py"))
@@ -19,9 +21,9 @@ _READ_AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_")
 def start_cold(entry: RankEntry, plan: WardenPlan) -> int:
     """Start one rank through the bootstrap, or a program as it is; its process id."""
     program = _argv(plan.command, plan.python)
-    return _start(
-        program, unpack(entry.environ), stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd
-    )
+    held = () if plan.command.kind == "program" else HELD  # a program would never let them in
+    streams = _Streams(entry.stdout, entry.stderr)
+    return _start(program, unpack(entry.environ), streams, cwd=plan.cwd, held=held)
 
 
 def start_forge(plan: WardenPlan, channel: socket.socket) -> int:
@@ -30,7 +32,7 @@ def start_forge(plan: WardenPlan, channel: socket.socket) -> int:
     environ = unpack(plan.environ) | dict.fromkeys(_NO_POOLS, "1")
     channel.set_inheritable(True)
     argv = [plan.python, _MAIN, "forge", str(channel.fileno()), title.PADDING]
-    return _start(argv, environ, stdout=log, stderr=log, cwd=plan.cwd)
+    return _start(argv, environ, _Streams(log, log), cwd=plan.cwd, held=HELD)
 
 
 def why_not_warm(entry: RankEntry, plan: WardenPlan) -> str:
@@ -47,15 +49,25 @@ def _argv(command: Command, python: str) -> list[str]:
     return [python, _MAIN, "rank", command.kind, command.target, *command.arguments]
 
 
+class _Streams(NamedTuple):
+    stdout: str
+    stderr: str
+
+
 def _start(
-    argv: Sequence[str], environ: Mapping[str, str], *, stdout: str, stderr: str, cwd: str
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    streams: _Streams,
+    *,
+    cwd: str,
+    held: Iterable[int],
 ) -> int:
     warden = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
-        entering.become_session(stdout=stdout, stderr=stderr, cwd=cwd)
+        entering.become_session(stdout=streams.stdout, stderr=streams.stderr, cwd=cwd, held=held)
         entering.die_with(warden, born_of=warden)
         os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 - the user's own program
     except BaseException as error:  # noqa: BLE001 - this is a copy of the warden; it must end here

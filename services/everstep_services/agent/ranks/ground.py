@@ -3,9 +3,12 @@
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +16,11 @@ import msgspec
 
 from everstep.messages.ranks import ErrorRecord
 from everstep_services.agent.ranks import tree
+from everstep_services.agent.ranks.door import Door, opened_door
 from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan, StartRefusedError
 from everstep_services.agent.ranks.subreaper import become_subreaper
 from trainer_sdk import layout
+from trainer_sdk.bootstrap.deferral import HELD
 from trainer_sdk.bootstrap.link import ShortPath
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
@@ -35,6 +40,8 @@ class Ground:
     """Processes of dead agents that were found and killed."""
     others: frozenset[int]
     """Children that this process had before: none of the warden's business."""
+    door: Door | None = None
+    """Where others may ask whether the warden lives."""
 
 
 def hold(folder: Path) -> int:
@@ -51,19 +58,37 @@ def lay(plan: KeeperPlan, lock: int) -> Ground:
     swept = tree.kill_leftovers()
     datagrams = _bound(plan.runtime_dir / _SOCKET)
     ours, theirs = socket.socketpair()
-    with theirs, open(plan.runtime_dir / "warden.log", "ab") as log:
+    opened = opened_door(plan.address)
+    with ExitStack() as stack:
+        stack.enter_context(theirs)
+        log = stack.enter_context(open(plan.runtime_dir / "warden.log", "ab"))
+        doors = [] if opened is None else [stack.enter_context(opened[0]).fileno()]
+        stack.enter_context(_held_signals())
+        inherited = (theirs.fileno(), lock, *doors)
         warden = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-P", "-m", _WARDEN, str(theirs.fileno()), str(lock)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", _WARDEN, *map(str, inherited)],
+            # Ranks read what `everstep run` may read, as they read torchrun's.
+            stdin=None if sys.stdin is not None else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=plan.environ,
-            pass_fds=(theirs.fileno(), lock),
+            pass_fds=inherited,
             start_new_session=True,
         )
-    ours.sendall(encode(_warden_plan(plan)))
+    door = None if opened is None else opened[1]
+    ours.sendall(encode(_warden_plan(plan, "" if door is None else door.token)))
     ours.settimeout(0)
-    return Ground(warden, ours, datagrams, swept, others)
+    return Ground(warden, ours, datagrams, swept, others, door)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """What this thread starts meanwhile has blocked what is sent to whole jobs, from its birth."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def prepare_all(plan: KeeperPlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:
@@ -114,7 +139,7 @@ def read_error(folder: Path) -> ErrorRecord | None:
         return None
 
 
-def _warden_plan(plan: KeeperPlan) -> WardenPlan:
+def _warden_plan(plan: KeeperPlan, token: str) -> WardenPlan:
     return WardenPlan(
         command=plan.command,
         cwd=str(plan.cwd),
@@ -123,6 +148,8 @@ def _warden_plan(plan: KeeperPlan) -> WardenPlan:
         folder=str(plan.runtime_dir),
         warm=plan.warm,
         preload=plan.preload,
+        own=plan.own,
+        token=token,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from everstep.bus.beside import beside
 from everstep.messages.ranks import ErrorRecord
 from everstep_services.agent.ranks import ground, tree
+from everstep_services.agent.ranks.door import Door
 from everstep_services.agent.ranks.keeping import (
     BatchPlan,
     ForgeReady,
@@ -41,6 +42,7 @@ from trainer_sdk.wire import (
     Start,
     StartFailed,
     Stop,
+    Undefer,
     encode,
 )
 
@@ -57,9 +59,13 @@ class Keeper:
     def __init__(self, plan: KeeperPlan, writer: asyncio.StreamWriter, kills: MemoryKills) -> None:
         self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
         """What happened, in order. Bounded by the ranks and by the forge's few attempts."""
-        self.watch = RoundWatch(self.events, is_silent=plan.command.kind == "program")
+        self.watch = RoundWatch(
+            self.events, self._deferred, is_silent=plan.command.kind == "program"
+        )
         self.warm = False
         """The forge is ready: a start is a fork."""
+        self.door: Door | None = None
+        """Where others may ask whether the warden lives."""
         self._plan = plan
         self._writer = writer
         self._kills = kills
@@ -101,7 +107,9 @@ class Keeper:
         async with asyncio.timeout(_SIGNAL_WITHIN_S):
             return (await self._signalled).unhandled
 
-    async def stop(self, grace_s: float, kill_within_s: float = 30.0) -> Stopped:
+    async def stop(
+        self, grace_s: float, kill_within_s: float = 30.0, *, is_done: bool = False
+    ) -> Stopped:
         """SIGTERM, the grace, SIGKILL: until no process of the round is left.
 
         Bounded by `grace_s` and `kill_within_s`. KeeperLostError if the warden is gone; then
@@ -111,9 +119,13 @@ class Keeper:
         if self._stopped is None or self._stopped.done():
             self._stopped = asyncio.get_running_loop().create_future()
             self.watch.are_told = True
-            await self._send(Stop(grace_s=grace_s, kill_within_s=kill_within_s))
+            leaves = is_done and self._plan.leaves
+            order = Stop(
+                grace_s=grace_s, kill_within_s=kill_within_s, is_done=is_done, leaves=leaves
+            )
+            await self._send(order)
         done = await asyncio.shield(self._stopped)
-        return Stopped(done.ranks, done.killed, done.swept, done.left, done.stop_s)
+        return Stopped(done.ranks, done.killed, done.swept, done.left, done.stop_s, done.outlived)
 
     def page(self, rank: int) -> PageReading | None:
         """What a rank says of itself; also of one that is gone.
@@ -147,7 +159,9 @@ class Keeper:
                 self.events.put_nowait(StartRefused(line.round, line.reason))
             case ForgeUp():
                 self.warm = True
-                self.events.put_nowait(ForgeReady(line.took_s, line.preloaded, line.failed))
+                self.events.put_nowait(
+                    ForgeReady(line.took_s, line.preloaded, line.failed, line.left_out)
+                )
             case ForgeDown():
                 self.warm = False
                 self.events.put_nowait(ForgeUnfit(line.reason, line.final))
@@ -160,13 +174,17 @@ class Keeper:
 
     def lose(self, reason: str) -> None:
         """The warden is gone; whoever waits for it is told."""
-        self.warm = False
+        self.warm, self.door = False, None
         self._lost = _LOST.format(reason, self._plan.runtime_dir / "warden.log")
         for waiting in (self._stopped, self._signalled):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(KeeperLostError(self._lost))
                 waiting.exception()  # it may be that nobody waits for it any more
         self.events.put_nowait(KeeperLost(self._lost))
+
+    def _deferred(self, rank: int, number: int) -> None:
+        """Whether others got the signal as well, the warden knows."""
+        self._writer.write(encode(Undefer(rank=rank, number=number)))
 
     def _check(self) -> None:
         if self._lost:
@@ -218,6 +236,7 @@ async def opened_keeper(plan: KeeperPlan, lock: int) -> AsyncIterator[Keeper]:
         # Ranks are born in the warden's control group.
         kills = MemoryKills(partial(kill_counts, laid.warden.pid))
         keeper = Keeper(plan, writer, kills)
+        keeper.door = laid.door
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
             lambda: _Datagrams(keeper.watch, loop), sock=laid.datagrams

@@ -38,6 +38,13 @@ class KeeperPlan:
     """What the ranks' environments have in common; the forge starts with it."""
     warm: bool = True
     preload: Preload = "auto"
+    leaves: bool = False
+    """What ranks have started may live on when all of them have exited with 0."""
+    own: tuple[str, ...] = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    """Variables that each rank has for itself, or each round: what reads them at its import is
+    not imported by the forge."""
+    address: str = ""
+    """Where other nodes reach this one, and may ask whether the warden lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +138,8 @@ class ForgeReady:
     preloaded: tuple[str, ...]
     failed: tuple[str, ...]
     """Asked for, but not importable; each with the reason."""
+    left_out: tuple[str, ...] = ()
+    """Why something is imported by each rank for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,5 +202,7 @@ class Stopped:
     left: tuple[int, ...]
     """Process ids that outlived even SIGKILL: the kernel holds them, a device may still, too."""
     stop_s: float
+    outlived: tuple[str, ...] = ()
+    """What was still there though all ranks had exited with 0: process id and command."""
     devices: Held = field(default_factory=Held)
     """Accelerator memory that the ranks seem to hold all the same."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer_sdk import layout
 
+_COMMAND_BYTES = 120
 _PPID, _SESSION = 1, 3  # counted after the command's name in /proc/PID/stat
 
 
@@ -69,6 +70,18 @@ def kill(pid: int, parent: int) -> bool:
         return True
     finally:
         os.close(handle)
+
+
+def command(pid: int) -> str:
+    """What it was started with, as a person reads it; its name if that is hidden."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(_COMMAND_BYTES).rstrip(b"\0").split(b"\0")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            text = b" ".join(words).strip() or file.read().strip()
+    except OSError:
+        return "(gone)"
+    return "".join(c if c.isprintable() else "?" for c in text.decode(errors="replace"))
 
 
 def stat(pid: int) -> list[str]:

@@ -13,10 +13,14 @@ import sys
 import time
 from dataclasses import dataclass
 
-from everstep_services.agent.ranks import birth, tree
+from everstep_services.agent.ranks import birth, dispositions, tree
+from everstep_services.agent.ranks.door import answer_all
 from everstep_services.agent.ranks.subreaper import become_subreaper
 from everstep_services.agent.ranks.warden_forge import Forge, State
+from everstep_services.agent.ranks.warden_signals import Signals
 from everstep_services.agent.ranks.warden_stop import Stopping, kill_everything
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.deferral import HELD
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,
@@ -32,13 +36,13 @@ from trainer_sdk.wire import (
     Start,
     StartFailed,
     Stop,
+    Undefer,
     Unfit,
     WardenPlan,
+    unpack,
 )
 
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# A rank that has no handler for these would die of them, and nobody meant that.
-_ONLY_IF_CAUGHT = (signal.SIGUSR1, signal.SIGUSR2)
+_DEAF_TO = (*HELD, signal.SIGQUIT)
 
 
 class _AgentGoneError(Exception):
@@ -50,13 +54,21 @@ class _Rank:
     round: int
     rank: int
     began: float
+    page: str
 
 
 class Warden:
     """One agent's ranks, one round at a time."""
 
-    def __init__(self, channel: Channel[FromAgent], plan: WardenPlan, wakes: socket.socket) -> None:
+    def __init__(
+        self,
+        channel: Channel[FromAgent],
+        plan: WardenPlan,
+        wakes: socket.socket,
+        door: socket.socket | None = None,
+    ) -> None:
         self._channel = channel
+        self._door = door
         self._plan = plan
         self._wakes = wakes
         self._ranks: dict[int, _Rank] = {}
@@ -64,6 +76,11 @@ class Warden:
         self._pending: Start | None = None
         self._asked_at = 0.0
         self._stopping: Stopping | None = None
+        self._signals = Signals(self._send)
+        self._ended_by: dict[int, int] = {}
+        """Ranks that were killed in place of a signal that they had deferred."""
+        self._leaves = False
+        """What is left below this process may live on."""
         self._forge = Forge(plan, self._tell)
         self._warm = plan.warm and plan.command.kind != "program"
 
@@ -79,7 +96,8 @@ class Warden:
                 self._turn()
         except _AgentGoneError:
             self._forge.kill()
-            kill_everything(self._wakes)
+            if not self._leaves:
+                kill_everything(self._wakes)
 
     def _turn(self) -> None:
         ready = self._wait()
@@ -89,6 +107,8 @@ class Warden:
         if self._wakes.fileno() in ready:
             self._wakes.recv(4096)
             self._reap()
+        if self._door is not None and self._door.fileno() in ready:
+            answer_all(self._door, self._plan.token)
         if self._channel.fileno() in ready:
             self._hear_agent()
         self._tick(time.monotonic())
@@ -103,7 +123,7 @@ class Warden:
 
     def _wait(self) -> set[int]:
         with selectors.DefaultSelector() as selector:
-            for source in (self._channel, self._wakes, self._forge.channel):
+            for source in (self._channel, self._wakes, self._forge.channel, self._door):
                 if source is not None:
                     selector.register(source, selectors.EVENT_READ)
             timeout = self._timeout(time.monotonic())
@@ -119,6 +139,8 @@ class Warden:
             moments.append(self._asked_at + self._pending.forge_within_s)
         if self._stopping is not None:
             moments.append(self._stopping.next_at(now))
+        if self._signals.next_at is not None:
+            moments.append(self._signals.next_at)
         return max(min(moments) - now, 0.0) if moments else None
 
     def _tick(self, now: float) -> None:
@@ -127,6 +149,8 @@ class Warden:
         if self._forge.is_late(now):
             self._forge_gone()
         self._start_pending(now)
+        for unhandled in self._signals.due(now):
+            self._tell(Signalled(unhandled=unhandled))
         if self._stopping is not None:
             report = self._stopping.advance(now, {p: r.rank for p, r in self._ranks.items()})
             if report is not None:
@@ -136,11 +160,12 @@ class Warden:
     def _obey(self, line: FromAgent) -> None:
         match line:
             case Start():
+                self._leaves = False
                 self._pending, self._asked_at = line, time.monotonic()
                 if not self._can_be_warm(line):
                     self._start_cold()
-            case Signal():
-                self._tell(Signalled(unhandled=self._signal(line)))
+            case Signal() | Undefer():
+                self._signals.hear(line, time.monotonic())
             case Stop():
                 self._stop(line)
             case WardenPlan():
@@ -179,7 +204,8 @@ class Warden:
             self._tell(StartFailed(round=start.round, reason=f"the node cannot fork: {error}"))
 
     def _born(self, number: int, entry: RankEntry, pid: int, *, warm: bool) -> None:
-        self._ranks[pid] = _Rank(number, entry.rank, time.monotonic())
+        page = unpack(entry.environ).get(layout.PAGE_VARIABLE, "")
+        self._ranks[pid] = _Rank(number, entry.rank, time.monotonic(), page)
         start = "warm" if warm else "cold"
         self._tell(Spawned(round=number, rank=entry.rank, pid=pid, start=start))  # type: ignore[arg-type]
         if pid in self._unclaimed:
@@ -228,16 +254,33 @@ class Warden:
 
     # Signals, exits and the end.
 
-    def _signal(self, line: Signal) -> tuple[int, ...]:
+    def _send(self, number: int, ranks: tuple[int, ...] | None, has_come: bool) -> tuple[int, ...]:
+        """Send a signal to ranks, `has_come` if they have got it already; who has no handler."""
         unhandled: list[int] = []
         for pid, rank in self._ranks.items():
-            if line.ranks is not None and rank.rank not in line.ranks:
+            if ranks is not None and rank.rank not in ranks:
                 continue
-            if line.number in _ONLY_IF_CAUGHT and not tree.catches(pid, line.number):
+            if not self._act(pid, rank, number, has_come=has_come):
                 unhandled.append(rank.rank)
-            else:
-                os.kill(pid, line.number)  # not yet reaped, so the number is still its own
         return tuple(sorted(unhandled))
+
+    def _act(self, pid: int, rank: _Rank, number: int, *, has_come: bool = False) -> bool:
+        """Have a signal act on a rank; False where it has no handler and would die for nothing.
+
+        Nothing of it is reaped yet, so the number is still its own.
+        """
+        is_python = self._plan.command.kind != "program"
+        if dispositions.is_deferred(pid, number, rank.page, is_armed_first=is_python):
+            if number in dispositions.ANNOUNCE:
+                return False
+            # What the default action would do, also to a rank that waits inside of a library.
+            self._ended_by.setdefault(pid, number)
+            os.kill(pid, signal.SIGKILL)
+        elif dispositions.is_unwanted(pid, number):
+            return False
+        elif not has_come:
+            os.kill(pid, number)
+        return True
 
     def _reap(self) -> None:
         while True:
@@ -257,17 +300,18 @@ class Warden:
                 self._unclaimed[pid] = status
             return
         killed = os.WIFSIGNALED(status)
+        ended_by = self._ended_by.pop(pid, None) if killed else None
         self._tell(
             Gone(
                 round=rank.round,
                 rank=rank.rank,
                 pid=pid,
                 code=None if killed else os.WEXITSTATUS(status),
-                signal=os.WTERMSIG(status) if killed else None,
+                signal=(ended_by or os.WTERMSIG(status)) if killed else None,
                 core_dumped=killed and os.WCOREDUMP(status),
                 lasted_s=time.monotonic() - rank.began,
                 told=self._stopping is not None
-                and self._stopping.may_have_ended(rank.rank, status),
+                and (ended_by is not None or self._stopping.may_have_ended(rank.rank, status)),
             )
         )
 
@@ -275,9 +319,10 @@ class Warden:
         if self._forge.state is not State.FORKING:
             self._pending = None
         self._reap()  # those that have ended by themselves were not told
-        for pid in self._ranks:
-            os.kill(pid, signal.SIGTERM)
+        for pid, rank in self._ranks.items():
+            self._act(pid, rank, signal.SIGTERM)
         ranks = {rank.rank for rank in self._ranks.values()}
+        self._leaves = order.is_done and order.leaves and not ranks
         self._stopping = Stopping(order, ranks, self._forge, time.monotonic())
 
     def _tell(self, line: FromWarden) -> None:
@@ -287,12 +332,12 @@ class Warden:
             raise _AgentGoneError from error
 
 
-def main(descriptor: int, lock: int) -> None:
+def main(descriptor: int, lock: int, *doors: int) -> None:
     """Be a warden for whoever has the other end of this socket, and hold the lock with them."""
-    for inherited in (descriptor, lock):
+    for inherited in (descriptor, lock, *doors):
         os.set_inheritable(inherited, False)  # noqa: FBT003 - positional only
-    # Whoever signals a whole job means its ranks, and the agent decides. Blocked, not ignored: a
-    # rank that is not yet ready for its order to stop gets it as soon as it is.
+    # Whoever signals a whole job means its ranks, and the agent decides. Blocked, not ignored: it
+    # stays to be seen that the signal came to all processes.
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
     become_subreaper()
     wakes, waker = socket.socketpair()
@@ -302,8 +347,9 @@ def main(descriptor: int, lock: int) -> None:
     channel: Channel[FromAgent] = Channel(socket.socket(fileno=descriptor), FromAgent)
     plan = channel.receive_first()
     assert isinstance(plan, WardenPlan), "the agent's first line"
-    Warden(channel, plan, wakes).serve()
+    door = next((socket.socket(fileno=one) for one in doors), None)
+    Warden(channel, plan, wakes, door).serve()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

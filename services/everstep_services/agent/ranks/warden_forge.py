@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+import msgspec
+
 from everstep_services.agent.ranks import birth
 from trainer_sdk.wire import (
     Channel,
@@ -49,6 +51,8 @@ class Forge:
         self._plan = plan
         self._tell = tell
         self._without: tuple[str, ...] = ()
+        self._besides: tuple[str, ...] = ()
+        self._left_out: tuple[str, ...] = ()
         self._failures = 0
 
     def start(self) -> None:
@@ -66,6 +70,8 @@ class Forge:
             cwd=self._plan.cwd,
             preload=self._plan.preload,
             without=self._without,
+            besides=self._besides,
+            own=self._plan.own,
         )
         try:
             self.channel.send(plan)
@@ -88,15 +94,18 @@ class Forge:
         """It has imported everything."""
         self.state = State.READY
         self._failures = 0
-        self._tell(up)
+        self._tell(msgspec.structs.replace(up, left_out=self._left_out))
 
     def unfit(self, line: Unfit) -> None:
         """It must not fork. A module that can be left out is; otherwise ranks start cold."""
-        optional = line.module not in ("", "torch")
+        without = line.without or (line.module,)
+        optional = not {"", "torch"} & set(without)
         hopeless = self.state is State.STARTING and not optional
         self.kill()
         if optional:
-            self._without += (line.module,)
+            self._without += without
+            self._besides = tuple(dict.fromkeys((*self._besides, *line.besides)))
+            self._left_out += (line.reason,)
         self._fail(line.reason, final=hopeless, after_s=0.0 if optional else _BACKOFF_S)
 
     def gone(self) -> None:

@@ -12,6 +12,8 @@ from everstep_services.agent.ranks.warden_forge import Forge, State
 from trainer_sdk.wire import AllStopped, Stop
 
 _LOOK_AGAIN_S = 0.02
+_LEAVE_WITHIN_S = 0.3
+_NAMED = 10
 _EVERYTHING_WITHIN_S = 10.0
 
 
@@ -27,6 +29,7 @@ class Stopping:
         self._newborn: set[int] = set()
         self._swept: set[int] = set()
         self._sweeping_since: float | None = None
+        self._outlived: dict[int, str] = {}
 
     def next_at(self, now: float) -> float:
         """When to look again, whether or not a process has ended by then."""
@@ -45,6 +48,12 @@ class Stopping:
             self._sweeping_since = now
         self._kill_ranks(living)
         left = tree.descendants(os.getpid(), (self._forge.pid,))
+        if self._order.is_done and left:
+            if now < self._sweeping_since + _LEAVE_WITHIN_S:
+                return None
+            self._outlived = self._outlived or {pid: tree.command(pid) for pid in left}
+            if self._order.leaves:
+                left = {}
         if left and now < self._sweeping_since + self._order.kill_within_s:
             killed = (pid for pid, parent in left.items() if tree.kill(pid, parent))
             self._swept.update(pid for pid in killed if pid not in living)
@@ -55,6 +64,7 @@ class Stopping:
             swept=len(self._swept),
             left=tuple(sorted(left)),
             stop_s=now - self._asked_at,
+            outlived=tuple(f"{pid} {command}" for pid, command in self._outlived.items())[:_NAMED],
         )
 
     def may_have_ended(self, rank: int, status: int) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from everstep_services.agent.ranks.keeping import (
     StartKind,
 )
 from trainer_sdk.page import BadPageError, PageReading, PageView, Phase
-from trainer_sdk.wire import Datagram, Ended, Gone, Spawned, Stepped, Up
+from trainer_sdk.wire import Datagram, Deferred, Ended, Gone, Spawned, Stepped, Up
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class WatchedRank:
     ended: bool = False
     """Its script; its process may take its time."""
     gone: bool = False
+    is_program: bool = False
+    """It has no bootstrap of ours: nothing is known of it unless it opens its page itself."""
     early: list[tuple[Datagram, float]] = field(default_factory=list)
 
     def reading(self) -> PageReading | None:
@@ -51,13 +54,21 @@ class RoundWatch:
     A datagram may have been dropped: the pages say the same.
     """
 
-    def __init__(self, events: "asyncio.Queue[KeeperEvent]", *, is_silent: bool = False) -> None:
+    def __init__(
+        self,
+        events: "asyncio.Queue[KeeperEvent]",
+        deferred: Callable[[int, int], None] = lambda *_: None,
+        *,
+        is_silent: bool = False,
+    ) -> None:
         self.bad_datagrams = 0
         self.are_told = False
         """The ranks of this round were told to end."""
         self._is_silent = is_silent
         """The ranks are programs without a bootstrap: they run as soon as they exist."""
         self._events = events
+        self._deferred = deferred
+        """Hears of a rank and the number of a signal that it has deferred."""
         self._round = 0
         self._began = 0.0
         self._ranks: dict[int, WatchedRank] = {}
@@ -73,7 +84,7 @@ class RoundWatch:
 
     def add(self, number: int, folder: Path, page: PageView) -> None:
         """A rank is about to be started."""
-        self._ranks[number] = WatchedRank(folder, page)
+        self._ranks[number] = WatchedRank(folder, page, is_program=self._is_silent)
 
     def rank(self, number: int) -> WatchedRank | None:
         """What is known of a rank."""
@@ -99,7 +110,7 @@ class RoundWatch:
         """A rank says something."""
         try:
             line = _DATAGRAM.decode(octets)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             self.bad_datagrams += 1
             return
         known = self._ranks.get(line.rank)
@@ -120,6 +131,8 @@ class RoundWatch:
                 known.ended = True
                 ended = ScriptEnded(self._round, line.rank, line.code, line.error, self.are_told)
                 self._events.put_nowait(ended)
+            case Deferred():
+                self._deferred(line.rank, line.number)
             case _:
                 self._events.put_nowait(RankSaid(self._round, line.rank, line))
 

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec.structs import replace
+
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import (
@@ -23,6 +25,7 @@ from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.announcing import Announcer
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.kernel import ProcessState
+from everstep_services.agent.stalls.limits import BY_HAND, Limit
 from everstep_services.agent.stalls.places import Place
 from everstep_services.agent.stalls.table import Others, time_text
 from everstep_services.agent.stalls.watch import StallWatch, Watched
@@ -33,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | None:
-    """What was learned for this configuration, if anything."""
+    """What was learned for this configuration, if anything, and what people have set."""
     if data is None:
         return None
     try:
@@ -41,7 +44,10 @@ def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | N
     except BadMessageError as error:
         log.warning("limits_unreadable error=%s", error)
         return None
-    return learned if learned.config_fingerprint in {"", config_fingerprint} else None
+    if learned.config_fingerprint in {"", config_fingerprint}:
+        return learned
+    by_hand = tuple(one for one in learned.limits if one.source == BY_HAND)
+    return replace(learned, limits=by_hand, first_step_longest_s=None) if by_hand else None
 
 
 class Stalls:
@@ -143,7 +149,7 @@ class Stalls:
         reason = (
             f"rank {place.rank} has made no progress for {time_text(stalled.waited_s)} "
             f"{_where(place)} "
-            f"(limit {time_text(place.limit.s)}, {place.limit.source})"
+            f"({_limit_text(place)})"
         )
         if process.text:
             reason += f"; {process.text}"
@@ -176,6 +182,16 @@ class Stalls:
             self._record(self._records.watch_changed(self._agent.round, state, why, sections=named))
 
 
+def _limit_text(place: Place) -> str:
+    limit: Limit = place.limit
+    named = limit.name in {"", place.section} or (limit.name, place.phase) in _TOLD_BY_PHASE
+    of_what = "" if named else f" for {limit.name}"
+    return f"limit{of_what} {time_text(limit.s)}, {limit.origin or limit.source}"
+
+
+_TOLD_BY_PHASE = {("first-step", "first_step"), ("first-step", "start"), ("outside", "step")}
+
+
 def _where(place: Place) -> str:
     outside = _OUTSIDE.get(place.phase, "")
     if place.idle_s:
@@ -190,4 +206,5 @@ _OUTSIDE = {
     "start": "since it was started",
     "first_step": "on the way to its first step",
     "step": "outside of all sections",
+    "heartbeat": "since its last heartbeat",
 }

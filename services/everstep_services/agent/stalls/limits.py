@@ -9,6 +9,11 @@ from trainer_sdk.page import Kind
 FIRST_STEP = "first-step"
 STEP = "step"
 OUTSIDE = "outside"
+HEARTBEAT = "heartbeat"
+SPECIAL = (FIRST_STEP, STEP, OUTSIDE, HEARTBEAT)
+"""Names of limits that are no sections. A section may have one of them, too."""
+BY_HAND = "configured"
+BY_OPERATOR = "everstep limits"
 _IDLE_FACTOR = 3.0
 
 
@@ -18,6 +23,15 @@ class Limit:
 
     s: float
     source: str
+    name: str = ""
+    """What it is the limit of."""
+    origin: str = ""
+    """Where somebody has set it: `--limit`, a setting, `everstep limits`; empty if nobody has."""
+
+
+def is_by_hand(limit: Limit) -> bool:
+    """Somebody has set it."""
+    return limit.source == BY_HAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +53,29 @@ class LimitRules:
     limit of where it is."""
     interpreter_within_s: float = 0.5
     """How long a finding waits for what the rank's interpreter does."""
+    warmup_steps: int | None = None
+    """So many first steps of a round may take as long as the first; None for what the script says,
+    or only the first."""
     configured: Mapping[str, float] = field(default_factory=dict)
-    """By section; also `first-step`, `step` and `outside`."""
+    """By section; also `first-step`, `step`, `outside` and `heartbeat`."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each of these was set."""
+    is_outside_late: bool = False
+    """What was set for `outside` acts only from the first step on."""
 
 
 class Limits:
-    """What is in force: set by hand, else learned, else the default."""
+    """What is in force: set by hand, else learned, else the default.
+
+    Of what people set, the latest wins: what `everstep limits` has set while the job runs, then
+    what the agent was started with.
+    """
 
     def __init__(self, rules: LimitRules) -> None:
         self.rules = rules
         self.document: LimitsDocument | None = None
         self._learned: dict[str, Limit] = {}
+        self._operators: dict[str, Limit] = {}
         self._first_step: Limit | None = None
 
     @property
@@ -60,35 +86,66 @@ class Limits:
     def learn(self, document: LimitsDocument | None) -> None:
         """Health has published limits, or has none."""
         self.document = document
+        self._learned, self._operators, self._first_step = {}, {}, None
         if document is None:
-            self._learned, self._first_step = {}, None
             return
-        self._learned = {one.section: Limit(one.limit_s, one.source) for one in document.limits}
-        self._first_step = self._learned.pop(FIRST_STEP, None)
-        if self._first_step is None and document.first_step_longest_s is not None:
-            self._first_step = Limit(document.first_step_limit_s, "learned")
+        for one in document.limits:
+            name = one.section or OUTSIDE
+            if one.source == BY_HAND:
+                self._operators[name] = Limit(one.limit_s, BY_HAND, name, BY_OPERATOR)
+            else:  # a section may be called `outside`, too
+                self._learned[one.section] = Limit(one.limit_s, one.source, name)
+        if document.first_step_longest_s is not None and FIRST_STEP not in self._operators:
+            self._first_step = Limit(document.first_step_limit_s, "learned", FIRST_STEP)
+
+    def by_hand(self, name: str) -> Limit | None:
+        """What somebody has set for this name; it acts wherever the name is open."""
+        told = self._operators.get(name)
+        limit_s = self.rules.configured.get(name)
+        if told is not None or limit_s is None:
+            return told
+        return Limit(limit_s, BY_HAND, name, self.rules.origins.get(name, ""))
+
+    def all_by_hand(self) -> Mapping[str, Limit]:
+        """Everything that somebody has set, by name."""
+        names = {**self.rules.configured, **self._operators}
+        return {name: limit for name in names if (limit := self.by_hand(name)) is not None}
 
     def first_step(self) -> Limit:
         """Up to the end of the first step."""
-        default = self._first_step or Limit(self.rules.first_step_s, "default")
-        return self._configured(FIRST_STEP) or default
+        return self.by_hand(FIRST_STEP) or self._usual_first_step()
 
     def step(self) -> Limit:
         """From one step to the next, whatever sections come and go."""
-        learned = self._learned.get(STEP)
-        default = Limit(self.rules.step_s, "default")
-        is_better = learned is not None and (
-            learned.source == "configured" or learned.s > default.s
-        )
-        return self._configured(STEP) or (learned if learned and is_better else default)
+        return self.by_hand(STEP) or self.usual_step()
 
     def section(self, name: str, kind: Kind) -> Limit:
         """In a section; the empty name stands for the time outside all of them."""
-        configured = self._configured(name or OUTSIDE)
-        if configured is not None:
-            return configured
+        return self.by_hand(name or OUTSIDE) or self.usual_section(name, kind)
+
+    def heartbeat(self) -> Limit:
+        """From one heartbeat to the next, where the script makes no steps."""
+        return self.by_hand(HEARTBEAT) or self.usual_heartbeat()
+
+    def usual_step(self) -> Limit:
+        """If nobody has set it."""
+        learned = self._learned.get(STEP)
+        if learned is not None and learned.s > self.rules.step_s:
+            return learned
+        return Limit(self.rules.step_s, "default", STEP)
+
+    def usual_section(self, name: str, kind: Kind) -> Limit:
+        """If nobody has set it."""
         learned = self._learned.get(name)
-        return learned if learned is not None else self._default(kind)
+        return learned if learned is not None else self._default(name or OUTSIDE, kind)
+
+    def usual_heartbeat(self) -> Limit:
+        """If nobody has set it: as long as a first step, until heartbeats are known to be regular.
+
+        A script may beat while it loads, and be silent in its first step.
+        """
+        longest_s = max(self.first_step().s, self._usual_first_step().s)
+        return self._learned.get(HEARTBEAT, Limit(longest_s, "default", HEARTBEAT))
 
     def idle_compile_s(self, limit: Limit) -> float:
         """For how long a compilation may compute nothing, where this would be the limit."""
@@ -96,24 +153,22 @@ class Limits:
 
     def named(self) -> frozenset[str]:
         """Sections with a limit of their own."""
-        special = {FIRST_STEP, STEP, OUTSIDE, ""}
-        return frozenset({*self.rules.configured, *self._learned} - special)
+        return frozenset({*self.all_by_hand(), *self._learned} - {*SPECIAL, ""})
 
     def shortest_s(self) -> float:
         """Whoever looks this often misses no limit."""
-        known = [limit.s for limit in self._learned.values()]
+        known = [limit.s for limit in (*self._learned.values(), *self._operators.values())]
         rules = self.rules
         return min([rules.section_s, rules.first_step_s, *rules.configured.values(), *known])
 
-    def _configured(self, name: str) -> Limit | None:
-        limit_s = self.rules.configured.get(name)
-        return None if limit_s is None else Limit(limit_s, "configured")
+    def _usual_first_step(self) -> Limit:
+        return self._first_step or Limit(self.rules.first_step_s, "default", FIRST_STEP)
 
-    def _default(self, kind: Kind) -> Limit:
+    def _default(self, name: str, kind: Kind) -> Limit:
         match kind:
             case Kind.CHECKPOINT:
-                return Limit(self.rules.checkpoint_s, "default")
+                return Limit(self.rules.checkpoint_s, "default", name)
             case Kind.EVALUATION:
-                return Limit(self.rules.evaluation_s, "default")
+                return Limit(self.rules.evaluation_s, "default", name)
             case Kind.PLAIN:
-                return Limit(self.rules.section_s, "default")
+                return Limit(self.rules.section_s, "default", name)

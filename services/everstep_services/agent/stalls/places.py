@@ -1,13 +1,19 @@
 """Where a rank is, for how long it has been there, and how long it may be."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
-from everstep_services.agent.stalls.limits import Limit, Limits
+from everstep_services.agent.stalls.limits import (
+    FIRST_STEP,
+    HEARTBEAT,
+    OUTSIDE,
+    STEP,
+    Limit,
+    Limits,
+    is_by_hand,
+)
 from trainer_sdk.page import CountedBy, Kind, LaneReading, PageReading, Phase, SectionReading
 
-_PAUSE_S = 60.0
-"""Somebody else may ask again after this, when a pause has no end."""
 _IDLE_S = 1.0
 """Who has done nothing for so long is idle."""
 _WAITS_S = 3.0
@@ -17,7 +23,8 @@ _LATELY_S = 10.0
 _NEARLY_S = 1.0
 """What it has not entered so long before it is late, it has not entered in time."""
 _COMPILE = "compile"
-_LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
+LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
+"""Phases for which others wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class Place:
     phase: str
     """As in `rank_stalled`."""
     since_s: float
+    """Since when the limit counts."""
     limit: Limit
     section: str | None = None
     step: int | None = None
@@ -91,6 +99,13 @@ class Place:
     """Where torch compiles: the limit that would hold if it did not."""
     idle_s: float = 0.0
     """Why that holds: for so long the compilation has computed next to nothing."""
+    moved_s: float | None = None
+    """When it last made progress, where the limit counts from an earlier instant."""
+
+    @property
+    def stopped_s(self) -> float:
+        """Since when it makes no progress: others may wait for it from then on."""
+        return self.since_s if self.moved_s is None else self.moved_s
 
     def waited_s(self, now: float, blind_s: float = 0.0) -> float:
         """How long it has made no progress, as far as that was witnessed."""
@@ -120,14 +135,21 @@ def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
         page.paused_until_s if page.pauses > 0 else 0.0, page.compiling_s, page.compiled_s
     )
     places = _places(view, page, limits, resumed_s)
-    place = min(places, key=lambda place: place.since_s + place.limit.s)
-    return _seen(_compiling(place, view, limits, now) if page.compiling_s else place, view, now)
+    if page.compiling_s:
+        places = [_compiling(place, view, limits, now) for place in places]
+    return _seen(min(places, key=_deadline), view, now)
+
+
+def _deadline(place: Place) -> tuple[float, float]:
+    """When it is late; of those that are at the same time, the one that is closer without torch."""
+    ordinary_s = place.limit.s if place.ordinary is None else place.ordinary.s
+    return place.since_s + place.limit.s, place.since_s + ordinary_s
 
 
 def _seen(place: Place, view: View, now: float) -> Place:
     """With what was seen of its collectives, if that was lately and since it stopped."""
     signs = view.signs
-    is_lately = place.since_s < view.looked_s and now - view.looked_s <= _LATELY_S
+    is_lately = place.stopped_s < view.looked_s and now - view.looked_s <= _LATELY_S
     if not is_lately or not signs.is_recorded or signs.idle_s is None:
         return place
     if signs.waits_in:
@@ -138,15 +160,49 @@ def _seen(place: Place, view: View, now: float) -> Place:
 
 
 def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
-    """Where each of its threads is."""
-    if not page.steps:
+    """Wherever it is: by what people have set, and by what is usual.
+
+    Where people let it stay for long, it may also be on its way to its next step for so long.
+    """
+    stays = [*_stays_by_hand(view, page, limits, resumed_s)]
+    spans = [*_spans_by_hand(view, page, limits, resumed_s)]
+    stays_until = max((_deadline(place) for place in stays), default=(0.0, 0.0))
+    for place in _in_phase(view, page, limits, resumed_s):
+        is_met = {place.limit.name} & {span.limit.name for span in spans}
+        if not is_met and (is_by_hand(place.limit) or _deadline(place) >= stays_until):
+            spans.append(place)
+    return [*stays, *spans, *_in_lanes(view, page, limits, resumed_s)]
+
+
+def _in_phase(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+    """On its way to its first step, from heartbeat to heartbeat, or from step to step."""
+    if is_warming_up(page, limits):
+        if page.beats and not page.steps:
+            return [_between_beats(view, page, limits, resumed_s)]
         return [_before_first_step(view, page, limits, resumed_s)]
-    places = [_in_lane(view, page, lane, limits, resumed_s) for lane in _live(view)]
-    if page.counted_by is CountedBy.SDK and not _is_in_long_phase(view):
-        places.append(_between_steps(view, page, limits, resumed_s))
-    elif not places:
-        places.append(_unmodified(view, page, limits, resumed_s))
-    return places
+    if page.counted_by is CountedBy.SDK:
+        is_long = _is_in_long_phase(view)
+        return [] if is_long else [_between_steps(view, page, resumed_s, limits.usual_step())]
+    is_by_hand_alone = limits.by_hand(OUTSIDE) is not None or limits.by_hand(STEP) is not None
+    if _live(view) or is_by_hand_alone:
+        return []
+    return [_unmodified(view, page, limits, resumed_s)]
+
+
+def _in_lanes(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+    """In the innermost section of each thread, or outside of all."""
+    if is_warming_up(page, limits):
+        return []
+    return [
+        place
+        for lane in _live(view)
+        if (place := _in_lane(view, page, lane, limits, resumed_s)) is not None
+    ]
+
+
+def is_warming_up(page: PageReading, limits: Limits) -> bool:
+    """It makes its first steps, which may take long."""
+    return page.steps < (limits.rules.warmup_steps or page.warmup or 1)
 
 
 def _compiling(place: Place, view: View, limits: Limits, now: float) -> Place:
@@ -166,39 +222,6 @@ def _compiling(place: Place, view: View, limits: Limits, now: float) -> Place:
     return replace(place, limit=longest)
 
 
-def excuse_s(
-    stalled: Place, other: Place | Aside, now: float, slack_s: float = 0.0
-) -> float | None:
-    """How long `other` may be what the stalled rank waits for; None if it is not.
-
-    Who stopped before, and may be where it is. Who is in a long phase, for which others wait. Who
-    works on in the same step or an earlier one, as a rank does that evaluates without saying so.
-    Or who is in no collective, where the stalled rank is in one, or where it has not come as far
-    as the next and works. Never who waits in a collective of all that the stalled rank, which is
-    in none, has not entered: it waits for that. `slack_s`: how well instants of two nodes can be
-    compared.
-    """
-    if isinstance(other, Aside):
-        return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
-    left_s = other.limit.s - other.waited_s(now)
-    if left_s <= 0 or other.rank == stalled.rank:
-        return None
-    if _waits_for(other, stalled):
-        return None
-    stopped_before = other.since_s <= stalled.since_s + slack_s
-    is_behind = (other.step or 0) <= (stalled.step or 0)
-    works_on = other.waited_s(now) < stalled.waited_s(now) / 2
-    is_missing = bool(stalled.waits_in) and other.waits_in == ""
-    works_on |= other.is_under_way and stalled.entered is not None
-    if stopped_before or is_missing or (is_behind and (works_on or other.phase in _LONG)):
-        return left_s
-    return None
-
-
-def _waits_for(one: Place, late: Place) -> bool:
-    return one.awaits is not None and late.entered is not None and late.entered < one.awaits
-
-
 def _live(view: View) -> list[LaneReading]:
     """The main thread's lane, and those of other threads that are in a section."""
     return [
@@ -209,69 +232,170 @@ def _live(view: View) -> list[LaneReading]:
 
 
 def _before_first_step(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
-    signs = view.signs
-    moved = [page.progress_s, page.script_s, resumed_s, signs.collective_s or 0.0]
-    since_s = max([*moved, *(lane.moved_s for lane in view.lanes)])
-    phase = "first_step" if page.phase is Phase.SCRIPT else "start"
+    """Sections that come and go, and collectives, are progress."""
+    since_s = _moved_s(view, page, resumed_s)
     section = _innermost(view)
     return Place(
         view.rank,
-        phase,
+        _early(page),
         since_s,
         _patience(limits.first_step(), view, limits),
         section=section.name if section else None,
-        signal=_signal(since_s, signs),
+        signal=_signal(since_s, view.signs),
         pid=page.pid,
-        waits_in=signs.collective,
+        waits_in=view.signs.collective,
     )
+
+
+def _between_beats(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+    """Heartbeats are all that it says of itself, or it has not made its first step yet."""
+    place = _before_first_step(view, page, limits, resumed_s)
+    limit = _patience(limits.usual_heartbeat(), view, limits)
+    return replace(place, phase=HEARTBEAT, limit=limit)
 
 
 def _in_lane(
     view: View, page: PageReading, lane: LaneReading, limits: Limits, resumed_s: float
-) -> Place:
+) -> Place | None:
+    """None where a limit is set by hand: `_stays_by_hand` has it."""
     assert view.section is not None
     section = view.section(lane.frames[-1].section if lane.frames else 0)
-    moved = [lane.moved_s, resumed_s]
-    if lane is view.lanes[0]:
-        moved.append(page.progress_s)
-    phase = "step" if not section.name else section.kind.value
+    if limits.by_hand(section.name or OUTSIDE) is not None:
+        return None
     return Place(
         view.rank,
-        "section" if phase == "plain" else phase,
-        max(moved),
-        limits.section(section.name, section.kind),
+        _phase(section),
+        _lane_moved_s(view, page, lane, resumed_s),
+        limits.usual_section(section.name, section.kind),
         section=section.name or None,
         step=page.step,
         pid=page.pid,
     )
 
 
-def _between_steps(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
-    since_s = max(page.progress_s, resumed_s)
+def _between_steps(view: View, page: PageReading, resumed_s: float, limit: Limit) -> Place:
     section = _innermost(view)
-    name = section.name if section else None
     return Place(
-        view.rank, "step", since_s, limits.step(), section=name, step=page.step, pid=page.pid
+        view.rank,
+        "step",
+        max(page.progress_s, resumed_s),
+        limit,
+        section=section.name if section else None,
+        step=page.step,
+        pid=page.pid,
     )
 
 
-def _unmodified(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+def _unmodified(
+    view: View, page: PageReading, limits: Limits, resumed_s: float, limit: Limit | None = None
+) -> Place:
     """A script that says nothing of itself: steps of its optimizer, and collectives."""
     signs = view.signs
     since_s = max(page.progress_s, resumed_s, signs.collective_s or 0.0)
-    outside = limits.section("", Kind.PLAIN)
     works = not signs.waits_in and (signs.idle_s is None or signs.idle_s < _IDLE_S)
-    limit = limits.step() if works and outside.source != "configured" else outside
+    usual = limits.usual_step() if works else limits.usual_section("", Kind.PLAIN)
     return Place(
         view.rank,
         "step",
         since_s,
-        limit,
+        limit or usual,
         step=page.step,
         signal=_signal(since_s, signs),
         pid=page.pid,
         waits_in=signs.collective,
     )
+
+
+def _stays_by_hand(
+    view: View, page: PageReading, limits: Limits, resumed_s: float
+) -> Iterator[Place]:
+    """Each section that is open, however deep, and the time outside of all.
+
+    A section's limit counts from when it was entered: what comes and goes inside does not begin
+    it anew, but a heartbeat of the same thread does.
+    """
+    for lane in _live(view):
+        for frame in lane.frames:
+            assert view.section is not None
+            section = view.section(frame.section)
+            limit = _section_by_hand(section.name, page, limits)
+            if limit is not None:
+                innermost = view.section(lane.frames[-1].section)
+                yield Place(
+                    view.rank,
+                    _phase(innermost if innermost.kind is not Kind.PLAIN else section),
+                    max(frame.since_s, lane.beat_s, resumed_s),
+                    limit,
+                    section=section.name,
+                    step=page.step or None,
+                    pid=page.pid,
+                    moved_s=_lane_moved_s(view, page, lane, resumed_s),
+                )
+    limit = limits.by_hand(OUTSIDE)
+    is_open = page.steps > 0 or (page.phase is Phase.SCRIPT and not limits.rules.is_outside_late)
+    if limit is not None and is_open and not (view.lanes and view.lanes[0].frames):
+        yield _outside_by_hand(view, page, limits, resumed_s, limit)
+
+
+def _outside_by_hand(
+    view: View, page: PageReading, limits: Limits, resumed_s: float, limit: Limit
+) -> Place:
+    """From the first line of the script on."""
+    if not page.steps:
+        return replace(_before_first_step(view, page, limits, resumed_s), limit=limit)
+    if not view.lanes:
+        return _unmodified(view, page, limits, resumed_s, limit)
+    since_s = _lane_moved_s(view, page, view.lanes[0], resumed_s)
+    return Place(view.rank, "step", since_s, limit, step=page.step, pid=page.pid)
+
+
+def _section_by_hand(name: str, page: PageReading, limits: Limits) -> Limit | None:
+    """A step that may take long has the limit of a first step, if somebody has said so."""
+    if name != STEP or not is_warming_up(page, limits):
+        return limits.by_hand(name)
+    first_step = limits.by_hand(FIRST_STEP)
+    if first_step is None and (limits.rules.warmup_steps or page.warmup):
+        return None
+    return first_step or limits.by_hand(STEP)
+
+
+def _spans_by_hand(
+    view: View, page: PageReading, limits: Limits, resumed_s: float
+) -> Iterator[Place]:
+    """From step to step, and from heartbeat to heartbeat, whatever sections come and go."""
+    if page.is_closed or _is_in_long_phase(view):
+        return
+    step, heartbeat = limits.by_hand(STEP), limits.by_hand(HEARTBEAT)
+    if step is not None and not is_warming_up(page, limits):
+        if page.counted_by is CountedBy.SDK:
+            yield _between_steps(view, page, resumed_s, step)
+        else:
+            yield _unmodified(view, page, limits, resumed_s, step)
+    if heartbeat is not None and page.beats:
+        place = _between_steps(view, page, resumed_s, heartbeat)
+        yield replace(place, phase=HEARTBEAT, step=page.step or None)
+
+
+def _phase(section: SectionReading) -> str:
+    if not section.name:
+        return "step"
+    return "section" if section.kind is Kind.PLAIN else section.kind.value
+
+
+def _early(page: PageReading) -> str:
+    return "first_step" if page.phase is Phase.SCRIPT else "start"
+
+
+def _moved_s(view: View, page: PageReading, resumed_s: float) -> float:
+    """When it last did anything that can be seen, on its way to its first step."""
+    signs = view.signs
+    moved = [page.progress_s, page.script_s, resumed_s, signs.collective_s or 0.0]
+    return max([*moved, *(lane.moved_s for lane in view.lanes)])
+
+
+def _lane_moved_s(view: View, page: PageReading, lane: LaneReading, resumed_s: float) -> float:
+    is_main = lane is view.lanes[0]
+    return max(lane.moved_s, resumed_s, page.progress_s if is_main else 0.0)
 
 
 def _signal(since_s: float, signs: Signs) -> str:
@@ -286,11 +410,9 @@ def _signal(since_s: float, signs: Signs) -> str:
 def _patience(limit: Limit, view: View, limits: Limits) -> Limit:
     """A rank that works, and does not wait for others, may be on its way to its first step."""
     signs = view.signs
-    if signs.idle_s is None or signs.idle_s >= _IDLE_S or signs.waits_in:
+    if signs.idle_s is None or signs.idle_s >= _IDLE_S or signs.waits_in or is_by_hand(limit):
         return limit
-    if limit.source == "configured":
-        return limit
-    return Limit(limit.s * limits.rules.busy_factor, limit.source)
+    return replace(limit, s=limit.s * limits.rules.busy_factor)
 
 
 def _is_in_long_phase(view: View) -> bool:

@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from everstep_services.agent.stalls.limits import FIRST_STEP, OUTSIDE, STEP, Limit, Limits
+from everstep_services.agent.stalls.limits import (
+    FIRST_STEP,
+    HEARTBEAT,
+    OUTSIDE,
+    STEP,
+    Limit,
+    Limits,
+)
 from trainer_sdk.page import Kind
 
 _HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
@@ -76,7 +83,9 @@ def others_of(
 
 def table(limits: Limits, others: Others) -> list[str]:
     """One line for each limit: what it is for, how long, and who says so."""
-    rows = [(what, time_text(limit.s), limit.source) for what, limit in _ours(limits)]
+    rows = [
+        (what, time_text(limit.s), limit.origin or limit.source) for what, limit in _ours(limits)
+    ]
     rows += [(what, time_text(s), source) for what, s, source in _theirs(others)]
     return [f"  {what:<22} {time:>8}  {source}" for what, time, source in rows]
 
@@ -129,13 +138,15 @@ def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Mis
 def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
     timeout_s = others.group_timeout_s or others.expected_group_s
     limit = limits.section("", Kind.PLAIN)
-    if limit.source != "default" or limit.s <= timeout_s:
+    step = limits.by_hand(STEP)
+    if limit.source != "default" or min(limit.s, step.s if step else limit.s) <= timeout_s:
         return None
     text = (
         f"until limits are learned, the process group gives up after {time_text(timeout_s)}"
         f"{'' if others.group_timeout_s else ', unless the script says otherwise'}, before a "
         f"stall is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
-        f"blame nobody; {others.limited_by}{OUTSIDE}={timeout_s / 2:g} would find it first"
+        f"blame nobody; {others.limited_by}{STEP}={timeout_s / 2:g} would find it first, once "
+        f"there are steps"
     )
     return Misorder(f"group {timeout_s:g}", text, is_warning=False)
 
@@ -144,6 +155,8 @@ def _ours(limits: Limits) -> Iterator[tuple[str, Limit]]:
     yield FIRST_STEP, limits.first_step()
     yield STEP, limits.step()
     yield OUTSIDE, limits.section("", Kind.PLAIN)
+    if limits.by_hand(HEARTBEAT) is not None:
+        yield HEARTBEAT, limits.heartbeat()
     for name in sorted(limits.named()):
         yield name, limits.section(name, Kind.PLAIN)
     yield "other sections", Limit(limits.rules.section_s, "default")

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.clock import Clock
-from everstep.messages import LimitsDocument, NameExcuse, SectionSeen, StartRanks
+from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionSeen, StartRanks
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
 from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
 from everstep_services.agent.stalls.kernel import PROC, ProcessState, state_of, threads_of
-from everstep_services.agent.stalls.limits import Limit, LimitRules, Limits
+from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, Limits
+from everstep_services.agent.stalls.observed import in_force, merged, seen_by
 from everstep_services.agent.stalls.places import Aside, Place, View
 from trainer_sdk.layout import OUTSIDE
-from trainer_sdk.page import BadPageError, CountedBy, Kind, LaneReading, PageReading
+from trainer_sdk.page import BadPageError, CountedBy, LaneReading, PageReading
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,11 @@ class StallWatch:
         self.limits.learn(document)
         self._due.set()
 
+    def in_force(self) -> tuple[SectionLimit, ...]:
+        """Each limit that can act on the ranks of this node, as they are."""
+        known = (self._watched.rank(rank) for rank in self._watched.live())
+        return in_force(self.limits, [one for one in known if one is not None])
+
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started: nothing of the one before counts."""
         log.info("stalls_watched round=%d", order.round)
@@ -194,7 +200,7 @@ class StallWatch:
         if _is_modified(known.reading()):
             entered_s = None  # its progress is what it says itself
         waits_in = (
-            self._closer.collective(rank, place.since_s) if isinstance(place, Place) else None
+            self._closer.collective(rank, place.stopped_s) if isinstance(place, Place) else None
         )
         return Standing(state, section, age_s, limit, entered, entered_s or 0.0, waits_in)
 
@@ -204,9 +210,9 @@ class StallWatch:
         for rank in self._watched.live():
             known = self._watched.rank(rank)
             if known is not None:
-                for one in _seen_by(known):
+                for one in seen_by(known, self.limits):
                     before = found.get(one.section)
-                    found[one.section] = one if before is None else _merged(before, one)
+                    found[one.section] = one if before is None else merged(before, one)
         return tuple(found.values())
 
     def _look(self, judge: Judge) -> None:
@@ -268,7 +274,7 @@ class StallWatch:
                 yield unsaid.folder
         for place in judge.nearly_late(self._clock.now()):
             known = self._watched.rank(place.rank)
-            if known is not None and self._interpreters.is_open(known.folder, place.since_s):
+            if known is not None and self._interpreters.is_open(known.folder, place.stopped_s):
                 yield known.folder
 
     async def _ask(self, folder: Path) -> None:
@@ -296,6 +302,9 @@ class StallWatch:
         )
         try:
             page = known.page.read()
+            self._give_warmup(known, page)
+            if page is None and known.is_program and self.limits.by_hand(FIRST_STEP) is None:
+                return  # it may never say that it has made its first step
             lanes = known.page.lanes() if page is not None else ()
             others = any(lane.frames for lane in lanes[1:])
             threads = threads_of(page.pid, self._proc) if others and page is not None else None
@@ -309,6 +318,11 @@ class StallWatch:
                 self._troubled.add(rank)
                 self._watched.say(f"the page of rank {rank} is damaged, and not trusted: {error}")
             yield replace(blank, trouble=str(error))
+
+    def _give_warmup(self, known: WatchedRank, page: PageReading | None) -> None:
+        steps = self.limits.rules.warmup_steps
+        if steps is not None and page is not None and page.warmup != steps:
+            known.page.give_warmup(steps)
 
     def _silent(self) -> dict[int, WatchedRank]:
         """Ranks of which only other signs can tell whether they work, and for whom they wait."""
@@ -364,39 +378,3 @@ def _in_use(page: PageReading | None, lanes: Collection[LaneReading]) -> set[int
     """The sections that are open, and the time outside of them once it has a limit."""
     numbers = {frame.section for lane in lanes for frame in lane.frames}
     return numbers | {OUTSIDE} if lanes and page is not None and page.steps else numbers
-
-
-def _seen_by(known: WatchedRank) -> Iterator[SectionSeen]:
-    page = known.reading()
-    if page is None or not page.steps:
-        return
-    if page.counted_by is not CountedBy.SDK:
-        yield _seen("", Kind.PLAIN, page.longest_step_s, page.steps - 1)
-        return
-    try:
-        sections = known.page.sections()
-    except BadPageError:
-        return
-    for one in sections:
-        if not one.name:
-            yield _seen("", one.kind, one.longest_s, page.steps - 1)
-        elif one.observed:
-            yield _seen(one.name, one.kind, one.longest_s, one.observed)
-
-
-def _seen(name: str, kind: Kind, longest_s: float, observations: int) -> SectionSeen:
-    return SectionSeen(
-        section=name,
-        kind=kind.value,
-        longest_s=round(longest_s, 6),
-        observations=max(0, observations),
-    )
-
-
-def _merged(one: SectionSeen, other: SectionSeen) -> SectionSeen:
-    return SectionSeen(
-        section=one.section,
-        kind=one.kind,
-        longest_s=max(one.longest_s, other.longest_s),
-        observations=one.observations + other.observations,
-    )

@@ -33,7 +33,7 @@ def current(holdings: Iterable[Holding]) -> Mapping[int, tuple[Holding, ...]]:
 
 def step_held(held: Mapping[int, tuple[Holding, ...]], slots: int) -> int | None:
     """The newest step that every slot is known to have; None when one has nothing."""
-    if not slots or any(not held.get(slot) for slot in range(slots)):
+    if slots < 1 or any(not held.get(slot) for slot in range(slots)):
         return None
     return min(max(one.step for one in held[slot]) for slot in range(slots))
 

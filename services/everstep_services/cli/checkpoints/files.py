@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from everstep.messages import KnownCheckpoint
@@ -18,9 +17,10 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.layout import aligned, counted, moment, span
 from everstep_services.cli.operating import asker
-from everstep_services.cli.output import cell, print_record, print_records, say
+from everstep_services.cli.output import cell, echo, print_record, print_records, say
 from trainer_sdk.checkpoint.manifest import step_name, step_of
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
+from trainer_sdk.checkpoint.storage.adoption import adopt
 from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
 from trainer_sdk.checkpoint.storage.port import MissingError
 from trainer_sdk.checkpoint.storage.shelf import (
@@ -60,7 +60,7 @@ def print_shelved(invocation: Invocation, place: str, step: int) -> None:
         shards = [msgspec.structs.asdict(file) for file in files]
         print_record(invocation, "checkpoint", {**record, "files": shards}, "step")
         return
-    click.echo(f"step {step}: {cell(record['note']) or 'committed'}")
+    echo(f"step {step}: {cell(record['note']) or 'committed'}")
     lines = [
         ("place", one.path),
         ("job", "-" if one.manifest is None else one.manifest.identity.job),
@@ -71,9 +71,9 @@ def print_shelved(invocation: Invocation, place: str, step: int) -> None:
         ("manifest", one.manifest_hash),
     ]
     for line in aligned(lines):
-        click.echo(line)
+        echo(line)
     for line in aligned([(file.name, size(file.size_bytes), file.hash) for file in files]):
-        click.echo(line)
+        echo(line)
 
 
 def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
@@ -119,7 +119,7 @@ def mark_shelved(invocation: Invocation, place: str, step: int, action: str, rea
             text = f"{beside} {'was not there' if before is None else 'is gone'}"
     record = {"place": one.path, "step": step, "action": action, "text": text}
     if invocation.output is None:
-        click.echo(f"{one.path}: {text}")
+        echo(f"{one.path}: {text}")
     else:
         print_record(invocation, "marked_checkpoint", record, "step")
 
@@ -158,9 +158,20 @@ def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
     took_s = time.monotonic() - began
     record = {"path": path, "step": step, "size_bytes": verdict.size_bytes, "took_s": took_s}
     if invocation.output is None:
-        click.echo(f"{path}: {size(verdict.size_bytes)} in {span(took_s)}, every byte compared")
+        echo(f"{path}: {size(verdict.size_bytes)} in {span(took_s)}, every byte compared")
     else:
         print_record(invocation, "pulled_checkpoint", record, "path")
+
+
+def adopt_into(invocation: Invocation, source: str, root: str, step: int, job: str) -> None:
+    """Take over a plain checkpoint of torch's."""
+    with _told():
+        path, size_bytes = adopt(source, root, step, job)
+    record = {"path": path, "step": step, "job": job, "size_bytes": size_bytes}
+    if invocation.output is None:
+        echo(f"{path}: {size(size_bytes)}, of job {job}")
+    else:
+        print_record(invocation, "adopted_checkpoint", record, "path")
 
 
 def _mark(reason: str, cause: str = "") -> Mark:

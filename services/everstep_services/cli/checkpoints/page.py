@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
 from everstep.sizes import size
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
@@ -13,6 +11,7 @@ from everstep_services.cli.layout import Record, aligned, brief, counted, moment
 from everstep_services.cli.operating import asker, quoted
 from everstep_services.cli.output import (
     cell,
+    echo,
     print_json,
     print_line,
     print_record,
@@ -33,6 +32,8 @@ def print_checkpoints(
     print_list(invocation, found["items"])
     if not found["items"]:
         say("no checkpoints are known; if there are files, see everstep ckpt scan")
+    if len(found["items"]) >= most:
+        say(f"only the newest {most} are shown, and there may be more: -n {10 * most} shows more")
     if found["note"]:
         say(cell(found["note"]))
     for line in troubles(api.get(f"jobs/{quoted(job)}/saves")):
@@ -73,7 +74,7 @@ def print_checkpoint(
         print_record(invocation, "checkpoint", found, "step")
         return
     for line in checkpoint_page(found):
-        click.echo(line)
+        echo(line)
 
 
 def found_in(api: Api, job: str, step: int, tier: str | None) -> Any:

@@ -252,6 +252,24 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     pull_to(invocation, place, step, Path(to))
 
 
+@command.command()
+@click.argument("source", type=click.Path(exists=True, file_okay=False))
+@click.argument("root", type=click.Path(file_okay=False))
+@click.option("--step", type=_STEP, required=True, help="The step after which it was saved.")
+@click.option("--job", default="local", help="Whose it is to be (local).")
+@with_api_options
+@click.pass_obj
+def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str) -> None:
+    """Take over a checkpoint that torch.distributed.checkpoint has written.
+
+    SOURCE is its folder, ROOT the one that a Checkpointer saves into; both are on this machine.
+    Its files are hashed as they stand, and stay where they are, too.
+    """
+    from everstep_services.cli.checkpoints.files import adopt_into
+
+    adopt_into(invocation, source, root, step, checked_name("job", job))
+
+
 def _of_files_only(tier: str | None) -> None:
     if tier not in (None, "global"):
         raise click.UsageError(

@@ -44,8 +44,9 @@ def command(
     """Show how long each section of a job may take before its rank has stalled, and why.
 
     `outside` is the time outside all sections, `first-step` everything up to the end of a round's
-    first step. Of a section that is not listed, agents use their default. A limit that is set holds
-    at once, in all rounds, until it is set to auto.
+    first step, `step` and `heartbeat` the time from one to the next. While ranks run, each limit
+    that can act on them is listed, as their agents say. A limit that is set holds at once, in all
+    rounds, wherever its name is open, and wins over --limit, until it is set to auto.
     """
     from everstep_services.cli.limits_page import print_limits
     from everstep_services.cli.location import open_api

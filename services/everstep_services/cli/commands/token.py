@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.output import print_record, print_records, say
+from everstep_services.cli.output import echo, print_record, print_records, say
 from everstep_services.cli.times import Span
 
 COLUMNS = ["id", "name", "scope", "created_at", "expires_at", "last_used_at", "revoked_at"]
@@ -63,7 +63,7 @@ def create(
             made = api.post("tokens", {"name": name, "scope": scope, "expires_in_s": expires})
     if invocation.output is None:
         say(f"token {made['id']} with scope {scope} for {name}; keep it, it is shown only now")
-        click.echo(made["token"])
+        echo(made["token"])
     else:
         print_record(invocation, "new_token", made, name="id")
 

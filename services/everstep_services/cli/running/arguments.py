@@ -19,6 +19,8 @@ _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _REPEATED = frozenset({"label", "limit"})
+_WARMUP = "warmup="
+_NVRX_WARMUP_STEPS = 5
 
 
 class UsageError(CliError):
@@ -37,6 +39,8 @@ class Given:
     """How it was written: `--nnodes` or `PET_NNODES`."""
     repeated: dict[str, list[str]] = field(default_factory=dict)
     """The texts of options that may be given several times, in order."""
+    limit_origins: dict[str, str] = field(default_factory=dict)
+    """Of texts of --limit that another option has said: which one."""
     script: str | None = None
     arguments: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -183,9 +187,7 @@ def _follow(given: Given, name: str, option: Option) -> None:
     ours = option.help.removeprefix("Taken as ").rstrip(".")
     if to == "limit":
         if value not in WORDS_FOR_NONE and value is not None:
-            limits = [f"{ours[8:]}{one}".replace(":", "=") for one in str(value).split(",")]
-            given.repeated[to] = [*limits, *given.repeated.get(to, [])]  # ours win
-            given.notes += [f"{origin} is taken as --limit {one}" for one in limits]
+            _follow_limits(given, origin, ours.removeprefix("--limit "), str(value))
         return
     if to in given.values:
         given.notes.append(f"{origin} is not used: {given.origins[to]} was given, too")
@@ -198,6 +200,19 @@ def _follow(given: Given, name: str, option: Option) -> None:
         return  # `null` is NVRx's way not to give it
     given.values[to], given.origins[to] = value, origin
     given.notes.append(f"{origin} is taken as {ours} {_said(value)}")
+
+
+def _follow_limits(given: Given, origin: str, name: str, value: str) -> None:
+    """NVRx gives its first steps, if they may take long, a section `warmup` and a number."""
+    said = [f"{name}{part}".replace(":", "=") for part in value.split(",")]
+    limits = [one for one in said if one.rpartition("=")[2].strip().lower() not in WORDS_FOR_NONE]
+    if any(one.startswith(_WARMUP) for one in limits):
+        limits = [f"first-step={one[7:]}" if one.startswith(_WARMUP) else one for one in limits]
+        if given.values.setdefault("warmup_steps", _NVRX_WARMUP_STEPS) == _NVRX_WARMUP_STEPS:
+            given.notes.append(f"{origin} warmup is for {_NVRX_WARMUP_STEPS} steps: --warmup-steps")
+    given.repeated["limit"] = [*limits, *given.repeated.get("limit", [])]  # ours win
+    given.limit_origins.update(dict.fromkeys(limits, origin))
+    given.notes += [f"{origin} is taken as --limit {one}" for one in limits]
 
 
 def _said(value: Value) -> str:

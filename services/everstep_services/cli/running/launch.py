@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from everstep.bus import BusSettings
+from everstep.bus.login import read_credentials
+from everstep.bus.roles import ADMIN, SERVICE, job_in
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.logs import configure
@@ -46,15 +48,51 @@ def launch(invocation: Invocation, plan: RunPlan) -> int:
 
 def _launch(invocation: Invocation, plan: RunPlan) -> int:
     environ = dict(invocation.environ)
-    if plan.bus is not None:
-        return asyncio.run(run_agent(plan, _Known(plan.bus), environ))
     state = StateDir(plan.state_dir)
     running = state.running()
+    if plan.bus is not None and not _is_of_local_up(plan.bus, running):
+        _check_login(plan.bus, plan.job)
+        return asyncio.run(run_agent(plan, _Known(plan.bus), environ))
     if running is not None and running.command == "up" and not plan.standalone:
         settings = agent_login(state, running, plan.job)
         _tell(plan, running, state)
         return asyncio.run(run_agent(plan, _Known(settings), environ))
     return _alone(invocation, plan, environ)
+
+
+def _is_of_local_up(bus: BusSettings, running: Running | None) -> bool:
+    """Whether a login of the control plane is that of the `everstep up` here, as `env` prints it.
+
+    Agents then get one of their own: scripts could use the other one for everything.
+    """
+    is_there = running is not None and running.command == "up" and running.bus == bus.url
+    return is_there and _name_of(bus) in {ADMIN, SERVICE}
+
+
+def _check_login(bus: BusSettings, job: str) -> None:
+    """Refuse a login that is not of this job: its scripts have whatever the agent has."""
+    name, path = _name_of(bus), bus.credentials_file
+    remedy = f"`everstep bus login {job} --out FILE` makes one for its agents"
+    if name in {ADMIN, SERVICE}:
+        raise CliError(
+            f"the login {name} ({path or 'by password'}) is one of the control plane, and scripts "
+            f"could use it for everything: {remedy}; set credentials_file in [bus] to that file",
+            Exit.USAGE,
+        )
+    if job_in(name) not in {None, job}:
+        raise CliError(
+            f"the login {name} ({path}) is of another job than {job}: name the job with --job; "
+            f"or {remedy}",
+            Exit.USAGE,
+        )
+
+
+def _name_of(bus: BusSettings) -> str:
+    """Whose login it is; empty where only the server knows."""
+    if bus.credentials_file is None:
+        return bus.user or ""
+    claims = read_credentials(bus.credentials_file).claims
+    return "" if claims is None else claims.name
 
 
 def _alone(invocation: Invocation, plan: RunPlan, environ: dict[str, str]) -> int:

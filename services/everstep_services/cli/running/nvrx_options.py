@@ -9,7 +9,7 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
     "--term-timeout": ("preempt_grace_s", "--preempt-grace", "seconds"),
     "--ft-attribution-stop-action": ("stop_on_repeat", "--stop-on-repeat", "text"),
     "--ft-initial-rank-heartbeat-timeout": ("limit", "--limit first-step=", "text"),
-    "--ft-rank-heartbeat-timeout": ("limit", "--limit step=", "text"),
+    "--ft-rank-heartbeat-timeout": ("limit", "--limit heartbeat=", "text"),
     "--ft-rank-section-timeouts": ("limit", "--limit ", "text"),
     "--ft-rank-out-of-section-timeout": ("limit", "--limit outside=", "text"),
 }

@@ -43,6 +43,9 @@ OWN = (
     _option(RESTARTS, "--allow-fresh-start", kind="flag",
             help="Let a script that saves with `trainer_sdk.checkpoint` begin from scratch where "
             "none of its checkpoints can be used; else that ends the round."),
+    _option(RESTARTS, "--local-root", metavar="DIR",
+            help="A folder on a disk of each node, where states are kept instead of in memory, and "
+            "outlive a reboot."),
     _option(RESTARTS, "--stop-grace", to="stop_grace_s", kind="seconds", metavar="SECONDS",
             least=0, help="From SIGTERM to SIGKILL for ranks of a broken round "
             f"({_BY_DEFAULT.stop_grace_s:g})."),
@@ -51,9 +54,12 @@ OWN = (
             help="From SIGTERM, SIGUSR1 or SIGUSR2 to this process, passed on to the ranks, to "
             f"SIGKILL: time to save ({_BY_DEFAULT.preempt_grace_s:g})."),
     _option(STALLS, "--limit", metavar="NAME=SECONDS",
-            help="How long a rank may go without progress in a section, or in `first-step`, "
-            "`step` (from one to the next) or `outside` (of all sections); may be given several "
-            "times. Else it is learned."),
+            help="How long a rank may be in a section, or in `first-step`, `step` (from one to the "
+            "next), `heartbeat` (likewise) or `outside` (of all sections), from the script's "
+            "first line on; may be given several times. Else it is learned."),
+    _option(STALLS, "--warmup-steps", metavar="N", kind="whole", least=1,
+            help="So many first steps of a round may take as long as `first-step` (what the "
+            "script says, else 1)."),
     _option(STALLS, "--no-restart-on-stall", to="restart_on_stall", kind="flag", sets=False,
             help="Only say that a rank has stalled."),
     _option(STALLS, "--allow-injection", kind="flag",
@@ -62,6 +68,8 @@ OWN = (
             help="Fork ranks from a process that has imported torch (the default)."),
     _option(STARTING, "--cold", to="warm", kind="flag", sets=False,
             help="Start a new interpreter for each rank."),
+    _option(STARTING, "--leave-children", kind="flag",
+            help="What ranks have started may outlive a job that is done; else it is killed."),
     _option(STARTING, "--preload", metavar="MODULES",
             help="What that process imports besides: `auto` (what the script imports), `none`, "
             "or modules with commas."),

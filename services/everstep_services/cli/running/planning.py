@@ -10,6 +10,8 @@ from typing import Literal
 from everstep.bus.settings import BusSettings
 from everstep.messages.jobs import JobSpec
 from everstep.settings import DEFAULT, Flag, Loaded
+from everstep_services.agent.checkpoints.local_root import check_local_root
+from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.plan import Command, RunPlan, Scheduler
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.settings import AgentSettings
@@ -72,15 +74,17 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         stop_grace_s=agent.stop_grace_s,
         preempt_grace_s=agent.preempt_grace_s,
         agree_within_s=agent.agree_within_s,
+        unheard_within_s=agent.unheard_within_s,
         preempt_signals=agent.preempt_signals,
         checks=_checks(loaded.section(ChecksSettings), _log_dir(given, agent, state.path)),
-        checkpoints=agent.checkpoints,
+        checkpoints=_checkpoints(given, agent),
         limits=limits_of(given, agent),
         scheduler_grace_s=agent.scheduler_grace_s,
         restart_on_stall=agent.restart_on_stall,
         signals=_signals(given),
         virtual_local_rank=given.has("virtual_local_rank"),
         standalone=standalone,
+        leave_children=given.has("leave_children") or agent.leave_children,
         allow_fresh_start=given.has("allow_fresh_start"),
         allow_injection=given.has("allow_injection"),
         notes=notes_of(given, environ, spec.ranks_per_node),
@@ -92,6 +96,19 @@ def _checks(settings: ChecksSettings, log_dir: Path) -> ChecksSettings:
     import msgspec
 
     return msgspec.structs.replace(settings, room_paths=(log_dir, *settings.room_paths))
+
+
+def _checkpoints(given: Given, agent: AgentSettings) -> CheckpointSettings:
+    """Where states are kept is looked at before anything starts."""
+    import msgspec
+
+    chosen, settings = given.text("local_root"), agent.checkpoints
+    if chosen:
+        root = Path(chosen).expanduser().absolute()
+        settings = msgspec.structs.replace(settings, local_root=root)
+    if settings.local_root is not None:
+        check_local_root(settings.local_root)
+    return settings
 
 
 def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Loaded]:

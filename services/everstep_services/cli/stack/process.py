@@ -11,6 +11,7 @@ import msgspec
 from everstep import __version__
 from everstep.bus import BusSettings
 from everstep.clock import SystemClock
+from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.http import listen
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
@@ -24,6 +25,7 @@ from everstep_services.cli.stack.up import Ground, Ready, run_stack
 from everstep_services.cli.state import StateDir, age_ms, find_state_dir
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.settings import ApiSettings, HistorySettings
+from everstep_services.logins.settings import LoginSettings
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 _REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"
@@ -35,6 +37,7 @@ def run_up(invocation: Invocation, api_port: int | None, report_to: int | None) 
     state = find_state_dir(invocation.environ, invocation.state_dir)
     settings = _load(invocation, api_port)
     _configure_logs(invocation, settings)
+    raise_descriptor_limit()
     state.create()
     with state.held():
         ground = _ground(state, settings, phases)
@@ -75,6 +78,7 @@ def stack_sections() -> dict[str, type[Settings]]:
         "health": HealthSettings,
         "history": HistorySettings,
         "log": LogSettings,
+        "logins": LoginSettings,
         "observe": ObserveSettings,
         "rendezvous": RendezvousSettings,
     }

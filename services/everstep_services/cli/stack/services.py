@@ -15,6 +15,7 @@ SERVICES = {
     "rendezvous": "everstep_services.cli.stack.rendezvous:opened",
     "health": "everstep_services.cli.stack.health:opened",
     "catalog": "everstep_services.cli.stack.catalog:opened",
+    "logins": "everstep_services.cli.stack.logins:opened",
     "history": "everstep_services.cli.stack.history:opened",
 }
 """In the order of their start: first what ranks wait for, last what takes longest to import."""

@@ -24,6 +24,7 @@ from everstep_services.cli.buses import server_version
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
 from everstep_services.cli.state import Running, StateDir
+from everstep_services.logins.settings import LoginSettings
 
 _READY_WITHIN_S = 60.0
 _DRAIN_WITHIN_S = 10.0
@@ -68,7 +69,8 @@ async def run_stack(
 
     `when_open` is called earlier: agents can join.
     """
-    async with dev_server(ground.state.path) as server:
+    valid_s = ground.settings.section(LoginSettings).valid_s
+    async with dev_server(ground.state.path, valid_s=valid_s) as server:
         ground.phases.end("nats-server")
         version = await _set_up(server)
         ground.phases.end("streams")

@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from everstep.bus.asking import RefusalError
+from everstep.bus.containment import Containment
 from everstep.bus.decided import facts_in
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.leading import Term, lead_for_ever
@@ -18,7 +19,7 @@ from everstep.bus.ports import Batch, Bus, StreamPosition
 from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded
+from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded, kind_of
 from everstep_services.health.nodes.control import enforces_exclusions, reconciled
 from everstep_services.health.nodes.exclusions import Circumstances, decide, exiled
 from everstep_services.health.nodes.register import Moment, Register
@@ -78,6 +79,7 @@ class Registrar:
         self._documents = bus.documents("NODES")
         self._switches = Switches(bus)
         self._counts: Counter[str] = Counter()
+        self._contained = Containment("the register of nodes")
         self._levels: dict[str, float] = dict.fromkeys(_LEVELS, 0.0)
 
     def statistics(self) -> dict[str, float]:
@@ -170,7 +172,8 @@ class Registrar:
     def _apply(self, register: Register, turn: _Turn, control: ControlDocument) -> None:
         now = self.moment()
         for fact in turn.facts:
-            register.take(fact, now)
+            with self._contained.of(kind_of(fact)):
+                register.take(fact, now)
         if turn.is_due:
             register.judge(now)
             around = Circumstances(self._count_nodes(), enforces_exclusions(control))

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from everstep import __version__
@@ -33,7 +34,7 @@ from everstep_services.history.api.cursors import Cursors
 from everstep_services.history.api.feed import Feed
 from everstep_services.history.api.gate import Gate
 from everstep_services.history.api.guard import Guard
-from everstep_services.history.api.problems import Problem, handle
+from everstep_services.history.api.problems import Problem, handle, pattern_of
 from everstep_services.history.beats import Beats
 from everstep_services.history.news import News
 from everstep_services.history.settings import ApiSettings
@@ -104,6 +105,12 @@ def create_api(context: Context) -> FastAPI:
     )
     api.state.context = context
     handle(api)
+    api.state.methods = [
+        (pattern_of(f"{BASE}{route.path}"), route.methods)
+        for part in PARTS
+        for route in part.router.routes
+        if isinstance(route, APIRoute)
+    ]
     for part in PARTS:
         api.include_router(part.router, prefix=BASE)
     _describe_problems(api)

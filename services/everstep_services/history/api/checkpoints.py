@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query
+from pydantic import Field
 from sqlalchemy import case, func, select
 
 from everstep.bus.errors import BusDeniedError
@@ -24,7 +25,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
-from everstep.store.reads import Order, first, page
+from everstep.store.reads import Order, first, is_begun, page
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.doing import asker, do, unavailable
 from everstep_services.history.api.dto import (
@@ -45,7 +46,7 @@ from everstep_services.history.api.dto import (
     present,
 )
 from everstep_services.history.api.jobs import check_known
-from everstep_services.history.api.parameters import LARGEST, JobName
+from everstep_services.history.api.parameters import LITERAL, JobName, Whole
 from everstep_services.history.api.problems import ProblemError, not_found, responses
 from everstep_services.history.deeds import (
     LOOK_WITHIN_S,
@@ -59,7 +60,7 @@ router = APIRouter(tags=["checkpoints"])
 
 _MOST = 1000
 _ON_RECORD = tuple(kind_of(one) for one in (CheckpointCommitted, CheckpointDeleted))
-Step = Annotated[int, Path(ge=0, le=LARGEST, description="The step.")]
+Step = Annotated[Whole, Path(description="The step.")]
 Tier = Literal["global", "memory", "peer"]
 Action = Literal["pin", "unpin", "verify", "quarantine", "release", "delete"]
 
@@ -69,7 +70,9 @@ async def list_checkpoints(
     context: Ctx,
     _token: Reader,
     job: JobName,
-    limit: Annotated[int, Query(ge=1, le=_MOST, description="The newest so many.")] = 100,
+    limit: Annotated[
+        int, Field(ge=1, le=_MOST), LITERAL, Query(description="The newest so many.")
+    ] = 100,
     tier: Annotated[Tier | None, Query(description="Only in this tier.")] = None,
 ) -> Checkpoints:
     """What there is, quarantined and missing ones included, the newest first."""
@@ -110,10 +113,11 @@ async def locate_checkpoint(
     context: Ctx,
     _token: Reader,
     job: JobName,
-    step: Annotated[int | None, Query(ge=0, le=LARGEST, description="Only this step.")] = None,
+    step: Annotated[Whole | None, Query(description="Only this step.")] = None,
 ) -> LocatedCheckpoints:
     """What the ranks of the newest round can restore, the newest first, and what they cannot."""
-    row = await first(context.database, select(tables.jobs).where(tables.jobs.c.job == job))
+    query = select(tables.jobs).where(tables.jobs.c.job == job, is_begun())
+    row = await first(context.database, query)
     if row is None:
         raise not_found(f"job {job}")
     question = LocateCheckpoint(

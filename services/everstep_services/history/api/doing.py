@@ -7,7 +7,7 @@ from sqlalchemy import exists, or_, select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.store import tables
-from everstep.store.reads import Order, is_over, page
+from everstep.store.reads import Order, is_begun, is_over, page
 from everstep.store.tokens import Token
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context
@@ -65,7 +65,7 @@ async def job_of(context: Context, node: str) -> str:
         members.job == jobs.job, members.round == jobs.round, members.node == node
     )
     has_joined = exists().where(nodes.node == node, nodes.job == jobs.job, nodes.state == "joined")
-    query = select(jobs.job).where(~is_over(), or_(has_slot, has_joined))
+    query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
     found = await page(context.database, query, Order((jobs.job,)), None, _NAMES_MOST)
     names = [str(row["job"]) for row in found.rows]
     if not names:
@@ -79,5 +79,6 @@ async def job_of(context: Context, node: str) -> str:
 async def _names(context: Context) -> list[str]:
     jobs = tables.jobs.c
     newest = Order((jobs.first_n,), is_descending=True)
-    found = await page(context.database, select(jobs.job, jobs.first_n), newest, None, _NAMES_MOST)
+    query = select(jobs.job, jobs.first_n).where(is_begun())
+    found = await page(context.database, query, newest, None, _NAMES_MOST)
     return [str(row["job"]) for row in found.rows]

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.store import tables
@@ -14,7 +14,7 @@ from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto import FactOut, PageOf
 from everstep_services.history.api.live import LiveStream, check_room, start_of
 from everstep_services.history.api.paging import Paging
-from everstep_services.history.api.parameters import LARGEST, NAME, TEXT, Word
+from everstep_services.history.api.parameters import NAME, TEXT, Moment, Whole, Word
 from everstep_services.history.api.problems import not_found, responses
 from everstep_services.history.api.wire import fact_json, facts_json
 
@@ -33,7 +33,7 @@ class Which(BaseModel):
         description="Of one of these kinds.",
         examples=[["rank_exited", "round_ended"]],
     )
-    round: int | None = Field(None, ge=0, le=LARGEST, description="Of this round.")
+    round: Whole | None = Field(None, description="Of this round.")
     node: str | None = Field(None, pattern=NAME, description="About this node.")
     source: str | None = Field(
         None, max_length=256, pattern=TEXT, description="From this sender.", examples=["health"]
@@ -69,13 +69,9 @@ class Which(BaseModel):
 class FactFilter(Which, Paging):
     """A page of the log."""
 
-    since: AwareDatetime | None = Field(
-        None, description="Not before this moment by the sender's clock."
-    )
-    until: AwareDatetime | None = Field(None, description="Before this moment.")
-    after: int | None = Field(
-        None, ge=0, le=LARGEST, description="Only what is behind this place in the log."
-    )
+    since: Moment | None = Field(None, description="Not before this moment by the sender's clock.")
+    until: Moment | None = Field(None, description="Before this moment.")
+    after: Whole | None = Field(None, description="Only what is behind this place in the log.")
     order: Literal["asc", "desc"] = Field("asc", description="By the place in the log.")
 
 
@@ -84,10 +80,8 @@ class StreamFilter(Which):
 
     model_config = ConfigDict(extra="forbid")
 
-    after: int | None = Field(
+    after: Whole | None = Field(
         None,
-        ge=0,
-        le=LARGEST,
         description="Begin behind this place, 0 for the whole log; without it, at its end.",
     )
 

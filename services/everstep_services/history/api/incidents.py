@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
@@ -30,7 +30,15 @@ from everstep_services.history.api.dto import (
 )
 from everstep_services.history.api.jobs import check_known
 from everstep_services.history.api.paging import Paging, paged
-from everstep_services.history.api.parameters import LARGEST, NAME, TEXT, JobName, Word
+from everstep_services.history.api.parameters import (
+    NAME,
+    TEXT,
+    Flag,
+    JobName,
+    Moment,
+    Whole,
+    Word,
+)
 from everstep_services.history.api.problems import not_found, responses
 
 router = APIRouter(tags=["incidents"])
@@ -39,7 +47,7 @@ router = APIRouter(tags=["incidents"])
 class IncidentFilter(Paging):
     """Which incidents of a job."""
 
-    open: bool | None = Field(None, description="Only those that are open, or only the others.")
+    open: Flag | None = Field(None, description="Only those that are open, or only the others.")
     outcome: list[Word] | None = Field(
         None, max_length=10, description="Ended in one of these ways.", examples=[["failed"]]
     )
@@ -47,11 +55,11 @@ class IncidentFilter(Paging):
         None, max_length=64, pattern=TEXT, description="The kind of the first report."
     )
     node: str | None = Field(None, pattern=NAME, description="About this node.")
-    round: int | None = Field(None, ge=0, le=LARGEST, description="Broke this round.")
-    since: AwareDatetime | None = Field(
+    round: Whole | None = Field(None, description="Broke this round.")
+    since: Moment | None = Field(
         None, description="Opened not before this moment, by the sender's clock."
     )
-    until: AwareDatetime | None = Field(None, description="Opened before this moment.")
+    until: Moment | None = Field(None, description="Opened before this moment.")
     order: Literal["asc", "desc"] = Field("desc", description="By when we first heard of it.")
 
 

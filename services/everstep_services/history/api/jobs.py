@@ -13,6 +13,7 @@ from everstep.store.reads import (
     first,
     has_label,
     holds,
+    is_begun,
     job_state,
     page,
     round_detail,
@@ -34,7 +35,7 @@ from everstep_services.history.api.dto import (
     shown_job,
 )
 from everstep_services.history.api.paging import Paging, paged
-from everstep_services.history.api.parameters import NAME, TEXT, JobName, RoundNumber, Word
+from everstep_services.history.api.parameters import NAME, TEXT, Flag, JobName, RoundNumber, Word
 from everstep_services.history.api.problems import ProblemError, not_found, responses
 from everstep_services.history.api.watching import watch_of
 
@@ -91,12 +92,12 @@ class RoundFilter(Paging):
 class ExitFilter(Paging):
     """Which exits of a round."""
 
-    failed: bool | None = Field(None, description="Only failures, or only the others.")
+    failed: Flag | None = Field(None, description="Only failures, or only the others.")
     node: str | None = Field(None, pattern=NAME, description="On this node.")
 
 
 def _jobs() -> Select[Any]:
-    return select(tables.jobs, job_state().label("state"))
+    return select(tables.jobs, job_state().label("state")).where(is_begun())
 
 
 def _rounds(job: str) -> Select[Any]:
@@ -208,9 +209,9 @@ async def list_exits(
 
 
 async def check_known(context: Context, job: str, number: int | None = None) -> None:
-    """404 when no fact has named this job, or this round of it."""
+    """404 when there is no such job on record, or no such round of it."""
     if number is None:
-        query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job)
+        query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job, is_begun())
         what = f"job {job}"
     else:
         rounds = tables.rounds.c

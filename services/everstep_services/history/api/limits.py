@@ -1,9 +1,10 @@
 """`/jobs/{job}/limits`: past which limits ranks have stalled, why those, and others instead."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
+from msgspec.structs import replace
 from sqlalchemy import select
 
 from everstep.bus.errors import BusDeniedError
@@ -25,6 +26,10 @@ FIRST_STEP = "first-step"
 OUTSIDE = "outside"
 """What people call the time outside all sections; on the bus it has the empty name."""
 _NONE_YET = "nothing was learned or set yet: agents use their defaults"
+_NO_RANKS = (
+    "no agent tells its limits now; these were learned or set, and what an agent is started with "
+    "wins over what was learned"
+)
 
 Section = Annotated[
     str,
@@ -54,18 +59,28 @@ async def get_limits(context: Ctx, _token: Reader, job: JobName) -> Limits:
             within_s=LOOK_WITHIN_S,
         )
     except (NobodyThereError, BusDeniedError) as error:
+        if acting := context.beats.limits(job):
+            unlearned = LimitsDocument(job=job, limits=(), first_step_limit_s=0.0, reason="")
+            return _live(unlearned, [*_acting(acting, unlearned)], str(error))
         return await _on_record(context, job, f"{error}; these are the last that are on record")
     except DeedError:  # health knows of none
         return await _on_record(context, job, _NONE_YET)
+    if acting := context.beats.limits(job):
+        return _live(document, [*_acting(acting, document)], None)
+    is_empty = not document.limits and document.first_step_longest_s is None
+    return _live(document, [*_of_document(document)], _NONE_YET if is_empty else _NO_RANKS)
+
+
+def _live(document: LimitsDocument, limits: list[LimitOut], note: str | None) -> Limits:
     return Limits(
-        job=job,
-        limits=[*_of_document(document)],
+        job=document.job,
+        limits=limits,
         rule=document.reason or None,
         round=document.round,
         config_fingerprint=document.config_fingerprint or None,
         is_live=True,
         at=None,
-        note=None if document.limits or document.first_step_longest_s else _NONE_YET,
+        note=note,
     )
 
 
@@ -100,24 +115,37 @@ def _on_the_bus(section: str) -> str:
     return "" if section == OUTSIDE else section
 
 
+def _acting(limits: Iterable[SectionLimit], document: LimitsDocument) -> Iterator[LimitOut]:
+    """What agents say that holds, with the numbers that health knows of it."""
+    learned = {one.section: one for one in document.limits}
+    for one in limits:
+        if one.section == FIRST_STEP and one.source == "learned":
+            yield _first_step(document)
+            continue
+        known = learned.get(one.section)
+        if known is None:
+            yield _shown(one)
+        else:
+            numbers = {"longest_s": known.longest_s, "observations": known.observations}
+            yield _shown(replace(one, **numbers))
+
+
 def _of_document(document: LimitsDocument) -> Iterator[LimitOut]:
     named = [one.section for one in document.limits]
-    if FIRST_STEP not in named and document.first_step_limit_s > 0:
+    if FIRST_STEP not in named and document.first_step_longest_s is not None:
         yield _first_step(document)
     for one in document.limits:
         yield _shown(one)
 
 
 def _first_step(document: LimitsDocument) -> LimitOut:
-    longest_s, limit_s = document.first_step_longest_s, document.first_step_limit_s
-    why = "no first step was seen yet"
-    if longest_s is not None:
-        why = f"the longest first step took {longest_s:.3g} s"
+    longest_s = document.first_step_longest_s
+    took = "" if longest_s is None else f" took {longest_s:.3g} s"
     return LimitOut(
         section=FIRST_STEP,
-        limit_s=limit_s,
-        source="default" if longest_s is None else "learned",
-        why=why,
+        limit_s=document.first_step_limit_s,
+        source="learned",
+        why=f"the longest first step{took}",
         longest_s=longest_s,
         observations=0,
         kind=None,
@@ -150,11 +178,15 @@ def _shown(limit: SectionLimit) -> LimitOut:
         longest_s=limit.longest_s,
         observations=limit.observations,
         kind=limit.kind or None,
+        origin=limit.origin or None,
     )
 
 
 def _why(limit: SectionLimit) -> str:
     longest_s = limit.longest_s
+    if limit.source == "default":
+        seen = "" if longest_s is None else f"; the longest on any rank took {longest_s:.3g} s"
+        return ", ".join(filter(None, ("nothing was learned yet", limit.origin))) + seen
     if longest_s is None:
         seen = "it was never seen to end"
     else:
@@ -162,7 +194,7 @@ def _why(limit: SectionLimit) -> str:
         seen = f"the longest on any rank took {longest_s:.3g} s, seen {times}"
     match limit.source:
         case "configured":
-            return f"somebody set it; {seen}"
+            return f"set by {limit.origin or 'somebody'}; {seen}"
         case "learned" if longest_s:
             return f"{limit.limit_s / longest_s:.3g} times the longest: {seen}"
         case "floor":

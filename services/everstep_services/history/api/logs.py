@@ -16,7 +16,7 @@ from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.reads import Record, round_state
 from everstep_services.history.api.context import Context, Ctx, Reader
-from everstep_services.history.api.parameters import LARGEST, JobName, RoundNumber
+from everstep_services.history.api.parameters import JobName, RoundNumber, Whole
 from everstep_services.history.api.problems import ProblemError, not_found, responses
 
 router = APIRouter(tags=["logs"])
@@ -25,7 +25,7 @@ _FETCH_WITHIN_S = 5.0
 _LOGS = ("log", "stdout", "stderr")
 """Kinds of evidence that are the end of a log."""
 
-Rank = Annotated[int, Path(ge=0, le=LARGEST, description="The global rank.")]
+Rank = Annotated[Whole, Path(description="The global rank.")]
 
 
 class LogFilter(BaseModel):

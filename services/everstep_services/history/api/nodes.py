@@ -26,7 +26,7 @@ from everstep_services.history.api.dto import (
     present,
 )
 from everstep_services.history.api.paging import Paging, paged
-from everstep_services.history.api.parameters import NAME, TEXT, NodeName
+from everstep_services.history.api.parameters import NAME, TEXT, Flag, NodeName
 from everstep_services.history.api.problems import not_found, responses
 from everstep_services.history.beats import Heard
 from everstep_services.history.deeds import LOOK_WITHIN_S, DeedError, ask
@@ -41,9 +41,9 @@ class NodeFilter(Paging):
 
     job: str | None = Field(None, pattern=NAME, description="The job that it joined last.")
     state: Literal["joined", "left", "lost"] | None = Field(None, description="As last heard.")
-    healthy: bool | None = Field(None, description="By its last check.")
-    suspect: bool | None = Field(None, description="Somebody has evidence against it.")
-    excluded: bool | None = Field(None, description="Now: its time is not over.")
+    healthy: Flag | None = Field(None, description="By its last check.")
+    suspect: Flag | None = Field(None, description="Somebody has evidence against it.")
+    excluded: Flag | None = Field(None, description="Now: its time is not over.")
     q: str | None = Field(
         None, max_length=128, pattern=TEXT, description="Part of the id or address, in any case."
     )
@@ -58,7 +58,7 @@ class NodeFilter(Paging):
 class CheckFilter(Paging):
     """Which checks of a node."""
 
-    healthy: bool | None = Field(None, description="Only those that found nothing, or the others.")
+    healthy: Flag | None = Field(None, description="Only those that found nothing, or the others.")
     order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select
 
 from everstep.store.reads import Order, Record, page
 from everstep_services.history.api.context import Context
+from everstep_services.history.api.parameters import LITERAL
 
 
 class Paging(BaseModel):
@@ -16,7 +17,9 @@ class Paging(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    limit: int = Field(100, ge=1, le=1000, description="The most items of a page.")
+    limit: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
+        100, description="The most items of a page."
+    )
     cursor: str | None = Field(
         None, max_length=1024, description="`next` of the page before, with the same filters."
     )

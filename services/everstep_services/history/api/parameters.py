@@ -1,15 +1,45 @@
 """What may stand in a path or a filter, of whatever is asked."""
 
+import re
 from typing import Annotated
 
 from fastapi import Path
-from pydantic import Field
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 NAME = r"^[A-Za-z0-9_-]{1,128}$"
 TEXT = r"^[^\x00-\x1f\x7f]*$"
 LARGEST = 2**53 - 1
+_MOMENT = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d([.]\d+)?)?([Zz]|[+-]\d\d:?\d\d)", re.ASCII
+)
+_WHOLE = re.compile(r"-?\d{1,19}", re.ASCII)
+
+
+def _flag(value: object) -> object:
+    if value not in {None, "true", "false", True, False} or type(value) in {int, float}:
+        raise ValueError("write true or false")
+    return value
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, str) and not _WHOLE.fullmatch(value):
+        raise ValueError("write a whole number, in digits")
+    return value
+
+
+def _moment(value: object) -> object:
+    if isinstance(value, str) and not _MOMENT.fullmatch(value):
+        raise ValueError("write a moment as 2026-01-31T12:00:00Z")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
+LITERAL = BeforeValidator(_whole)
+Whole = Annotated[int, Field(ge=0, le=LARGEST), LITERAL]
+Moment = Annotated[AwareDatetime, BeforeValidator(_moment)]
+"""As they stand in a URL, each in one way: nothing that only looks like a value is taken for it."""
 Word = Annotated[str, Field(max_length=256, pattern=TEXT)]
 
 JobName = Annotated[str, Path(pattern=NAME, description="The job's id.", examples=["llama-8b"])]
-RoundNumber = Annotated[int, Path(ge=0, le=LARGEST, description="The round's number.")]
+RoundNumber = Annotated[Whole, Path(description="The round's number.")]
 NodeName = Annotated[str, Path(pattern=NAME, description="The node's id.", examples=["node-07"])]

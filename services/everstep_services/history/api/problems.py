@@ -1,6 +1,7 @@
 """Every error as `application/problem+json` (RFC 9457): what to do, never how we are made."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -133,16 +134,47 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return not_found(f"resource at {path}").response(path)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "GET")
-        detail = f"{request.method} is not possible here: use {allowed}"
-        problem = ProblemError(405, "method_not_allowed", detail, headers={"Allow": allowed})
-        return problem.response(path)
+        return _not_allowed(request, _methods_at(request))
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     return ProblemError(error.status_code, code, str(error.detail)).response(path)
 
 
+def _not_allowed(request: Request, methods: Sequence[str]) -> Response:
+    allowed = ", ".join(methods) or "GET"
+    detail = f"{request.method} is not possible here: use {allowed}"
+    problem = ProblemError(405, "method_not_allowed", detail, headers={"Allow": allowed})
+    return problem.response(request.url.path)
+
+
+def pattern_of(path: str) -> re.Pattern[str]:
+    """What a path of ours matches: a name in it holds neither `/` nor the `:` before a verb."""
+    parts = re.split(r"(\{[^}]*\})", path)
+    return re.compile("".join(_PARAMETERS.get(_kind(part), re.escape(part)) for part in parts))
+
+
+_PARAMETERS = {"path": ".+", "name": "[^/:]+"}
+
+
+def _kind(part: str) -> str:
+    if not part.startswith("{"):
+        return ""
+    return "path" if part.endswith(":path}") else "name"
+
+
+def _methods_at(request: Request) -> list[str]:
+    """What is possible with this path: starlette names only what its first route takes."""
+    found: set[str] = set()
+    for pattern, methods in request.app.state.methods:
+        if pattern.fullmatch(request.scope["path"]):
+            found |= methods
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
+
+
 async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    methods = _methods_at(request)
+    if methods and request.method not in methods:
+        return _not_allowed(request, methods)  # as `GET …:stop`, which is no job's name
     # Without the values: they may be secrets that were put in the wrong place.
     errors = [
         {"where": ".".join(map(str, one["loc"])), "problem": str(one["msg"])}

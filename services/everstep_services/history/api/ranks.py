@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from everstep.messages import RankBeat
 from everstep.store import tables
-from everstep.store.reads import Order, Record, first, job_state, page
+from everstep.store.reads import Order, Record, first, is_begun, job_state, page
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto import RankNow, Ranks
 from everstep_services.history.api.paging import Paging
@@ -42,8 +42,8 @@ async def list_ranks(
 
     `note` says when, and why, this is not how they are now.
     """
-    query = select(tables.jobs, job_state().label("state")).where(tables.jobs.c.job == job)
-    row = await first(context.database, query)
+    query = select(tables.jobs, job_state().label("state"))
+    row = await first(context.database, query.where(tables.jobs.c.job == job, is_begun()))
     if row is None:
         raise not_found(f"job {job}")
     view = context.beats.view(job)

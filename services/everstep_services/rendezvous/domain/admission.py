@@ -47,12 +47,13 @@ def reopens(turn: Turn, ask: Join) -> bool:
     """Whether an agent of a new allocation takes up a job whose last allocation is over.
 
     Not one that is done, and not one that was told not to come back, unless something about
-    it has changed since.
+    it has changed since. Whether a script that could not start was mended nobody can see: it is
+    tried.
     """
     doc = turn.state.doc
     if ask.allocation == doc.allocation or ask.allocation in doc.allocations:
         return False
-    if doc.phase == "done" or doc.exit_code == DO_NOT_RESTART:
+    if doc.phase == "done" or (doc.exit_code == DO_NOT_RESTART and not doc.is_mendable):
         return ask.spec.config_fingerprint != doc.spec.config_fingerprint
     return True
 
@@ -61,7 +62,9 @@ def job_over(turn: Turn) -> Refusal:
     """The job needs nobody any more."""
     doc = turn.state.doc
     text = f"job {doc.job} is over: {doc.reason}"
-    if doc.exit_code == DO_NOT_RESTART or doc.phase == "done":
+    if doc.is_mendable:
+        text += "; mend the script, and start it again"
+    elif doc.exit_code == DO_NOT_RESTART or doc.phase == "done":
         text += "; to run it again, change its command or settings, or give it another name"
     return Refusal("job_over", text, exit_code=doc.exit_code)
 

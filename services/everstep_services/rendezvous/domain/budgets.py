@@ -8,6 +8,7 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 SECONDARY = "secondary:"
 """Before the fingerprint of a failure that looks like the consequence of another rank's."""
 HOUR_S = 3600.0
+CANNOT_START = "stop.script_cannot_start"
 COUNTED = frozenset({"rank_exited", "rank_stalled", "start_failed", "node_lost", "node_left"})
 """The ends of a round whose restart is taken from the budget."""
 OF_THE_SCRIPT = frozenset({"rank_exited", "rank_stalled", "start_failed"})
@@ -27,6 +28,12 @@ class Failure:
     """The last step that it reached, where somebody said so."""
     fingerprint: str = ""
     exit_code: int | None = None
+    is_of_code: bool = False
+    """The kind of the exception says that the program is wrong."""
+    is_on_all_ranks: bool = False
+    """Every rank failed in this very way."""
+    has_ever_stepped: bool = False
+    """The job has made a step, in this round or before."""
 
     @property
     def is_counted(self) -> bool:
@@ -78,6 +85,8 @@ class Rules:
     settings: RendezvousSettings
     may_stop: bool = False
     """Stop for what is only probable: a failure that will come again."""
+    may_stop_start: bool = False
+    """Stop for a script that cannot start."""
     is_braked: bool = False
 
 
@@ -109,20 +118,24 @@ def _another(
     delay_s = 0.0
     if failure.cause in OF_THE_SCRIPT and past.quick_failures:
         steps = rules.settings.backoff_s
-        delay_s = steps[min(past.quick_failures, len(steps)) - 1]
+        # Whether the script cannot start is not asked at once: a file system may come back.
+        waits = past.quick_failures + (past.quick_failures == 1 and _cannot_start(failure, rules))
+        delay_s = steps[min(waits, len(steps)) - 1]
     left = ", ".join(f"{b.left} of {b.limit} {_NAMES[b.name]} left" for b in budgets)
     reason = left or "restarts have no limit"
     if not failure.is_counted:
         reason = f"a round that ended by {failure.cause} is not taken from the budget"
     backoff = ""
     if delay_s:
+        rounds = "round" if past.quick_failures == 1 else "rounds in a row"
         backoff = (
-            f"{past.quick_failures} rounds in a row failed within {rules.settings.quick_s:g} s and "
+            f"{past.quick_failures} {rounds} failed within {rules.settings.quick_s:g} s and "
             f"without progress"
         )
         reason += f"; {backoff}: the next waits {delay_s:g} s"
     unlikely = f"observe mode: {advice}" if advice else "nothing says that it would fail again"
-    missing = () if failure.step is not None else ("the last step: no rank reported one",)
+    unknown = _STEP_UNKNOWN if failure.steps_s else _STEP_NONE
+    missing = () if failure.step is not None else (unknown,)
     return Judgement(
         "restart",
         "restart.backoff" if delay_s else "restart.budget_left",
@@ -138,6 +151,11 @@ def _another(
 
 
 _HARD = frozenset({"restarts", "restarts_per_hour"})
+_STEP_UNKNOWN = (
+    "how far the training had come: its script has not said which step of it this was (steps that "
+    "are counted from outside begin anew in each round)"
+)
+_STEP_NONE = "how far the training had come: no step of this round was seen"
 _NAMES = {
     "restarts": "restarts",
     "restarts_per_hour": "restarts per hour",
@@ -219,9 +237,25 @@ def _enough(
         and same[0] == same[1] != ""
         and not failure.fingerprint.startswith(SECONDARY)
     ):
+        if _cannot_start(failure, rules):
+            reason = (
+                "the script cannot start: every rank failed in this way, twice in a row, before "
+                "the job has made a step"
+            )
+            return CANNOT_START, reason, rules.may_stop_start or rules.may_stop
         reason = (
             f"the same failure came twice in a row without progress between (fingerprint "
             f"{failure.fingerprint}): it will come again"
         )
         return "stop.same_fingerprint", reason, rules.may_stop
     return None
+
+
+def _cannot_start(failure: Failure, rules: Rules) -> bool:
+    """Its program is wrong, on every rank, and no round of the job was ever seen to get farther."""
+    return (
+        failure.is_of_code
+        and failure.is_on_all_ranks
+        and not failure.has_ever_stepped
+        and failure.lived_s < rules.settings.quick_s
+    )

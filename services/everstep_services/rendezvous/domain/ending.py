@@ -9,8 +9,10 @@ from everstep.messages import (
     Option,
     RoundEnded,
 )
+from everstep.messages.documents import OpenIncident
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.budgets import (
+    CANNOT_START,
     HOUR_S,
     Failure,
     Judgement,
@@ -60,11 +62,12 @@ def decide(turn: Turn) -> None:
         return
     if incident.weight <= CONSEQUENCE and turn.state.is_left:
         incident = replace(incident, trigger="preempted")
-    failure = _failure(turn, incident.trigger, incident.fingerprint, incident.exit_code)
+    failure = _failure(turn, incident)
     rules = Rules(
         turn.state.doc.spec,
         turn.settings,
         may_stop=_may_stop(turn, turn.state.doc.spec),
+        may_stop_start=turn.control.enforces("stop", otherwise=True),
         is_braked=turn.control.is_braked,
     )
     found = judge(failure, _past(turn), rules)
@@ -72,6 +75,7 @@ def decide(turn: Turn) -> None:
     _say_decided(turn, found, incident.reason, incident.id, incident.trigger_fact)
     if found.action == "stop":
         state = "failed" if found.exit_code == 1 else "stopped"
+        turn.state.set(is_mendable=found.rule == CANNOT_START)
         end_job(turn, state, found.exit_code, f"{incident.reason}; {found.reason}")
         return
     turn.state.set(incident=replace(incident, is_decided=True, delay_s=found.delay_s))
@@ -184,18 +188,21 @@ def _send_away(turn: Turn, phase: str, exit_code: int, reason: str) -> None:
     turn.send(turn.leave_order())
 
 
-def _failure(turn: Turn, cause: str, fingerprint: str, exit_code: int | None) -> Failure:
+def _failure(turn: Turn, incident: OpenIncident) -> Failure:
     doc = turn.state.doc
     lived = turn.memory.known("lived", doc.round)
     stepping = turn.memory.known("stepping", doc.round)
     ended = turn.memory.known("phase", doc.round, "ending") or turn.now.s
     return Failure(
-        cause=cause,
+        cause=incident.trigger,
         lived_s=0.0 if lived is None else max(ended - lived, 0.0),
         steps_s=0.0 if stepping is None else max(ended - stepping, 0.0),
         step=doc.round_step,
-        fingerprint=fingerprint,
-        exit_code=exit_code,
+        fingerprint=incident.fingerprint,
+        exit_code=incident.exit_code,
+        is_of_code=incident.is_of_code,
+        is_on_all_ranks=turn.are_all_alike,
+        has_ever_stepped=doc.has_ever_stepped or doc.last_step is not None,
     )
 
 

@@ -71,6 +71,8 @@ def _is_settled(turn: Turn) -> bool:
     patience_s = (
         turn.state.doc.spec.stop_grace_s + turn.evidence_s(trigger) + turn.settings.last_call_s
     )
+    if doc.incident is not None and doc.incident.is_of_code and not doc.has_ever_stepped:
+        patience_s += turn.settings.alike_within_s
     _decide_in_time(turn, owing, patience_s)
     if turn.state.doc.phase != "ending":
         return False
@@ -87,8 +89,8 @@ def _decide_in_time(turn: Turn, owing: int, patience_s: float) -> None:
     if incident is None or incident.is_decided:
         return
     # Consequences have a cause: whoever owes an answer may be it, and is waited for anyway.
-    is_unexplained = incident.weight <= CONSEQUENCE
-    left_s = (patience_s if is_unexplained else turn.settings.cause_within_s) - turn.phase_s
+    is_open = incident.weight <= CONSEQUENCE or turn.is_compared
+    left_s = (patience_s if is_open else turn.settings.cause_within_s) - turn.phase_s
     if owing and left_s > 0:
         turn.wake_in(left_s)
         return

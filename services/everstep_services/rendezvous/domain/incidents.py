@@ -28,6 +28,7 @@ class Sign:
     fingerprint: str = ""
     exit_code: int | None = None
     step: int | None = None
+    is_of_code: bool = False
     detect_s: float = 0.0
     """From the last progress until now."""
 
@@ -41,11 +42,13 @@ class Sign:
 
 def add(turn: Turn, sign: Sign) -> OpenIncident:
     """The sign opens an incident, or belongs to the one that is open."""
-    open_one, was_unexplained = turn.state.doc.incident, turn.is_unexplained
+    open_one = turn.state.doc.incident
     incident = _open(turn, sign) if open_one is None else _join(turn, open_one, sign)
     turn.state.set(incident=incident)
-    if was_unexplained and not turn.is_unexplained and turn.state.doc.phase == "ending":
-        turn.send(turn.stop_order())  # nobody needs to wait for the cause any more
+    is_another = open_one is not None and open_one.reason != incident.reason
+    if is_another and turn.state.doc.phase == "ending":
+        # Nobody needs to wait for the cause any more, and who was told another one is put right.
+        turn.send(turn.stop_order())
     return incident
 
 
@@ -140,6 +143,7 @@ def _open(turn: Turn, sign: Sign) -> OpenIncident:
         rank=sign.rank,
         fingerprint=sign.fingerprint,
         exit_code=sign.exit_code,
+        is_of_code=sign.is_of_code,
         weight=sign.weight,
         trigger_fact=sign.fact,
         ranks=0 if sign.rank is None else 1,
@@ -191,6 +195,7 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         rank=sign.rank,
         fingerprint=sign.fingerprint,
         exit_code=sign.exit_code,
+        is_of_code=sign.is_of_code,
         weight=sign.weight,
         trigger_fact=sign.fact,
     )

@@ -157,6 +157,7 @@ def _reopened(turn: Turn, ask: Join) -> bool:
         spec=ask.spec,
         allocation=ask.allocation,
         exit_code=None,
+        is_mendable=False,
         restarts=0,
         refilled=0,
         recent=(),

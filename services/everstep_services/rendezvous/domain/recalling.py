@@ -84,5 +84,6 @@ def _go_on(turn: Turn, ask: Join) -> None:
         recent=tuple(range(1, running.restarts + 1)),
         replication=Replication(key=running.replica_key),
         has_stepped=True,
+        has_ever_stepped=True,
     )
     turn.state.enter("running", "its agents say so: the document was lost", turn.now.wall)

@@ -128,6 +128,7 @@ def _first_step(turn: Turn, report: Report) -> None:
     doc = turn.state.doc
     if doc.has_stepped or doc.phase == "ending":
         return
+    turn.state.set(has_ever_stepped=True)
     turn.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
     turn.since("stepping", doc.round)
     if doc.phase == "running":
@@ -161,6 +162,8 @@ def _finished(turn: Turn, seat: Seat) -> None:
 def _bad(turn: Turn, report: Report) -> None:
     doc = turn.state.doc
     sign = _sign(report)
+    if report.rank is not None and report.is_of_code:
+        turn.memory.failed_alike(doc.round, report.fingerprint, report.rank)
     if doc.phase == "ending":
         if doc.incident is not None:
             incidents.add(turn, sign)
@@ -181,5 +184,6 @@ def _sign(report: Report) -> Sign:
         fingerprint=report.fingerprint,
         exit_code=report.exit_code,
         step=report.step,
+        is_of_code=report.is_of_code,
         detect_s=detect_s,
     )

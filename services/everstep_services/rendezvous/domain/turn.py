@@ -23,6 +23,8 @@ class Memory:
         """When each agent, by instance, last gave a sign of life to a probe."""
         self.probed: dict[str, float] = {}
         """When each agent, by instance, was last asked for one."""
+        self.alike: tuple[int, str, set[int]] = (0, "", set())
+        """A round, the fingerprint of its failure, and the ranks that failed in that way."""
         self.slowest = ""
         """The node whose ranks came up last."""
 
@@ -39,6 +41,12 @@ class Memory:
         gone = [what for what in self._since if what[: len(first)] == first]
         for what in gone:
             del self._since[what]
+
+    def failed_alike(self, round: int, fingerprint: str, rank: int) -> None:
+        """One more rank has failed, perhaps in the same way as the others of its round."""
+        if self.alike[:2] != (round, fingerprint):
+            self.alike = (round, fingerprint, set())
+        self.alike[2].add(rank)
 
     def forget_agent(self, instance: str) -> None:
         """It will not be heard again."""
@@ -152,8 +160,30 @@ class Turn:
             incident=doc.incident.id if doc.incident else None,
             evidence_s=self.evidence_s(cause),
             grace_s=self.state.doc.spec.stop_grace_s,
-            cause_within_s=self.settings.cause_within_s if self.is_unexplained else 0.0,
+            cause_within_s=self._ranks_end_within_s,
         )
+
+    @property
+    def _ranks_end_within_s(self) -> float:
+        """How long ranks may end by themselves, for what that tells."""
+        if self.is_compared:
+            return self.settings.alike_within_s
+        return self.settings.cause_within_s if self.is_unexplained else 0.0
+
+    @property
+    def is_compared(self) -> bool:
+        """The program seems to be wrong; if so, every rank fails in the same way."""
+        doc = self.state.doc
+        if doc.incident is None or doc.incident.is_decided or doc.has_ever_stepped:
+            return False
+        return doc.incident.is_of_code and not self.are_all_alike
+
+    @property
+    def are_all_alike(self) -> bool:
+        """Every rank of the round has failed, and in the same way."""
+        doc, (number, fingerprint, ranks) = self.state.doc, self.memory.alike
+        is_this = doc.incident is not None and doc.incident.fingerprint == fingerprint
+        return number == doc.round and is_this and len(ranks) >= doc.world_size > 0
 
     @property
     def is_unexplained(self) -> bool:

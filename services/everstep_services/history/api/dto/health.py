@@ -53,7 +53,8 @@ class LimitOut(Answer):
 
     section: str = Field(
         description="`outside` for the time outside all sections, `first-step` for everything up "
-        "to the end of a round's first step."
+        "to the end of a round's first step, `step` and `heartbeat` for the time from one to the "
+        "next."
     )
     limit_s: float
     source: str = Field(
@@ -62,18 +63,26 @@ class LimitOut(Answer):
     why: str = Field(description="The numbers that went into it.")
     longest_s: float | None = Field(description="The longest that was seen on any rank.")
     observations: int
-    kind: str | None = Field(description="`plain`, `checkpoint` or `evaluation`.")
+    kind: str | None = Field(description="`plain`, `checkpoint`, `evaluation` or `heartbeat`.")
+    origin: str | None = Field(
+        default=None, description="Where somebody has set it: an option, a setting, a command."
+    )
 
 
 class Limits(Answer):
-    """The limits of a job's sections. Of a section that is not here, agents use their defaults."""
+    """The limits that can act on a job's ranks.
+
+    While ranks run, their agents say which; else these are what was learned and set.
+    """
 
     job: str
     limits: list[LimitOut]
     rule: str | None = Field(description="How limits are learned, and as of which round.")
     round: int | None = Field(description="The round that was observed last.")
     config_fingerprint: str | None = Field(description="The configuration that they hold for.")
-    is_live: bool = Field(description="Health says so now; else it is the last that is on record.")
+    is_live: bool = Field(
+        description="Agents or health say so now; else it is the last that is on record."
+    )
     at: datetime | None = Field(description="When that was recorded; null for live ones.")
     note: str | None = Field(description="Why they are not live, or why there are none.")
 

@@ -11,7 +11,7 @@ from everstep_services.history.api.parameters import LARGEST, NAME, TEXT
 class Wanted(BaseModel):
     """Why, and who: the same for everything that may be asked."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     reason: str = Field(
         "no reason given",
@@ -61,7 +61,7 @@ class RestartWanted(Wanted):
         "harmless. Null for whichever runs.",
     )
     without_nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
-        (), max_length=1000, description="Nodes that leave the job with it."
+        (), strict=False, max_length=1000, description="Nodes that leave the job with it."
     )
 
 
@@ -100,6 +100,7 @@ class ChecksWanted(Wanted):
     )
     checks: tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=TEXT)], ...] = Field(
         (),
+        strict=False,
         max_length=100,
         description="Which; none for all that may run beside a training.",
         examples=[["gpu", "storage"]],
@@ -110,7 +111,7 @@ class MeasurementWanted(Wanted):
     """A test of the network between nodes of a job, whose figures come as facts."""
 
     nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
-        (), max_length=4096, description="Which; none for all that are there."
+        (), strict=False, max_length=4096, description="Which; none for all that are there."
     )
     partners: int = Field(
         8, ge=1, le=64, description="With how many others each node measures, at most."

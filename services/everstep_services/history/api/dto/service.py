@@ -45,7 +45,7 @@ class NewToken(TokenOut):
 class TokenWanted(BaseModel):
     """A token to be made."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(
         min_length=1,

@@ -1,0 +1,98 @@
+"""Which state this node had last in memory, on disk: memory that is lost is no fresh start.
+
+<state_dir>/kept/<job>@<node>.json    until the job has ended well, or may begin from scratch
+"""
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from everstep.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_SELDOM_S = 10.0
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole state of a rank of this node."""
+
+    job: str
+    node: str
+    step: int
+    round: int
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """There was a state in memory, and there is none; read by ranks, in the offer."""
+
+    step: int
+    reason: str
+
+
+class Witness:
+    """One agent's. Its calls block, for a small file; what cannot be written is only logged."""
+
+    def __init__(
+        self, state_dir: Path, job: str, node: str, clock: Clock, place: str = "memory_dir"
+    ) -> None:
+        self._where, self._what = (
+            ("in the memory", "memory") if place == "memory_dir" else ("on the disk", "disk")
+        )
+        self._path = state_dir / "kept" / f"{job}@{node}.json"
+        self._job, self._node = job, node
+        self._clock = clock
+        self._written_at: float | None = None
+        self._last = self._read()
+
+    def saw(self, step: int, round_: int) -> None:
+        """A rank's state has become whole."""
+        kept = Kept(job=self._job, node=self._node, step=step, round=round_)
+        if kept == self._last:
+            return
+        is_first = self._last is None or self._last.round != round_
+        self._last, now = kept, self._clock.now()
+        if is_first or self._written_at is None or now - self._written_at >= _SELDOM_S:
+            self._written_at = now
+            self._write(kept)
+
+    def lost(self) -> Lost | None:
+        """What was here, for ranks that find nothing; None if nothing ever was."""
+        if self._last is None:
+            return None
+        step, round_ = self._last.step, self._last.round
+        return Lost(
+            step=step,
+            reason=f"it was {self._where} of {self._node}, saved in round {round_}, and is gone: "
+            f"the node or its {self._what} was cleared since, or the job came back too late "
+            "(left_for_s)",
+        )
+
+    def forget(self) -> None:
+        """The job has ended well, or a person wants it to begin from scratch."""
+        self._last = None
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """The last one counts."""
+        if self._last is not None:
+            self._write(self._last)
+
+    def _write(self, kept: Kept) -> None:
+        written = self._path.with_name(f".{self._path.name}")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            written.write_bytes(msgspec.json.encode(kept))
+            os.replace(written, self._path)
+        except OSError as error:
+            log.warning("kept_state_not_noted path=%s error=%s", self._path, error)
+
+    def _read(self) -> Kept | None:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Kept)
+        except (OSError, msgspec.DecodeError):
+            return None

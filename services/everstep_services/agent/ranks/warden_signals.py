@@ -1,0 +1,65 @@
+"""The signals that a warden is to have its ranks take, each once, whoever else was sent it."""
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.wire import Signal, Undefer
+
+_TO_ALL = frozenset((*HELD, signal.SIGQUIT))
+_SETTLES_S = 0.3
+"""Whoever signals all processes of a step has reached all of them within that."""
+_NEAR_S = 2.0
+"""Two signals of one number that came so close to each other are one."""
+
+
+class _Send(Protocol):
+    def __call__(
+        self, number: int, ranks: tuple[int, ...] | None, has_come: bool, /
+    ) -> tuple[int, ...]: ...
+
+
+class Signals:
+    """Waits a moment before it has ranks take a signal that may have been sent to all processes.
+
+    The warden blocks these signals: one that was sent to the warden is pending, and was sent to
+    the ranks, too. They are in sessions of their own, so that no terminal reaches them.
+    """
+
+    def __init__(self, send: _Send, came: "Callable[[], Iterator[int]] | None" = None) -> None:
+        self._send = send
+        self._came = came or _pending
+        self._seen: dict[int, float] = {}
+        self._waiting: list[tuple[float, Signal | Undefer]] = []
+
+    @property
+    def next_at(self) -> float | None:
+        """When to call `due`."""
+        return min((at for at, _ in self._waiting), default=None)
+
+    def hear(self, line: Signal | Undefer, now: float) -> None:
+        """The agent wants it done."""
+        waits_s = _SETTLES_S if line.number in _TO_ALL else 0.0
+        self._waiting.append((now + waits_s, line))
+
+    def due(self, now: float) -> Iterator[tuple[int, ...]]:
+        """Do what has waited long enough; for each `Signal` the ranks that have no handler."""
+        ready = [(at, line) for at, line in self._waiting if at <= now]
+        if not ready:
+            return
+        self._seen.update(dict.fromkeys(self._came(), now))
+        self._waiting = [(at, line) for at, line in self._waiting if at > now]
+        for at, line in ready:
+            seen = self._seen.get(line.number)
+            has_come = seen is not None and seen >= at - _SETTLES_S - _NEAR_S
+            if isinstance(line, Signal):
+                yield self._send(line.number, line.ranks, has_come)
+            elif not has_come:
+                self._send(line.number, (line.rank,), False)  # noqa: FBT003 - positional only
+
+
+def _pending() -> Iterator[int]:
+    """The signals that were sent to this process, which has them blocked."""
+    while (info := signal.sigtimedwait(_TO_ALL, 0)) is not None:
+        yield info.si_signo

@@ -1,0 +1,384 @@
+"""Names what a job waits for, from the summaries of its ranks' dumps. Pure.
+
+Whoever follows the arrows of `waits.py` ends at what waits for nothing: a rank that is in no
+collective, a rank without a dump, a meeting at which ranks call different things, one that all
+have joined and that still does not end, or a circle. Those are the faults; all others are victims.
+A wait that is no longer than others in the same ring accuses nobody.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from everstep_services.attribution.flight_recorder.matching import CallTexts, Mismatch
+from everstep_services.attribution.flight_recorder.ranges import named
+from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
+from everstep_services.attribution.flight_recorder.verdicts import (
+    Fault,
+    Kind,
+    MeetingState,
+    Presence,
+    Report,
+    Suspect,
+    Verdict,
+)
+from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
+
+_PATIENCE_NS = 5_000_000_000
+"""How long a wait must last to count, where the rings do not show how long waits usually are."""
+_LEAST_NS = 1_000_000_000
+_UNUSUAL = 2
+_BELIEVED = 0.5
+_MOST_MEETINGS = 64
+
+
+class FlightAnalysis:
+    """Takes summaries one by one, and says what they mean together."""
+
+    def __init__(self, *, world: int | None = None) -> None:
+        self._world = world
+        self._ranks: dict[int, RankSummary] = {}
+        self._unreadable: list[Unreadable] = []
+        self._texts = CallTexts()
+
+    def add(self, dump: RankSummary | Unreadable) -> None:
+        if isinstance(dump, Unreadable):
+            self._unreadable.append(dump)
+            return
+        if dump.rank in self._ranks:
+            reason = f"there is a second dump of rank {dump.rank}; only the first one is used"
+            self._unreadable.append(Unreadable(name=f"rank {dump.rank}", reason=reason))
+            return
+        self._texts.add(dump.texts)
+        self._ranks[dump.rank] = msgspec.structs.replace(dump, texts=())
+
+    def report(self) -> Report:
+        """The answer to what was added so far."""
+        world = self._world_size()
+        return _Judgement(WaitGraph(self._ranks, world, self._texts), world).report(
+            tuple(self._notes())
+        )
+
+    def _world_size(self) -> int:
+        listed = [m for one in self._ranks.values() for g in one.groups for m in g.members]
+        named_ranks = [one.rank for one in self._unreadable if one.rank is not None]
+        seen = max([*listed, *self._ranks, *named_ranks, -1]) + 1
+        return max(self._world or 0, seen)
+
+    def _notes(self) -> Iterable[str]:
+        for one in self._unreadable:
+            yield f"{one.name} was left out: {one.reason}"
+        for rank, summary in sorted(self._ranks.items()):
+            yield from (f"rank {rank}: {problem}" for problem in summary.problems)
+        lost = [rank for rank, one in self._ranks.items() if one.lost]
+        if lost:
+            yield (
+                f"the ring of {named(lost)} was full and lost its oldest entries: differences "
+                f"further back cannot be seen; TORCH_FR_BUFFER_SIZE makes it larger"
+            )
+
+
+class _Judgement:
+    """Faults from the ends of the arrows."""
+
+    def __init__(self, graph: WaitGraph, world: int) -> None:
+        self._graph = graph
+        self._world = world
+        members = {m for one in graph.groups.values() for m in one.everybody()}
+        self._missing = tuple(sorted(members - set(graph.ranks)))
+
+    def report(self, notes: tuple[str, ...]) -> Report:
+        ends = [one for one in self._graph.ends() if not self._is_moving(one)]
+        faults = sorted(
+            (fault for one in _together(ends) for fault in self._faults(one)),
+            key=lambda fault: (-fault.confidence, -len(fault.waiting)),
+        )
+        return Report(
+            verdict=self._verdict(faults),
+            summary=self._summary(faults),
+            ranks=self._world,
+            dumps=len(self._graph.ranks),
+            faults=tuple(faults),
+            meetings=tuple(self._meetings()),
+            without_dump=self._missing,
+            notes=(*notes, *self._guesses()),
+        )
+
+    def _verdict(self, faults: Sequence[Fault]) -> Verdict:
+        if not self._graph.last_to_come and not faults:
+            return "nothing_pending"
+        return "culprits" if faults and faults[0].confidence >= _BELIEVED else "inconclusive"
+
+    def _summary(self, faults: Sequence[Fault]) -> str:
+        if faults and faults[0].confidence >= _BELIEVED:
+            more = len([one for one in faults if one.confidence >= _BELIEVED]) - 1
+            return faults[0].summary + (f"; and {more} more" if more else "")
+        if faults:
+            return f"inconclusive: {faults[0].summary}"
+        if self._graph.last_to_come:
+            return (
+                "inconclusive: no wait is longer than usual; the job was making progress when "
+                "the dumps were written"
+            )
+        return "no rank waits in a collective"
+
+    def _guesses(self) -> Iterable[str]:
+        guessed = sorted(one.key for one in self._graph.groups.values() if not one.members)
+        if guessed:
+            yield (
+                f"no dump lists the ranks of {', '.join(guessed[:8])}: ranks that never called "
+                f"anything there are not missed"
+            )
+
+    def _faults(self, end: Sequence[Node]) -> Iterable[Fault]:
+        ranks = sorted(one for one in end if isinstance(one, int))
+        meetings = [one for one in end if not isinstance(one, int)]
+        if not meetings:
+            yield from self._absent(ranks)
+        elif ranks:
+            yield self._cycle(ranks, meetings)
+        else:
+            yield from (self._at_meeting(one) for one in meetings)
+
+    def _absent(self, ranks: Sequence[int]) -> Iterable[Fault]:
+        """Ranks for which others wait, and that wait for nobody."""
+        silent = [one for one in ranks if one not in self._graph.ranks]
+        present = [one for one in ranks if one in self._graph.ranks]
+        if present:
+            waits = "waits for nobody: it is" if len(present) == 1 else "wait for nobody: they are"
+            yield self._fault(
+                "never_joined",
+                f"{named(present)} never joined {self._awaited(present)}, and {waits} busy, stuck "
+                f"or gone outside of any collective",
+                (0.95 if not silent else 0.85) * self._certainty(present),
+                [(one, self._last_seen(one)) for one in present],
+            )
+        if silent:
+            yield self._fault(
+                "no_dump",
+                f"{named(silent)} left no dump, and others wait for "
+                f"{'it' if len(silent) == 1 else 'them'} in {self._awaited(silent)}",
+                0.85 if not present else 0.4,
+                [
+                    (one, "there is no dump of it: it died, or could not write one")
+                    for one in silent
+                ],
+            )
+
+    def _certainty(self, ranks: Sequence[int]) -> float:
+        """Less where it is only guessed that they belong to the group."""
+        awaited = self._awaited_at(ranks)
+        return 0.6 if awaited and all(self._graph.is_guessed(one[0]) for one in awaited) else 1.0
+
+    def _awaited_at(self, ranks: Sequence[int]) -> list[Meeting]:
+        targets = set(ranks)
+        return [
+            node
+            for node, edges in self._graph.edges.items()
+            if not isinstance(node, int) and edges & targets
+        ]
+
+    def _awaited(self, ranks: Sequence[int]) -> str:
+        meetings = self._awaited_at(ranks)
+        if not meetings:
+            return "a transfer"
+        first = min(meetings, key=lambda one: self._graph.last_to_come[one][1].created_ns)
+        more = f" and {len(meetings) - 1} more" if len(meetings) > 1 else ""
+        return (
+            f"{self._graph.last_to_come[first][1].operation}, number {first[1]} of {first[0]}{more}"
+        )
+
+    def _last_seen(self, rank: int) -> str:
+        done = max(
+            (
+                (record.enqueued, group.key)
+                for group in self._graph.groups.values()
+                for member, record in group.records.items()
+                if member == rank
+            ),
+            default=None,
+        )
+        if done is None:
+            return "its dump has no collective at all"
+        return f"the last that it entered is number {done[0]} of {done[1]}"
+
+    def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
+        keys = sorted({one[0] for one in meetings})
+        few = self._fewest(ranks, meetings)
+        odd = (
+            ""
+            if len(few) == len(ranks)
+            else f"; {named(few)} differ{'s' * (len(few) == 1)} from the others"
+        )
+        return self._fault(
+            "cycle",
+            f"{named(ranks)} wait for each other in {' and '.join(keys[:4])}: they do not call the "
+            f"collectives of these groups in the same order, or one is left out{odd}",
+            0.85 if odd else 0.6,
+            [(one, f"waits in {self._waits_in(one, keys)}") for one in few],
+        )
+
+    def _fewest(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
+        """The ranks of a circle that wait where fewest do; all, where no side is smaller."""
+        sides = [
+            [one for one in ranks if meeting in self._graph.edges[one]] for meeting in meetings
+        ]
+        sides = sorted((one for one in sides if one), key=len)
+        is_smaller = len(sides) > 1 and len(sides[0]) < len(sides[1])
+        return sides[0] if is_smaller else ranks
+
+    def _waits_in(self, rank: int, keys: Sequence[str]) -> str:
+        waits = [one for one in self._graph.edges[rank] if not isinstance(one, int)]
+        return " and ".join(f"number {one[1]} of {one[0]}" for one in waits if one[0] in keys)
+
+    def _at_meeting(self, meeting: Meeting) -> Fault:
+        group = self._graph.groups.get(meeting[0])
+        if group is None:
+            return self._transfer(meeting)
+        if group.mismatch is not None and group.mismatch.sequence <= meeting[1]:
+            return self._mismatch(group.key, group.mismatch)
+        states = self._states(meeting)
+        here = (
+            f"{self._graph.last_to_come[meeting][1].operation}, number {meeting[1]} of {group.key}"
+        )
+        late = [
+            one
+            for one in states.get("scheduled", ())
+            if self._graph.is_late(group, one, meeting[1])
+        ]
+        if late:
+            return self._fault(
+                "not_started",
+                f"{named(late)} joined {here}, but "
+                f"{'its device has' if len(late) == 1 else 'their devices have'} not started it",
+                0.7,
+                [(one, "its device is busy with something else, or does not run") for one in late],
+            )
+        unfinished = [*states.get("started", ()), *states.get("scheduled", ())]
+        if states.get("completed") and len(unfinished) < len(group.everybody()):
+            return self._fault(
+                "half_completed",
+                f"{here} is over on {named(states['completed'])}, and not on {named(unfinished)}",
+                0.6,
+                [(one, "others have ended what it still waits for") for one in unfinished],
+            )
+        return self._fault(
+            "stuck",
+            f"all {len(unfinished)} ranks joined {here}, and it does not end: the network, a "
+            f"device or the library; the dumps do not tell which",
+            0.3,
+            [(one, "joined") for one in unfinished],
+        )
+
+    def _transfer(self, meeting: Meeting) -> Fault:
+        both = [node for node, edges in self._graph.edges.items() if meeting in edges]
+        ranks = sorted(one for one in both if isinstance(one, int))
+        return self._fault(
+            "stuck",
+            f"both ends of the {meeting[0]} wait: the link between {named(ranks)}, or a device",
+            0.5,
+            [(one, "one end of the transfer") for one in ranks],
+        )
+
+    def _mismatch(self, key: str, mismatch: Mismatch) -> Fault:
+        difference, call = min(mismatch.odd.items())[1]
+        did = {
+            "skipped": "skipped a call that the others make",
+            "extra": "makes a call that the others do not",
+            "order": "makes two calls in another order",
+            "operation": "calls another operation",
+            "size": "has tensors of another size",
+            "dtype": "has tensors of another type",
+        }[difference]
+        suspects = [
+            (one, f"{kind}: calls {text}, where most call {mismatch.majority}")
+            for one, (kind, text) in sorted(mismatch.odd.items())
+        ]
+        summary = (
+            f"{named(mismatch.odd)} {did} at number {mismatch.sequence} of {key}: {call} instead "
+            f"of {mismatch.majority}"
+        )
+        if not mismatch.is_clear:
+            others = [one for one in self._graph.groups[key].records if one not in mismatch.odd]
+            suspects += [(one, f"calls {mismatch.majority}") for one in others]
+            summary = (
+                f"{named(one for one, _ in suspects)} do not agree at number {mismatch.sequence} "
+                f"of {key}: {call} against {mismatch.majority}"
+            )
+        return self._fault("mismatch", summary, 0.95 if mismatch.is_clear else 0.6, suspects)
+
+    def _fault(
+        self, kind: Kind, summary: str, confidence: float, suspects: Sequence[tuple[int, str]]
+    ) -> Fault:
+        ranks = [rank for rank, _ in suspects]
+        waiting = set(self._graph.waiting_for(self._nodes_of(ranks))) - set(ranks)
+        return Fault(
+            kind=kind,
+            summary=summary,
+            confidence=confidence,
+            suspects=tuple(Suspect(rank=rank, reason=reason) for rank, reason in suspects),
+            waiting=tuple(sorted(waiting)),
+        )
+
+    def _nodes_of(self, ranks: Sequence[int]) -> set[Node]:
+        """These ranks, and the meetings in which they wait for each other."""
+        nodes: set[Node] = set(ranks)
+        for rank in ranks:
+            nodes |= {one for one in self._graph.edges.get(rank, ()) if not isinstance(one, int)}
+        return nodes
+
+    def _states(self, meeting: Meeting) -> dict[Presence, tuple[int, ...]]:
+        group = self._graph.groups.get(meeting[0])
+        states: dict[Presence, list[int]] = {}
+        if group is not None:
+            for rank in group.everybody():
+                has_dump = rank in self._graph.ranks
+                state = group.presence(rank, meeting[1], has_dump=has_dump)
+                states.setdefault(state, []).append(rank)
+        return {state: tuple(ranks) for state, ranks in states.items()}
+
+    def _meetings(self) -> Iterable[MeetingState]:
+        ordered = sorted(self._graph.last_to_come.items(), key=lambda one: one[1][1].created_ns)
+        for meeting, (_, pending) in ordered[:_MOST_MEETINGS]:
+            age_ns = self._age_ns(meeting)
+            yield MeetingState(
+                group=meeting[0],
+                sequence=meeting[1],
+                operation=pending.operation,
+                where=pending.where,
+                age_s=None if age_ns is None else round(age_ns / 1e9, 3),
+                ranks=self._states(meeting),
+            )
+
+    def _age_ns(self, meeting: Meeting) -> int | None:
+        """How long ago the last rank came, by that rank's own clock."""
+        rank, pending = self._graph.last_to_come[meeting]
+        taken_ns = self._graph.ranks[rank].taken_ns
+        return taken_ns - pending.created_ns if taken_ns and pending.created_ns else None
+
+    def _is_moving(self, end: Sequence[Node]) -> bool:
+        """Whether all that waits for this end has only just begun to."""
+        meetings = {one for one in end if not isinstance(one, int)}
+        targets = set(end)
+        meetings |= {
+            node
+            for node, edges in self._graph.edges.items()
+            if not isinstance(node, int) and edges & targets
+        }
+        ages = [(one, self._age_ns(one)) for one in meetings]
+        known = [(one, age) for one, age in ages if age is not None]
+        return bool(known) and all(age < self._patience_ns(one) for one, age in known)
+
+    def _patience_ns(self, meeting: Meeting) -> int:
+        group = self._graph.groups.get(meeting[0])
+        gaps = [one.longest_gap_ns for one in group.records.values()] if group else []
+        usual = max(gaps, default=0)
+        return max(_LEAST_NS, _UNUSUAL * usual) if usual else _PATIENCE_NS
+
+
+def _together(ends: Sequence[Sequence[Node]]) -> Iterable[Sequence[Node]]:
+    """Single ranks are one end: who did not come is told together."""
+    alone = [one[0] for one in ends if len(one) == 1 and isinstance(one[0], int)]
+    if alone:
+        yield alone
+    yield from (one for one in ends if not (len(one) == 1 and isinstance(one[0], int)))

@@ -1,0 +1,98 @@
+"""Whether the ranks of a group call the same collectives, in the same order."""
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from everstep_services.attribution.flight_recorder.dump import readable
+from everstep_services.attribution.flight_recorder.summary import GroupRecord
+
+Difference = Literal["operation", "size", "dtype", "order", "skipped", "extra"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first collective that not all ranks of a group call alike."""
+
+    sequence: int
+    majority: str
+    """What most ranks call."""
+    odd: Mapping[int, tuple[Difference, str]]
+    """The others: what differs, and what they call."""
+    is_clear: bool
+    """Whether there is a majority."""
+
+
+class CallTexts:
+    """What digests of calls stand for."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+
+    def add(self, texts: tuple[tuple[int, str], ...]) -> None:
+        self._texts.update(texts)
+
+    def parts(self, digest: int) -> list[str]:
+        return (self._texts.get(digest, "a call that the dumps do not describe") + "|||").split("|")
+
+    def readable(self, digest: int) -> str:
+        return readable(self._texts.get(digest, "several calls at once"))
+
+
+def find_mismatch(records: Mapping[int, GroupRecord], texts: CallTexts) -> Mismatch | None:
+    """The first difference in what all of these ranks' rings still have; None if there is none."""
+    seen = {rank: one for rank, one in records.items() if one.calls}
+    if len(seen) < 2:
+        return None
+    first = max(one.first for one in seen.values())
+    last = min(one.first + len(one.calls) // 8 for one in seen.values())
+    spans = {rank: _span(one, first, last) for rank, one in seen.items()}
+    if last <= first or len(set(spans.values())) == 1:
+        return None
+    calls = {rank: array("Q", span) for rank, span in spans.items()}
+    for at in range(last - first):
+        column = {rank: one[at] for rank, one in calls.items() if one[at]}
+        if len(set(column.values())) > 1:
+            return _mismatch(first + at, at, column, calls, texts)
+    return None
+
+
+def _span(record: GroupRecord, first: int, last: int) -> bytes:
+    return record.calls[(first - record.first) * 8 : (last - record.first) * 8]
+
+
+def _mismatch(
+    sequence: int,
+    at: int,
+    column: Mapping[int, int],
+    calls: Mapping[int, "array[int]"],
+    texts: CallTexts,
+) -> Mismatch:
+    ordered = Counter(column.values()).most_common(2)
+    usual = ordered[0][0]
+    model = next(rank for rank, call in column.items() if call == usual)
+    odd = {
+        rank: (_difference(at, calls[rank], calls[model], texts), texts.readable(call))
+        for rank, call in column.items()
+        if call != usual
+    }
+    return Mismatch(sequence, texts.readable(usual), odd, ordered[0][1] > ordered[1][1])
+
+
+def _difference(at: int, odd: "array[int]", usual: "array[int]", texts: CallTexts) -> Difference:
+    """How a rank came to differ, from what it and the others call next."""
+    next_odd, next_usual = odd[at + 1 : at + 2], usual[at + 1 : at + 2]
+    is_behind = next_odd == usual[at : at + 1]
+    is_ahead = next_usual == odd[at : at + 1]
+    if is_behind and is_ahead:
+        return "order"
+    if is_ahead:
+        return "skipped"
+    if is_behind:
+        return "extra"
+    mine, theirs = texts.parts(odd[at]), texts.parts(usual[at])
+    if mine[0] != theirs[0]:
+        return "operation"
+    return "size" if mine[1:3] != theirs[1:3] else "dtype"

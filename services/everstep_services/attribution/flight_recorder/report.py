@@ -1,0 +1,59 @@
+"""The answer as text: the verdict first, then the evidence."""
+
+from collections.abc import Iterator
+
+from everstep_services.attribution.flight_recorder.ranges import named, ranges
+from everstep_services.attribution.flight_recorder.verdicts import Fault, MeetingState, Report
+
+_MOST_SUSPECTS = 8
+_MOST_MEETINGS = 10
+_STATES = {
+    "completed": "completed",
+    "started": "started",
+    "scheduled": "joined",
+    "never_joined": "never joined",
+    "no_dump": "no dump",
+}
+
+
+def lines(report: Report) -> Iterator[str]:
+    """A report for people."""
+    yield report.summary
+    yield ""
+    for number, fault in enumerate(report.faults, 1):
+        yield from _fault(number, fault)
+    if report.meetings:
+        yield "Collectives that are not over:"
+        for meeting in report.meetings[:_MOST_MEETINGS]:
+            yield from _meeting(meeting)
+        if len(report.meetings) > _MOST_MEETINGS:
+            yield f"  … and {len(report.meetings) - _MOST_MEETINGS} more (all of them: -o json)"
+        yield ""
+    yield f"{report.dumps} dumps of {report.ranks} ranks were read."
+    if report.without_dump:
+        yield f"No dump: {named(report.without_dump)}."
+    yield from (f"Note: {note}." for note in report.notes)
+
+
+def _fault(number: int, fault: Fault) -> Iterator[str]:
+    kind = fault.kind.replace("_", " ")
+    yield f"{number}. {fault.summary}"
+    yield f"   kind {kind}, confidence {fault.confidence:.2f}" + (
+        f", {named(fault.waiting)} wait for it" if fault.waiting else ""
+    )
+    if len(fault.suspects) > _MOST_SUSPECTS:
+        yield f"   any of {named(one.rank for one in fault.suspects)}"
+    else:
+        yield from (f"   rank {one.rank}: {one.reason}" for one in fault.suspects)
+    yield ""
+
+
+def _meeting(meeting: MeetingState) -> Iterator[str]:
+    age = f", for {meeting.age_s:.1f} s" if meeting.age_s is not None else ""
+    yield f"  {meeting.operation}, number {meeting.sequence} of {meeting.group}{age}"
+    if meeting.where:
+        yield f"    at {meeting.where}"
+    for state, name in _STATES.items():
+        ranks = meeting.ranks.get(state)  # type: ignore[call-overload]
+        if ranks:
+            yield f"    {name:<13} {ranges(ranks)}"

@@ -1,0 +1,79 @@
+"""What the analysis keeps of one rank's dump."""
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["scheduled", "started", "completed"]
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective or a transfer that the rank has begun, and that is not over."""
+
+    sequence: int
+    operation: str
+    """What is done with which tensors, as people read it."""
+    state: State
+    created_ns: int
+    timeout_ms: int = 0
+    peer: int | None = None
+    """The other rank of a transfer, by its place in the group; None for a collective."""
+    is_send: bool = False
+    where: str = ""
+    """The line of the script, where the dump has stacks."""
+
+
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank did in one process group."""
+
+    name: str
+    description: str = ""
+    members: tuple[int, ...] = ()
+    """All ranks of the group in the group's order; empty where the dump does not say."""
+    first: int = 0
+    """The first collective that the ring still has; 0 for none."""
+    calls: bytes = b""
+    """A digest of 8 bytes for each collective from `first` on: equal for equal calls, and zero
+    where the ring has a gap."""
+    enqueued: int = 0
+    """The last collective that the rank has entered."""
+    completed: int = 0
+    """The last one up to which all are over."""
+    has_status: bool = False
+    """Whether the dump says how far the group is, apart from its entries."""
+    pending: tuple[Pending, ...] = ()
+    """The oldest ones that are not over, oldest first."""
+    sends: tuple[tuple[int, int], ...] = ()
+    """How many transfers to each peer the ring has: `(peer, number)`."""
+    receives: tuple[tuple[int, int], ...] = ()
+    longest_gap_ns: int = 0
+    """The longest time between two calls that follow each other."""
+    knows_starts: bool = False
+    """Whether the backend reports that a collective has started, as NCCL does and gloo does not."""
+
+
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What one dump says of its rank."""
+
+    rank: int
+    version: str = ""
+    newest_ns: int = 0
+    """The newest time in the dump, by the rank's own clock."""
+    taken_ns: int = 0
+    """When the dump was written, by the same clock; 0 where nobody knows."""
+    entries: int = 0
+    lost: int = 0
+    """How many entries the ring had to overwrite."""
+    groups: tuple[GroupRecord, ...] = ()
+    texts: tuple[tuple[int, str], ...] = ()
+    """What the digests stand for."""
+    problems: tuple[str, ...] = ()
+    """What could not be read of it."""
+
+
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is no dump, or not a whole one."""
+
+    name: str
+    reason: str
+    rank: int | None = None

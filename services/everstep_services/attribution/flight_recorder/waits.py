@@ -1,0 +1,206 @@
+"""Who waits for whom: ranks and meetings, with an arrow from what waits to what it waits for.
+
+A meeting is a collective of a group, or a transfer between two ranks. A rank waits in the oldest
+collective of each group that it has begun, and in its transfers. A meeting waits for the ranks
+that have not come to it, and for older work that keeps a rank that has come from starting it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from everstep_services.attribution.flight_recorder.graph import closing_components
+from everstep_services.attribution.flight_recorder.matching import (
+    CallTexts,
+    Mismatch,
+    find_mismatch,
+)
+from everstep_services.attribution.flight_recorder.ranges import named
+from everstep_services.attribution.flight_recorder.summary import (
+    GroupRecord,
+    Pending,
+    RankSummary,
+)
+from everstep_services.attribution.flight_recorder.verdicts import Presence
+
+Meeting = tuple[str, int]
+"""A group's key and a sequence number."""
+Node = Meeting | int
+"""A meeting or a rank."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One process group, over all ranks that have a dump."""
+
+    key: str
+    members: tuple[int, ...] = ()
+    records: dict[int, GroupRecord] = field(default_factory=dict)
+    mismatch: Mismatch | None = None
+
+    def has_joined(self, rank: int, sequence: int) -> bool:
+        record = self.records.get(rank)
+        return record is not None and record.enqueued >= sequence
+
+    def presence(self, rank: int, sequence: int, *, has_dump: bool) -> Presence:
+        if not self.has_joined(rank, sequence):
+            return "never_joined" if has_dump else "no_dump"
+        record = self.records[rank]
+        for pending in record.pending:
+            if pending.peer is None and pending.sequence == sequence:
+                return pending.state
+        return "completed" if record.completed >= sequence else "scheduled"
+
+    def everybody(self) -> tuple[int, ...]:
+        return self.members or tuple(self.records)
+
+
+class WaitGraph:
+    """All waits of a job."""
+
+    def __init__(self, ranks: Mapping[int, RankSummary], world: int, texts: CallTexts) -> None:
+        self.ranks = ranks
+        self.groups = _groups(ranks, world)
+        self.last_to_come: dict[Meeting, tuple[int, Pending]] = {}
+        """For each meeting that is not over, the rank that came last."""
+        self.edges: dict[Node, set[Node]] = {rank: set() for rank in ranks}
+        for group in self.groups.values():
+            group.mismatch = find_mismatch(group.records, texts)
+        for key, group in self.groups.items():
+            for rank, record in group.records.items():
+                self._add_waits(key, rank, record)
+        for meeting in self.last_to_come:
+            self.edges[meeting] = set(self._held_up_by(meeting))
+
+    def ends(self) -> list[list[Node]]:
+        """What waits for nothing outside of itself, and is waited for."""
+        awaited = {target for targets in self.edges.values() for target in targets}
+        return [one for one in closing_components(self.edges) if awaited.intersection(one)]
+
+    def waiting_for(self, nodes: Iterable[Node]) -> tuple[int, ...]:
+        """The ranks from which arrows lead to any of these, these themselves left out."""
+        backwards: dict[Node, list[Node]] = {}
+        for node, targets in self.edges.items():
+            for target in targets:
+                backwards.setdefault(target, []).append(node)
+        start = set(nodes)
+        seen, todo = set(start), list(start)
+        while todo:
+            fresh = [one for one in backwards.get(todo.pop(), ()) if one not in seen]
+            seen.update(fresh)
+            todo.extend(fresh)
+        return tuple(sorted(one for one in seen - start if isinstance(one, int)))
+
+    def _add_waits(self, key: str, rank: int, record: GroupRecord) -> None:
+        oldest = oldest_wait(record)
+        if oldest is not None:
+            meeting = (key, oldest.sequence)
+            last = self.last_to_come.get(meeting)
+            if last is None or oldest.created_ns > last[1].created_ns:
+                self.last_to_come[meeting] = (rank, oldest)
+            self.edges[rank].add(meeting)
+        for transfer in record.pending:
+            if transfer.peer is not None:
+                self._add_transfer(key, rank, transfer)
+
+    def _add_transfer(self, key: str, rank: int, transfer: Pending) -> None:
+        """A transfer waits for its peer, unless the peer waits at its other end."""
+        group = self.groups[key]
+        index = transfer.peer or 0
+        peer = group.members[index] if index < len(group.members) else index
+        record = group.records.get(peer)
+        has_come = record is not None and any(
+            one.peer is not None
+            and one.is_send != transfer.is_send
+            and (group.members[one.peer] if one.peer < len(group.members) else one.peer) == rank
+            for one in record.pending
+        )
+        if not has_come:
+            self.edges[rank].add(peer)
+            self.edges.setdefault(peer, set())
+            return
+        sender, receiver = (rank, peer) if transfer.is_send else (peer, rank)
+        meeting = (f"transfer from rank {sender} to rank {receiver} in {key}", transfer.sequence)
+        self.last_to_come.setdefault(meeting, (rank, transfer))
+        self.edges[rank].add(meeting)
+
+    def _held_up_by(self, meeting: Meeting) -> Iterable[Node]:
+        group = self.groups.get(meeting[0])
+        if group is None:
+            return  # a transfer that both have begun
+        if group.mismatch is not None and group.mismatch.sequence <= meeting[1]:
+            return  # that explains it: whoever came later did so because of it
+        joined = [r for r in group.records if group.has_joined(r, meeting[1])]
+        # Nobody is alone in a group: where no dump lists its ranks, it may be any that are missing.
+        members = (
+            self.ranks if self.is_guessed(group.key) and len(joined) == 1 else group.everybody()
+        )
+        yield from (r for r in members if not group.has_joined(r, meeting[1]))
+        for rank in group.records:
+            yield from self._older_work(group, rank, meeting[1])
+
+    def _older_work(self, group: Group, rank: int, sequence: int) -> Iterable[Node]:
+        """What the device of a rank has to end before it can start this."""
+        record = group.records[rank]
+        oldest = oldest_wait(record)
+        if oldest is not None and oldest.sequence < sequence <= record.enqueued:
+            yield (group.key, oldest.sequence)
+        if oldest is None or oldest.sequence != sequence or not self.is_late(group, rank, sequence):
+            return
+        for key, other in self.groups.items():
+            elsewhere = oldest_wait(other.records[rank]) if rank in other.records else None
+            if key != group.key and elsewhere and elsewhere.created_ns < oldest.created_ns:
+                yield (key, elsewhere.sequence)
+
+    def is_guessed(self, key: str) -> bool:
+        """Whether no dump lists the ranks of a group."""
+        group = self.groups.get(key)
+        return group is not None and not group.members
+
+    def is_late(self, group: Group, rank: int, sequence: int) -> bool:
+        """Whether a rank's device has not started what another's has."""
+        states = {group.presence(one, sequence, has_dump=True) for one in group.records}
+        mine = group.presence(rank, sequence, has_dump=True)
+        return (
+            mine == "scheduled"
+            and bool(states & {"started", "completed"})
+            and any(one.knows_starts for one in group.records.values())
+        )
+
+
+def oldest_wait(record: GroupRecord) -> Pending | None:
+    """The oldest collective that a rank has begun in a group, and that is not over."""
+    listed = [one for one in record.pending if one.peer is None]
+    if listed:
+        return min(listed, key=lambda one: one.sequence)
+    if 0 <= record.completed < record.enqueued and record.has_status:
+        return Pending(  # the ring has lost it, or has only what is active
+            sequence=record.completed + 1,
+            operation="a collective that the ring has lost",
+            state="scheduled",
+            created_ns=0,
+        )
+    return None
+
+
+def _groups(ranks: Mapping[int, RankSummary], world: int) -> dict[str, Group]:
+    by_place: dict[tuple[str, str, tuple[int, ...]], dict[int, GroupRecord]] = {}
+    for rank, summary in ranks.items():
+        for record in summary.groups:
+            members = record.members
+            if not members and record.description == "default_pg":
+                members = tuple(range(world))
+            place = (record.name, record.description, members)
+            by_place.setdefault(place, {})[rank] = record
+    names = Counter(_name(name, description) for name, description, _ in by_place)
+    groups: dict[str, Group] = {}
+    for (name, description, members), records in by_place.items():
+        key = _name(name, description)
+        if names[key] > 1:  # groups that were split share a name: their ranks tell them apart
+            key = f"{key} ({name}) of {named(members or records)}"
+        groups.setdefault(key, Group(key, members)).records.update(records)
+    return groups
+
+
+def _name(name: str, description: str) -> str:
+    return description if description not in {"", "undefined"} else f"group {name}"

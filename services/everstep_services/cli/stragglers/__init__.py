@@ -1,0 +1,1 @@
+"""How slow ranks are shown: as text, as JSON, as a page."""

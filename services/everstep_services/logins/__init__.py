@@ -1,0 +1,1 @@
+"""Renews the logins of agents and services to the bus."""

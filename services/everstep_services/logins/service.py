@@ -1,0 +1,48 @@
+"""Gives whoever is logged in the same login with a later end.
+
+It keeps nothing: the token that is shown to it says whose login it is, its signature that it is one
+of ours, and the subject of the question, which the server has checked, for which job it may ask.
+"""
+
+import asyncio
+
+from everstep.bus.accounts import LoginRefusedError, Signers
+from everstep.bus.asking import RefusalError
+from everstep.bus.ports import Bus
+from everstep.bus.roles import LOGINS
+from everstep.messages import LoginRenewed, Message, RenewLogin
+from everstep.runtime import Loop
+
+
+class LoginService:
+    """One replica; any number of them may run."""
+
+    def __init__(self, bus: Bus, signers: Signers) -> None:
+        self._bus = bus
+        self._signers = signers
+        self._counters = {"renewed_total": 0.0, "refused_total": 0.0}
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """What is to be run."""
+        return (self.answer_for_ever,)
+
+    def statistics(self) -> dict[str, float]:
+        """What it has done so far, for metrics."""
+        return dict(self._counters)
+
+    async def answer_for_ever(self) -> None:
+        """Answer whoever asks."""
+        async with self._bus.answer(LOGINS, {"renew": self._renew}):
+            await asyncio.Event().wait()
+
+    async def _renew(self, question: Message) -> Message:
+        if not isinstance(question, RenewLogin):
+            raise RefusalError("400", f"renew takes a login, not {type(question).__name__}")
+        try:
+            token = self._signers.renewed(question.token, question.job)
+        except LoginRefusedError as error:
+            self._counters["refused_total"] += 1
+            raise RefusalError("403", str(error)) from error
+        self._counters["renewed_total"] += 1
+        return LoginRenewed(token=token)

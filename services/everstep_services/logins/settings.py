@@ -1,0 +1,22 @@
+"""The [logins] section: where the keys are that sign logins, and how long a login is good for."""
+
+from pathlib import Path
+
+from everstep.settings import Settings
+
+_LEAST_S = 4
+
+
+class LoginSettings(Settings, frozen=True, kw_only=True):
+    """How logins to the bus are renewed."""
+
+    keys_dir: Path | None = None
+    """The folder with `agents.seed` and `services.seed`, as `everstep bus setup` makes it. With
+    them logins can be made for every job, and nothing else can be done."""
+    valid_s: int = 7 * 86400
+    """How long a renewed login is good for. It is renewed again when about half of it has passed,
+    so this service may be away for the other half."""
+
+    def __post_init__(self) -> None:
+        if self.valid_s < _LEAST_S:
+            raise ValueError(f"valid_s must be at least {_LEAST_S}, got {self.valid_s}")

@@ -1,0 +1,54 @@
+"""Arithmetic on groups of rows: medians, means and numbers of equal keys."""
+
+import numpy as np
+
+from everstep_services.straggler.domain.operations import Array
+
+
+def dense(values: Array) -> tuple[Array, Array]:
+    """The distinct values in order, and for each value its index among them."""
+    distinct, index = np.unique(values, return_inverse=True)
+    return distinct, index.reshape(-1)
+
+
+def combined(*keys: Array) -> Array:
+    """For each row a number that is equal where all keys are; dense, from 0."""
+    found = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        _, index = dense(key)
+        found = dense(found * (int(index.max(initial=0)) + 1) + index)[1]
+    return found
+
+
+def medians_by(keys: Array, values: Array, count: int) -> Array:
+    """The median of the values with each key below `count`; NaN where there is none."""
+    order = np.lexsort((values, keys))
+    counts = np.bincount(keys, minlength=count)
+    first = np.cumsum(counts) - counts
+    found = np.full(count, np.nan)
+    some = counts > 0
+    ordered = values[order]
+    low = ordered[(first + (counts - 1) // 2)[some]]
+    high = ordered[(first + counts // 2)[some]]
+    found[some] = (low + high) / 2
+    return found
+
+
+def means_by(keys: Array, values: Array, count: int) -> Array:
+    """The mean of the values with each key below `count`; NaN where there is none."""
+    counts = np.bincount(keys, minlength=count)
+    sums = np.bincount(keys, weights=values, minlength=count)
+    with np.errstate(invalid="ignore"):
+        means: Array = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means
+
+
+def ordinals(keys: Array) -> Array:
+    """For each row how many rows before it have the same key."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(keys) else order
+    lengths = np.diff(np.r_[begins, len(keys)])
+    found = np.empty(len(keys), dtype=np.int64)
+    found[order] = np.arange(len(keys)) - np.repeat(begins, lengths)
+    return found

@@ -1,0 +1,203 @@
+"""Operations of several ranks that belong together, and the ranks' clocks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from everstep_services.straggler.domain.arrays import combined, dense, medians_by, ordinals
+from everstep_services.straggler.domain.operations import (
+    Array,
+    Kind,
+    Operations,
+    Place,
+    direction_of,
+)
+
+_DIMENSIONS = {
+    "data": ("dp", "data", "data_parallel", "data-parallel"),
+    "tensor": ("tp", "tensor", "tensor_parallel", "tensor-parallel", "mp"),
+    "pipeline": ("pp", "pipeline", "pipeline_parallel", "pipeline-parallel"),
+    "expert": ("ep", "expert", "expert_parallel", "expert-parallel"),
+}
+"""Names of groups that every rank uses for a group of its own."""
+_COORDINATES = ("data", "pipeline", "tensor", "expert")
+_ITERATIONS = 20
+_MOST_SAMPLES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """How far each rank's clock is ahead, estimated: collectives end everywhere at once."""
+
+    offsets_s: Mapping[int, float]
+    error_s: float
+    """Half of all collectives end within this of each other, once clocks are aligned."""
+
+
+def matched(table: Operations) -> Array:
+    """For each row the number of the collective that it takes part in; -1 for none.
+
+    Rows of one step, one group and one sequence number belong together; without numbers, the
+    n-th of a name in a group on every rank.
+    """
+    at = np.flatnonzero(table.kinds() == Kind.COLLECTIVE)
+    found = np.full(len(table), -1, dtype=np.int64)
+    if not len(at):
+        return found
+    groups = _instances(table, at)
+    number = np.where(table.sequence[at] >= 0, table.sequence[at], -1)
+    order = np.argsort(table.start[at], kind="stable")
+    ordinal = np.empty(len(at), dtype=np.int64)
+    cells = combined(groups, table.op[at], table.step[at], table.rank[at])
+    ordinal[order] = ordinals(cells[order])
+    ordinal[number >= 0] = 0
+    found[at] = combined(groups, table.step[at], table.op[at], number, ordinal)
+    return found
+
+
+def _instances(table: Operations, at: Array) -> Array:
+    """The process group of each of these rows: ranks may use one name for groups of their own."""
+    groups = table.group[at].astype(np.int64)
+    if not table.places:
+        return groups
+    ranks, index = dense(table.rank[at])
+    places = [table.places.get(int(rank), Place()) for rank in ranks]
+    own = np.zeros(len(at), dtype=np.int64)
+    for name, others in _dimensions(table):
+        rows = groups == name
+        if rows.any():
+            keys = [tuple(getattr(place, other) for other in others) for place in places]
+            numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+            own[rows] = np.array([numbers[key] for key in keys])[index][rows]
+    return combined(groups, own)
+
+
+def _dimensions(table: Operations) -> list[tuple[int, list[str]]]:
+    """Groups whose name is a dimension, and the coordinates that tell its groups apart."""
+    found = []
+    for number, name in enumerate(table.groups):
+        for dimension, names in _DIMENSIONS.items():
+            if name.lower() in names:
+                found.append((number, [one for one in _COORDINATES if one != dimension]))
+    # A collective without a group, in a pipeline: of the ranks that have the same layers.
+    return [*found, (-1, ["pipeline", "tensor"])]
+
+
+def aligned(table: Operations) -> tuple[Operations, Clocks | None]:
+    """The table on one clock, and how far the ranks' clocks were apart; None if they were not.
+
+    What is within the scatter of collectives is not taken for a clock.
+    """
+    keys = matched(table)
+    at = np.flatnonzero(keys >= 0)
+    if len(at) > _MOST_SAMPLES:
+        every = -(-len(at) // _MOST_SAMPLES)
+        at = at[keys[at] % every == 0]
+    sizes = np.bincount(keys[at], minlength=1)
+    at = at[sizes[keys[at]] > 1]
+    if not len(at):
+        return table, None
+    _, key = dense(keys[at])
+    ranks, rank = dense(table.rank[at])
+    end = table.end[at]
+    middle = float(np.median(end))
+    offset, drift = np.zeros(len(ranks)), np.zeros(len(ranks))
+    before = _scatter(key, end)
+    for _ in range(_ITERATIONS):
+        off = end - offset[rank] - drift[rank] * (end - middle)
+        residual = off - medians_by(key, off, int(key.max()) + 1)[key]
+        offset += np.nan_to_num(medians_by(rank, residual, len(ranks)))
+        drift += _slopes(rank, end - middle, residual, len(ranks))
+    after = _scatter(key, end - offset[rank] - drift[rank] * (end - middle))
+    if after * 2 >= before:
+        return table, None
+    known, index = dense(table.rank)
+    places = np.searchsorted(ranks, known)
+    places[places == len(ranks)] = 0
+    seen = ranks[places] == known
+    by_rank = np.where(seen, offset[places], 0.0)
+    by_drift = np.where(seen, drift[places], 0.0)
+    start = table.start - by_rank[index] - by_drift[index] * (table.start - middle)
+    offsets = {int(one): float(by_rank[number]) for number, one in enumerate(known)}
+    duration = table.duration * (1 - by_drift[index])
+    return replace(table, start=start, duration=duration), Clocks(offsets, after)
+
+
+def _scatter(key: Array, end: Array) -> float:
+    apart = np.abs(end - medians_by(key, end, int(key.max()) + 1)[key])
+    return float(np.percentile(apart, 90))
+
+
+def _slopes(rank: Array, time: Array, residual: Array, count: int) -> Array:
+    """How much each rank's residuals grow with time, from its first half to its second."""
+    middle = medians_by(rank, time, count)
+    later = time > middle[rank]
+    halves = [
+        (medians_by(rank[rows], values[rows], count))
+        for values in (residual, time)
+        for rows in (later, ~later)
+    ]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        slopes = (halves[0] - halves[1]) / (halves[2] - halves[3])
+    return np.where(np.isfinite(slopes) & (np.abs(slopes) < 1e-3), slopes, 0.0)
+
+
+def pairs(table: Operations) -> tuple[Array, Array]:
+    """Rows of sends and of the receives that belong to them, in the order of a stage's traffic.
+
+    By group where a group has one sender and one receiver, else by the ranks' places in the
+    pipeline and the direction that the name says. What has no partner is left out.
+    """
+    kinds = table.kinds()
+    at = np.flatnonzero((kinds == Kind.SEND) | (kinds == Kind.RECEIVE))
+    if not len(at):
+        return at, at
+    at = at[np.argsort(table.start[at], kind="stable")]
+    sends = kinds[at] == Kind.SEND
+    ends = _links(table, at, sends)
+    known = ends >= 0
+    at, sends, ends = at[known], sends[known], ends[known]
+    number = np.where(table.sequence[at] >= 0, table.sequence[at], -1)
+    ordinal = ordinals(combined(ends, table.step[at], sends, number))
+    key = combined(ends, table.step[at], number, ordinal)
+    size = int(key.max(initial=-1)) + 1
+    sender, receiver = np.full(size, -1), np.full(size, -1)
+    sender[key[sends]] = at[sends]
+    receiver[key[~sends]] = at[~sends]
+    both = (sender >= 0) & (receiver >= 0)
+    return sender[both], receiver[both]
+
+
+def _links(table: Operations, at: Array, sends: Array) -> Array:
+    """A number for each row, equal for both ends of a link; -1 where it is not known."""
+    if (table.group[at] >= 0).all():
+        senders = np.unique(np.c_[table.group[at[sends]], table.rank[at[sends]]], axis=0)
+        receivers = np.unique(np.c_[table.group[at[~sends]], table.rank[at[~sends]]], axis=0)
+        groups = [
+            np.bincount(one[:, 0], minlength=len(table.groups)) for one in (senders, receivers)
+        ]
+        # Two ranks that send to each other under one name: the direction tells them apart.
+        if max(int(one.max(initial=0)) for one in groups) <= 1:
+            return table.group[at].astype(np.int64)
+    return _by_place(table, at, sends)
+
+
+def _by_place(table: Operations, at: Array, sends: Array) -> Array:
+    ranks, index = dense(table.rank[at])
+    places = [table.places.get(int(rank)) for rank in ranks]
+    if any(place is None or place.pipeline is None for place in places):
+        return np.full(len(at), -1)
+    known = [place for place in places if place is not None]
+    stage = np.array([place.pipeline for place in known])[index]
+    column = combined(
+        *(
+            np.array([-1 if (value := getattr(place, name)) is None else value for place in known])
+            for name in ("data", "tensor", "expert")
+        )
+    )[index]
+    direction = np.array([direction_of(name) for name in table.ops])[table.op[at]]
+    count = int(stage.max()) + 1
+    source = np.where(sends, stage, (stage - direction) % count)
+    links = combined(column, source, direction)
+    return np.where(direction == 0, -1, links)

@@ -1,0 +1,158 @@
+"""A table of operations: what each rank did in each step, from when on and for how long."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Cause = Literal["input", "compute", "host", "network", "device", "design", "unknown"]
+
+
+class Kind(IntEnum):
+    COMPUTE = 0
+    COLLECTIVE = 1
+    SEND = 2
+    RECEIVE = 3
+    WAIT = 4
+
+
+_TORCH_OWN = re.compile(r"aten::|autograd::|torch::")
+_KINDS = (
+    (Kind.WAIT, re.compile(r"(^|[^a-z])(wait|idle|bubble)([^a-z]|$)")),
+    (Kind.SEND, re.compile(r"(^|[^a-z])i?send([^a-z]|$)")),
+    (Kind.RECEIVE, re.compile(r"(^|[^a-z])i?rec(v|eive)([^a-z]|$)")),
+    (
+        Kind.COLLECTIVE,
+        re.compile(
+            r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|nccl"
+            r"|gloo:|c10d::|collective|(^|[^a-z])(reduce|scatter|gather)([^a-z]|$)"
+        ),
+    ),
+)
+_INPUT = re.compile(r"(^|[^a-z])(data|dataloader|input|batch|tokeniz\w*|h2d)([^a-z]|$)|dataload")
+_HOST = re.compile(r"(^|[^a-z])(gc|garbage|checkpoint|ckpt|save|log|logging|host|python)([^a-z]|$)")
+_FORWARD = re.compile(r"(^|[^a-z])(forward|fwd|f)([^a-z]|$)")
+_BACKWARD = re.compile(r"(^|[^a-z])(backward|bwd|b|dgrad)([^a-z]|$)")
+
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def plain_name(name: str) -> str:
+    """A name in small letters, with its words set apart: `recvForward` is `recv_forward`."""
+    return _CAMEL.sub("_", name).lower()
+
+
+def kind_of(name: str) -> Kind:
+    """What an operation is, by its name."""
+    plain = plain_name(name)
+    if _TORCH_OWN.match(plain):
+        return Kind.COMPUTE
+    return next((kind for kind, pattern in _KINDS if pattern.search(plain)), Kind.COMPUTE)
+
+
+def cause_of(name: str) -> Cause:
+    """What is slow when a computation of this name is: `input`, `host` or `compute`."""
+    plain = plain_name(name)
+    if _INPUT.search(plain):
+        return "input"
+    return "host" if _HOST.search(plain) else "compute"
+
+
+def direction_of(name: str) -> int:
+    """1 for forward, -1 for backward, 0 for neither."""
+    plain = plain_name(name)
+    if _FORWARD.search(plain):
+        return 1
+    return -1 if _BACKWARD.search(plain) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is in a parallel training; None for what is not known."""
+
+    data: int | None = None
+    pipeline: int | None = None
+    tensor: int | None = None
+    expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Columns of equal length, a row an operation. Times are in seconds."""
+
+    rank: Array
+    step: Array
+    op: Array
+    """An index into `ops`."""
+    start: Array
+    duration: Array
+    group: Array
+    """An index into `groups`; -1 for none."""
+    microbatch: Array
+    """-1 for none."""
+    sequence: Array
+    """The number of a collective within its group; -1 where it is not known."""
+    tokens: Array | None = None
+    """How much the operation had to work on; NaN where it is not known."""
+    ops: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    members: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """The ranks of a group, where the trace names them."""
+    roles: Mapping[int, str] = field(default_factory=dict)
+    """Declared roles of ranks."""
+    places: Mapping[int, Place] = field(default_factory=dict)
+    hosts: Mapping[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def end(self) -> Array:
+        ends: Array = self.start + self.duration
+        return ends
+
+    def kinds(self) -> Array:
+        """The kind of each row."""
+        by_name = np.array([kind_of(name) for name in self.ops] or [Kind.COMPUTE], dtype=np.int8)
+        kinds: Array = by_name[self.op]
+        return kinds
+
+    def take(self, rows: Array) -> "Operations":
+        """The table with these rows only, in this order."""
+        return replace(
+            self,
+            rank=self.rank[rows],
+            step=self.step[rows],
+            op=self.op[rows],
+            start=self.start[rows],
+            duration=self.duration[rows],
+            group=self.group[rows],
+            microbatch=self.microbatch[rows],
+            sequence=self.sequence[rows],
+            tokens=None if self.tokens is None else self.tokens[rows],
+        )
+
+
+def without_enclosing(table: Operations) -> tuple[Operations, int]:
+    """The table without waits, and without computations that enclose other operations.
+
+    Returns how many enclosing ones were left out: their time is that of what they enclose, and
+    the gaps between are time outside of all operations.
+    """
+    kinds = table.kinds()
+    rows = np.flatnonzero(kinds != Kind.WAIT)
+    order = rows[np.lexsort((-table.duration[rows], table.start[rows], table.rank[rows]))]
+    own = order[kinds[order] == Kind.COMPUTE]
+    rank, start, end = table.rank[own], table.start[own], table.end[own]
+    inner = 1e-9 + np.abs(end[:-1]) * 1e-12
+    encloses = (rank[1:] == rank[:-1]) & (start[1:] < end[:-1] - inner) & (end[1:] <= end[:-1])
+    outer = own[:-1][encloses]
+    keep = np.ones(len(table), dtype=bool)
+    keep[kinds == Kind.WAIT] = False
+    keep[outer] = False
+    return table.take(np.flatnonzero(keep)), len(outer)

@@ -1,0 +1,312 @@
+"""The ranks and process groups of a trace that the verdict finds, with the cause of each."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from everstep_services.straggler.domain.arrays import combined, dense, medians_by
+from everstep_services.straggler.domain.dependencies import Trace
+from everstep_services.straggler.domain.operations import Array, Cause, Kind
+from everstep_services.straggler.domain.own_time import OwnTime
+from everstep_services.straggler.domain.verdict import (
+    Cleared,
+    Found,
+    Limits,
+    State,
+    Window,
+    compare,
+    middle,
+    observe,
+)
+from everstep_services.straggler.domain.whatif import Decomposed
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A rank, or the ranks of a group, as indexes into the trace's ranks."""
+
+    kind: Literal["rank", "group"]
+    ranks: tuple[int, ...]
+    cause: Cause
+    ratio: float
+    lost_s: float
+    confidence: float
+    first_step: int
+    """An index into the trace's steps."""
+    last_step: int
+    cleared: bool
+    reason: str
+    rows: Array
+    """Of a group: its transfers, and those of its siblings."""
+    peer_rows: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    suspects: tuple[Suspect, ...]
+    ratios: Array
+    """Ranks × windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """One time for which a subject was slow."""
+
+    found: Found
+    first: int
+    """Windows."""
+    last: int
+    cleared: bool
+
+
+def spells(windows: Sequence[Window], limits: Limits) -> list[Spell]:
+    """Run the verdict over all windows. Spells in the order in which they were found."""
+    state = State()
+    open_: dict[int, Found] = {}
+    done: list[Spell] = []
+    ratios = []
+    for window in windows:
+        state, changes = observe(state, window, limits)
+        ratios.append(compare(window, limits)[0])
+        for change in changes:
+            match change:
+                case Found():
+                    open_[change.subject] = change
+                case Cleared():
+                    found = open_.pop(change.subject)
+                    slow = [row[change.subject] >= found.ratio / 2 for row in ratios]
+                    last = max(np.flatnonzero(slow), default=found.window)
+                    done.append(Spell(found, found.since, int(last), cleared=True))
+    last = windows[-1].number if windows else 0
+    done += [Spell(found, found.since, last, cleared=False) for found in open_.values()]
+    return sorted(done, key=lambda one: (one.first, one.found.subject))
+
+
+def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
+    """Means of the middle half of `width` steps each; the last one may have more."""
+    count = max(1, len(own) // width)
+    for number in range(count):
+        last = len(own) if number == count - 1 else (number + 1) * width
+        rows = own[number * width : last]
+        yield Window(number, np.arange(own.shape[1]), middle(rows.T), role)
+
+
+def slow_ranks(own: OwnTime, role: Array, width: int, limits: Limits) -> Ranks:
+    """Ranks that need more time of their own than the others of their role."""
+    windows = list(windows_of(own.total_s, role, width))
+    ratios = np.array([compare(one, limits)[0] for one in windows]).T
+    found = [_rank(spell, own, role, width, limits) for spell in spells(windows, limits)]
+    by_rank: dict[int, Suspect] = {}
+    for one in found:  # of several spells the worst, over the whole time
+        known = by_rank.get(one.ranks[0])
+        by_rank[one.ranks[0]] = one if known is None or one.ratio > known.ratio else known
+    return Ranks(tuple(by_rank.values()), ratios)
+
+
+def _rank(spell: Spell, own: OwnTime, role: Array, width: int, limits: Limits) -> Suspect:
+    rank = spell.found.subject
+    span = slice(spell.first * width, _end(spell, width, len(own.steps)))
+    peers = (role == role[rank]) & (np.arange(len(role)) != rank)
+    excess = {
+        cause: float(np.median(times[span, rank])) - _usual(times[span][:, peers])
+        for cause, times in own.by_cause.items()
+    }
+    total = own.total_s[span]
+    usual = _usual(total[:, peers])
+    lost = float(np.median(total[:, rank])) - usual
+    cause = max(excess, key=lambda one: excess[one])
+    share = min(1.0, max(0.0, excess[cause] / lost)) if lost > 0 else 0.0
+    ratio = lost / usual if usual > 0 else 0.0
+    return Suspect(
+        kind="rank",
+        ranks=(rank,),
+        cause=cause,
+        ratio=ratio,
+        lost_s=lost,
+        confidence=_confidence(spell.found, ratio, limits) * share,
+        first_step=int(own.steps[span.start]),
+        last_step=int(own.steps[span.stop - 1]),
+        cleared=spell.cleared,
+        reason=_reason(spell, ratio, "own time", f"{int(peers.sum()) + 1} ranks", limits)
+        + f"; {share * 100:.0f} % of it is {_WORDS[cause]}",
+        rows=_NOTHING,
+        peer_rows=_NOTHING,
+    )
+
+
+def _usual(times: Array) -> float:
+    """Of steps × ranks: the median of the ranks' medians."""
+    return float(np.median(np.median(times, axis=0)))
+
+
+_WORDS = {
+    "input": "input",
+    "compute": "computation",
+    "host": "time on the host, or outside of all operations",
+    "unknown": "time between transfers, that the trace does not explain",
+}
+
+
+def _end(spell: Spell, width: int, steps: int) -> int:
+    count = max(1, steps // width)
+    return steps if spell.last >= count - 1 else (spell.last + 1) * width
+
+
+def _confidence(found: Found, ratio: float, limits: Limits) -> float:
+    """From one half at the limit towards 1."""
+    errors = ratio / max(found.noise_ratio, 1e-12)
+    return float(1 - 0.5 ** (errors / dict(limits.horizons)[found.windows]))
+
+
+def _reason(spell: Spell, ratio: float, what: str, peers: str, limits: Limits) -> str:
+    found = spell.found
+    errors = dict(limits.horizons)[found.windows]
+    limit = float(np.hypot(limits.found_ratio, errors * found.noise_ratio))
+    return (
+        f"{what} {ratio * 100:.1f} % above the median of {peers}; found by "
+        f"{found.ratio * 100:.1f} % over {found.windows} windows (limit {limit * 100:.1f} %, of "
+        f"{limits.found_ratio * 100:g} % and {errors:g} standard errors of "
+        f"{found.noise_ratio * 100:.2f} %)"
+    )
+
+
+# ---- transfers
+
+
+_TRANSFER_RATIO = 0.25
+"""Transfers differ more than computations do: so much longer is slow."""
+_LEAST_SHARE = 0.005
+"""And so much of a step must be lost: what nobody waits for is not worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfers:
+    """The transfers of a trace, by process group or link."""
+
+    parts: Decomposed
+    rows: Array
+    group: Array
+    """Of each row, the number of its group."""
+    role: Array
+    """Of each group: equal for siblings."""
+    own_s: Array
+    """Steps × groups, of the steps that count."""
+    steps: Array
+
+
+def slow_groups(parts: Decomposed, steps: Array, width: int, limits: Limits) -> tuple[Suspect, ...]:
+    """Process groups, or links, whose transfers take longer than those of their siblings."""
+    trace = parts.trace
+    rows = np.flatnonzero((trace.kinds == Kind.COLLECTIVE) | (trace.kinds == Kind.RECEIVE))
+    rows = rows[(trace.collective[rows] >= 0) | (trace.partner[rows] >= 0)]
+    if not len(rows):
+        return ()
+    group = _groups(trace, rows)
+    count = int(group.max()) + 1
+    role = _siblings(trace, rows, group, count)
+    own = _transfer_times(parts, rows, group, count)[steps]
+    transfers = _Transfers(parts, rows, group, role, own, steps)
+    ratio = max(_TRANSFER_RATIO, limits.found_ratio)
+    limits = replace(limits, found_ratio=ratio, cleared_ratio=ratio / 2)
+    windows = list(windows_of(own, role, width))
+    found = [_group(spell, transfers, width, limits) for spell in spells(windows, limits)]
+    least = _LEAST_SHARE * float(np.median(parts.step_s))
+    return tuple(_narrowed([one for one in found if one.lost_s >= least], trace))
+
+
+def _groups(trace: Trace, rows: Array) -> Array:
+    """A number for each row, equal for transfers of one name among the same ranks."""
+    partner = trace.partner[rows]
+    linked = partner >= 0
+    members = np.zeros(len(rows), dtype=np.uint64)
+    used = trace.collective[rows] >= 0
+    marks = (trace.rank[rows].astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    marks ^= marks >> np.uint64(31)
+    key = trace.collective[rows[used]]
+    sums = np.zeros(int(key.max(initial=-1)) + 1, dtype=np.uint64)
+    np.add.at(sums, key, marks[used])
+    members[used] = sums[key]
+    ends = trace.rank[rows] * (len(trace.ranks) + 1) + trace.rank[np.maximum(partner, 0)] + 1
+    return combined(members, np.where(linked, ends, 0), trace.table.op[rows])
+
+
+def _siblings(trace: Trace, rows: Array, group: Array, count: int) -> Array:
+    """Groups of one name and size: they carry the same."""
+    op, size = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    op[group] = trace.table.op[rows]
+    pairs = np.unique(np.c_[group, trace.rank[rows]], axis=0)
+    np.add.at(size, pairs[:, 0], 1)
+    return combined(op, size)
+
+
+def _transfer_times(parts: Decomposed, rows: Array, group: Array, count: int) -> Array:
+    """Steps × groups: what transfers took in a step, in the median of the members."""
+    trace = parts.trace
+    steps, ranks = len(trace.steps), len(trace.ranks)
+    step = np.searchsorted(trace.steps, trace.table.step[rows])
+    cells, at = dense((step * count + group) * ranks + trace.rank[rows])
+    summed = np.bincount(at, weights=parts.work_s[rows])
+    found = medians_by(cells // ranks, summed, steps * count)
+    return found.reshape(steps, count)
+
+
+def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> Suspect:
+    trace, role = transfers.parts.trace, transfers.role
+    subject = spell.found.subject
+    siblings = np.flatnonzero((role == role[subject]) & (np.arange(len(role)) != subject))
+    window = slice(spell.first * width, _end(spell, width, len(transfers.steps)))
+    usual = float(np.nanmedian(transfers.own_s[window][:, siblings]))
+    lost = float(np.nanmedian(transfers.own_s[window, subject])) - usual
+    ratio = lost / usual if usual > 0 else 0.0
+    mine = transfers.rows[transfers.group == subject]
+    partner = trace.partner[mine]
+    ranks = np.union1d(trace.rank[mine], trace.rank[partner[partner >= 0]])
+    name = trace.table.ops[int(trace.table.op[mine[0]])]
+    reason = _reason(spell, ratio, f"transfers ({name})", f"{len(siblings) + 1} groups", limits)
+    return Suspect(
+        kind="group",
+        ranks=tuple(int(one) for one in ranks),
+        cause="network",
+        ratio=ratio,
+        lost_s=lost,
+        confidence=_confidence(spell.found, ratio, limits),
+        first_step=int(transfers.steps[window.start]),
+        last_step=int(transfers.steps[window.stop - 1]),
+        cleared=spell.cleared,
+        reason=reason,
+        rows=mine,
+        peer_rows=transfers.rows[np.isin(transfers.group, siblings)],
+    )
+
+
+def _narrowed(found: list[Suspect], trace: Trace) -> list[Suspect]:
+    """Several slow groups with one rank in common are one slow rank."""
+    if len(found) < 2:
+        return found
+    counts = np.zeros(len(trace.ranks), dtype=np.int64)
+    for one in found:
+        counts[list(one.ranks)] += 1
+    common = np.flatnonzero(counts == len(found))
+    if len(common) != 1:
+        return found
+    worst = max(found, key=lambda one: one.ratio)
+    return [
+        Suspect(
+            kind="group",
+            ranks=(int(common[0]),),
+            cause="network",
+            ratio=worst.ratio,
+            lost_s=sum(one.lost_s for one in found),
+            confidence=worst.confidence,
+            first_step=min(one.first_step for one in found),
+            last_step=max(one.last_step for one in found),
+            cleared=all(one.cleared for one in found),
+            reason=f"all {len(found)} slow groups have this rank in common; {worst.reason}",
+            rows=np.unique(np.concatenate([one.rows for one in found])),
+            peer_rows=np.unique(np.concatenate([one.peer_rows for one in found])),
+        )
+    ]

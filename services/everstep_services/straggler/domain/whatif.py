@@ -1,0 +1,255 @@
+"""What a slow rank, stage, operation or step costs: replayed without it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from everstep_services.straggler.domain.arrays import combined, means_by, medians_by, ordinals
+from everstep_services.straggler.domain.dependencies import Trace
+from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.replay import (
+    CyclicStepError,
+    Graph,
+    graph_of,
+    observed,
+    replay,
+)
+
+MOST_ERROR = 0.05
+"""A step whose replay differs by more from what was observed is left out."""
+_MOST_CELLS = 400_000_000
+_CELLS_AT_ONCE = 4_000_000
+_MOST_PEERS = 20_000
+_RUN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposed:
+    """A trace whose durations are taken apart, and how well that reproduces it."""
+
+    trace: Trace
+    lag_s: Array
+    work_s: Array
+    begun_s: Array
+    """Steps × ranks: when each was through with the step before."""
+    step_s: Array
+    """How long each step took, in the mean over ranks."""
+    error: Array
+    """Of each step: how far the replay is off, as a ratio; NaN if it could not be replayed."""
+    graphs: Mapping[int, Graph]
+
+    @property
+    def kept(self) -> Array:
+        """The steps whose replay is good enough."""
+        good: Array = np.flatnonzero(self.error <= MOST_ERROR)
+        return good
+
+
+def decompose(trace: Trace) -> Decomposed:
+    """Take all steps apart, and replay each by itself to see how well that fits."""
+    count, ranks = len(trace.steps), len(trace.ranks)
+    lag, work = np.zeros(len(trace.table)), np.zeros(len(trace.table))
+    begun, step_s = np.zeros((count, ranks)), np.zeros(count)
+    error = np.full(count, np.nan)
+    graphs: dict[int, Graph] = {}
+    through: Array | None = None
+    for number in range(count):
+        rows = slice(int(trace.bounds[number]), int(trace.bounds[number + 1]))
+        first, last = _spans(trace, rows)
+        begun[number] = first if through is None else np.minimum(through, first)
+        step_s[number] = float(np.mean(last - begun[number]))
+        through = last
+        graph = _graph(graphs, trace, number)
+        if graph is None:
+            continue
+        times = observed(graph, trace, number, begun[number])
+        lag[rows], work[rows] = times.lag_s, times.work_s
+        origin = begun[number].min()
+        ends = replay(
+            graph, (begun[number] - origin)[:, None], times.lag_s[:, None], times.work_s[:, None]
+        )[:, 0]
+        length = max(float(last.max() - origin), 1e-12)
+        error[number] = abs(float(ends.max()) - float(last.max() - origin)) / length
+    return Decomposed(trace, lag, work, begun, step_s, error, graphs)
+
+
+def _graph(graphs: dict[int, Graph], trace: Trace, number: int) -> Graph | None:
+    structure = int(trace.structure[number])
+    if structure not in graphs:
+        try:
+            graphs[structure] = graph_of(trace, number)
+        except CyclicStepError:
+            return None
+    return graphs[structure]
+
+
+def _spans(trace: Trace, rows: slice) -> tuple[Array, Array]:
+    bounds = np.searchsorted(trace.rank[rows], np.arange(len(trace.ranks)))
+    first: Array = np.minimum.reduceat(trace.table.start[rows], bounds)
+    last: Array = np.maximum.reduceat(trace.table.end[rows], bounds)
+    return first, last
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Other times for some of the rows, in their order."""
+
+    rows: Array
+    lag_s: Array
+    work_s: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How long the replayed steps take with each variant."""
+
+    steps: Array
+    """The numbers of the steps that were replayed."""
+    step_s: Array
+    """Steps × variants; the first column is the trace as it is."""
+
+    @property
+    def total_s(self) -> Array:
+        total: Array = self.step_s.sum(axis=0)
+        return total
+
+    def price(self, variant: int) -> float:
+        """How much faster the job is with this variant: 0.1 for 10 %."""
+        total = self.total_s
+        return float(total[0] / total[variant + 1] - 1) if total[variant + 1] > 0 else 0.0
+
+
+def outcome_of(parts: Decomposed, variants: Sequence[Variant]) -> Outcome:
+    """Replay the trace as it is, and with each variant; a sample of its steps, where it is large.
+
+    Steps follow one another as they did: a rank that is late at the end of one is late in the next.
+    """
+    runs = _sampled(parts, len(variants) + 1)
+    steps = np.concatenate(runs) if runs else np.empty(0, np.int64)
+    found = np.zeros((len(steps), len(variants) + 1))
+    most = max((graph.count for graph in parts.graphs.values()), default=1)
+    width = max(1, _CELLS_AT_ONCE // most)
+    everything: list[Variant | None] = [None, *variants]
+    for low in range(0, len(everything), width):
+        chosen = everything[low : low + width]
+        at = 0
+        for run in runs:
+            found[at : at + len(run), low : low + len(chosen)] = _replayed(parts, run, chosen)
+            at += len(run)
+    return Outcome(steps, found)
+
+
+def _sampled(parts: Decomposed, columns: int) -> list[Array]:
+    """Runs of steps that follow one another: all, or some that are spread over the trace."""
+    kept = parts.kept
+    if not len(kept):
+        return []
+    runs = np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1)
+    most = max(graph.count for graph in parts.graphs.values())
+    steps = max(_RUN // 2, _MOST_CELLS // (most * columns))
+    if len(kept) <= steps:
+        return runs
+    pieces = [run[at : at + _RUN] for run in runs for at in range(0, len(run), _RUN)]
+    count = max(1, steps // _RUN)
+    chosen = np.unique(np.linspace(0, len(pieces) - 1, count).astype(int))
+    return [pieces[one] for one in chosen]
+
+
+def _replayed(parts: Decomposed, run: Array, variants: Sequence[Variant | None]) -> Array:
+    found = np.zeros((len(run), len(variants)))
+    begun = np.repeat(parts.begun_s[run[0]][:, None], len(variants), axis=1)
+    begun -= begun.min()
+    for at, number in enumerate(run):
+        trace = parts.trace
+        low, high = int(trace.bounds[number]), int(trace.bounds[number + 1])
+        graph = parts.graphs[int(trace.structure[number])]
+        lag = np.repeat(parts.lag_s[low:high, None], len(variants), axis=1)
+        work = np.repeat(parts.work_s[low:high, None], len(variants), axis=1)
+        for column, variant in enumerate(variants):
+            if variant is not None:
+                first, last = np.searchsorted(variant.rows, (low, high))
+                rows = variant.rows[first:last] - low
+                lag[rows, column] = variant.lag_s[first:last]
+                work[rows, column] = variant.work_s[first:last]
+        through = replay(graph, begun, lag, work)
+        found[at] = (through - begun).mean(axis=0)
+        begun = through
+    return found
+
+
+# ---- the variants
+
+
+def ideal(parts: Decomposed) -> Variant:
+    """All ranks alike: computations the mean, transfers the median, of all of their name."""
+    return _equal(parts, np.zeros(len(parts.trace.table), dtype=np.int64))
+
+
+def equal_in_roles(parts: Decomposed, role: Array) -> Variant:
+    """The ranks of a role alike. `role` is that of each row."""
+    return _equal(parts, role)
+
+
+def _equal(parts: Decomposed, role: Array) -> Variant:
+    trace = parts.trace
+    compute = trace.kinds == Kind.COMPUTE
+    key = combined(role, trace.table.op)
+    size = int(key.max(initial=-1)) + 1
+    lag = means_by(key, parts.lag_s, size)[key]
+    work = means_by(key, parts.work_s, size)[key]
+    sized = _sizes(trace, key)
+    medians = medians_by(sized, parts.work_s, int(sized.max(initial=-1)) + 1)[sized]
+    return Variant(np.arange(len(key)), lag, np.where(compute, work, medians))
+
+
+def _sizes(trace: Trace, key: Array) -> Array:
+    """Transfers of one name may carry different amounts: the n-th of a step is alike everywhere."""
+    transfer = trace.kinds != Kind.COMPUTE
+    cell = combined(trace.rank, trace.table.step, key)
+    return combined(key, np.where(transfer, ordinals(cell), -1))
+
+
+def only(variant: Variant, rows: Array) -> Variant:
+    """A variant of all rows, cut down to some of them."""
+    return Variant(rows, variant.lag_s[rows], variant.work_s[rows])
+
+
+def like_peers(parts: Decomposed, rows: Array, peers: Array, amount: Array) -> Variant:
+    """These rows as long as those of peers: the longest as their longest, the median as theirs.
+
+    So their own ups and downs remain, and what is too long about them goes. `amount` is how much
+    each row had to work on, 1 for the mean.
+    """
+    trace = parts.trace
+    lag, work = parts.lag_s[rows].copy(), parts.work_s[rows] / amount[rows]
+    op, peer_op = trace.table.op[rows], trace.table.op[peers]
+    for number in np.unique(op):
+        own, others = np.flatnonzero(op == number), peers[peer_op == number]
+        if not len(others):
+            continue
+        others = others[:: -(-len(others) // _MOST_PEERS)]
+        lag[own] = _mapped(lag[own], parts.lag_s[others])
+        work[own] = _mapped(work[own], parts.work_s[others] / amount[others])
+    return Variant(rows, lag, work * amount[rows])
+
+
+def _mapped(own: Array, others: Array) -> Array:
+    mapped = np.empty(len(own))
+    places = (np.arange(len(own)) + 0.5) / len(own)
+    mapped[np.argsort(own, kind="stable")] = np.quantile(others, places)
+    return mapped
+
+
+def scaled(parts: Decomposed, rows: Array, factors: Array) -> Variant:
+    """These rows' work by so much longer or shorter."""
+    return Variant(rows, parts.lag_s[rows], parts.work_s[rows] * factors)
+
+
+def together(variants: Sequence[Variant]) -> Variant:
+    """All of these variants at once; the first one wins where they overlap."""
+    rows = np.concatenate([one.rows for one in variants])
+    rows, first = np.unique(rows, return_index=True)
+    lag = np.concatenate([one.lag_s for one in variants])[first]
+    work = np.concatenate([one.work_s for one in variants])[first]
+    return Variant(rows, lag, work)

@@ -1,0 +1,268 @@
+"""Traces of torch.profiler (Kineto's JSON), one file a rank."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from everstep_services.straggler.domain.operations import Array
+from everstep_services.straggler.traces.columns import Builder
+from everstep_services.straggler.traces.errors import TraceError
+from everstep_services.straggler.traces.tables import opened
+
+_MOST_BYTES = 4 << 30
+_STEP = re.compile(r"ProfilerStep\s*#(\d{1,9})$")
+_FILE_RANK = re.compile(r"rank[-_]?(\d{1,9})", re.I)
+_HOST_PARTS = ("cpu_op", "user_annotation")
+_NOT_WORK = re.compile(r"gloo:|nccl:|c10d::|record_param_comms|ProfilerStep|profiler::")
+_NAMES = (
+    ("dataloader", re.compile(r"dataloader|data_?load", re.I)),
+    ("optimizer", re.compile(r"optimizer", re.I)),
+    ("backward", re.compile(r"autograd::engine|backward", re.I)),
+)
+
+
+class _Event(msgspec.Struct):
+    ph: str = ""
+    name: Any = ""
+    cat: Any = ""
+    ts: Any = None
+    dur: Any = None
+    tid: Any = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Trace(msgspec.Struct):
+    traceEvents: list[_Event]  # noqa: N815
+    distributedInfo: Any = None  # noqa: N815
+    baseTimeNanoseconds: Any = None  # noqa: N815
+    host_name: Any = None
+
+
+class _Described(msgspec.Struct):
+    """What torch says of a collective."""
+
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    title: Any = msgspec.field(name="Process Group Description", default=None)
+    ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    sequence: Any = msgspec.field(name="Seq", default=None)
+    external: Any = msgspec.field(name="External id", default=None)
+
+
+@dataclass
+class ProfilerTraces:
+    """Reads one file after another; a rank may have one only."""
+
+    into: Builder
+    notes: list[str] = field(default_factory=list)
+    _ranks: dict[int, Path] = field(default_factory=dict)
+    _base_ns: int | None = None
+
+    def read(self, path: Path, *, compressed: bool) -> None:
+        """Take a file in. Raises `TraceError`."""
+        trace = _decoded(path, compressed=compressed)
+        rank = self._rank(path, trace)
+        base = trace.baseTimeNanoseconds if isinstance(trace.baseTimeNanoseconds, int) else 0
+        if self._base_ns is None:
+            self._base_ns = base
+        rows = _rows(path, trace, rank, self._groups(trace))
+        columns: dict[str, Array] = {
+            "rank": np.full(len(rows), float(rank)),
+            "step": np.array([float(row.step) for row in rows]),
+            "op": self.into.words["op"].encoded([row.op for row in rows]),
+            "start": np.array([row.start for row in rows]) * 1e-6 + (base - self._base_ns) * 1e-9,
+            "duration": np.array([row.duration for row in rows]) * 1e-6,
+            "group": self.into.words["group"].encoded([row.group for row in rows]),
+            "sequence": np.array([row.sequence for row in rows]),
+        }
+        if isinstance(trace.host_name, str) and trace.host_name:
+            columns["host"] = self.into.words["host"].encoded([trace.host_name[:64]] * len(rows))
+        self.into.add(path, columns, lambda row: f"operation {rows[row].op!r}")
+
+    def _rank(self, path: Path, trace: _Trace) -> int:
+        about = trace.distributedInfo if isinstance(trace.distributedInfo, dict) else {}
+        rank = about.get("rank")
+        named = _FILE_RANK.search(path.name)
+        if not isinstance(rank, int) or isinstance(rank, bool):
+            if named is None:
+                raise TraceError(
+                    path, "it does not say its rank (distributedInfo): name the file rankN.json"
+                )
+            rank = int(named[1])
+        if not 0 <= rank < 2**31:
+            raise TraceError(path, f"its rank is {rank}")
+        if rank in self._ranks:
+            raise TraceError(path, f"rank {rank} is that of {self._ranks[rank]}, too")
+        self._ranks[rank] = path
+        return rank
+
+    def _groups(self, trace: _Trace) -> str:
+        """The one group that collectives can be of that do not say; empty if there are several."""
+        about = trace.distributedInfo if isinstance(trace.distributedInfo, dict) else {}
+        configured = about.get("pg_config")
+        groups = configured if isinstance(configured, list) else []
+        if len(groups) <= 1:
+            return "default"
+        if str(about.get("backend")) == "gloo" and not any("gloo" in one for one in self.notes):
+            self.notes.append(
+                "gloo does not say which of several process groups a collective is of: who waits "
+                "for whom there is not known"
+            )
+        return ""
+
+
+def _decoded(path: Path, *, compressed: bool) -> _Trace:
+    with opened(path, compressed=compressed) as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise TraceError(path, f"it is larger than {_MOST_BYTES >> 30} GiB: profile fewer steps")
+    try:
+        if text.lstrip()[:1] == b"[":
+            return _Trace(msgspec.json.decode(text, type=list[_Event]))
+        return msgspec.json.decode(text, type=_Trace)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(path, f"it is not a trace of torch.profiler: {error}") from error
+
+
+@dataclass(slots=True)
+class _Row:
+    step: int
+    op: str
+    start: float
+    """Microseconds, as the file has them."""
+    duration: float
+    group: str = ""
+    sequence: float = np.nan
+
+
+def _rows(path: Path, trace: _Trace, rank: int, group: str) -> list[_Row]:
+    events = [one for one in trace.traceEvents if _timed(one)]
+    steps = _steps(path, events)
+    bounds = np.array([one.start for one in steps])
+    collectives = _collectives(events, group or f"of rank {rank}")
+    rows = [*collectives, *_computations(events, collectives)]
+    places = np.searchsorted(bounds, [row.start for row in rows], side="right") - 1
+    found = []
+    for row, place in zip(rows, places, strict=True):
+        if place >= 0 and row.start < steps[place].start + steps[place].duration:
+            row.step = steps[place].step
+            found.append(row)
+    return found
+
+
+def _timed(event: _Event) -> bool:
+    return (
+        event.ph == "X"
+        and isinstance(event.ts, int | float)
+        and isinstance(event.dur, int | float)
+        and isinstance(event.name, str)
+        and abs(event.ts) < 1e17
+        and 0 <= event.dur < 1e13
+    )
+
+
+def _steps(path: Path, events: Sequence[_Event]) -> list[_Row]:
+    found: dict[int, _Row] = {}
+    for event in events:
+        named = _STEP.match(event.name)
+        if named and event.cat == "user_annotation":
+            found[int(named[1])] = _Row(int(named[1]), "", float(event.ts), float(event.dur))
+    if not found:
+        raise TraceError(path, "it has no steps: call the profiler's step() once a step")
+    return sorted(found.values(), key=lambda one: one.start)
+
+
+def _collectives(events: Sequence[_Event], group: str) -> list[_Row]:
+    """NCCL's kernels where the trace has them, else what gloo's threads did."""
+    described = {
+        about.external: about
+        for event in events
+        if event.name == "record_param_comms" and (about := _about(event)).external is not None
+    }
+    kernels = [one for one in events if one.cat == "kernel" and one.name.startswith("nccl")]
+    if kernels:
+        return [_kernel(event, described, group) for event in kernels]
+    return [
+        _Row(-1, event.name, float(event.ts), float(event.dur), group)
+        for event in events
+        if event.cat == "user_annotation" and event.name.startswith("gloo:")
+    ]
+
+
+def _about(event: _Event) -> _Described:
+    try:
+        return msgspec.json.decode(event.args, type=_Described)
+    except msgspec.MsgspecError:
+        return _Described()
+
+
+def _kernel(event: _Event, described: dict[Any, _Described], group: str) -> _Row:
+    about = _about(event)
+    asked = described.get(about.external) if isinstance(about.external, int) else None
+    name = about.collective or (asked.collective if asked else None)
+    if not isinstance(name, str) or not name:
+        name = event.name.partition("(")[0].removeprefix("ncclDevKernel_").partition("_")[0]
+    of = about if about.group is not None else asked
+    if of is not None and of.group is not None:
+        members = of.ranks if isinstance(of.ranks, str) else ""
+        group = f"{of.title or of.group} {members}".strip()[:500]
+    sequence = asked.sequence if asked is not None else about.sequence
+    number = float(sequence) if isinstance(sequence, int) and 0 <= sequence < 2**53 else np.nan
+    plain = name.lower().removeprefix("nccl:").strip("_")
+    return _Row(-1, f"nccl:{plain}"[:128], float(event.ts), float(event.dur), group, number)
+
+
+def _computations(events: Sequence[_Event], collectives: Sequence[_Row]) -> list[_Row]:
+    """The device's kernels where there are any, else the outermost operations of the host.
+
+    What follows at once and is of one kind becomes one row, unless a collective begins between.
+    """
+    kernels = [
+        one for one in events if one.cat in {"kernel", "gpu_memcpy"} and "nccl" not in one.name
+    ]
+    if kernels:
+        pieces = [("kernels", float(one.ts), float(one.ts + one.dur)) for one in kernels]
+    else:
+        pieces = _outermost(events)
+    pieces.sort(key=lambda one: one[1])
+    begins = np.sort([row.start for row in collectives])
+    rows: list[_Row] = []
+    for name, begin, end in pieces:
+        last, start = rows[-1] if rows else None, begin
+        if last is not None and start < last.start + last.duration:
+            start = last.start + last.duration  # two threads or streams at once: time counts once
+            if end <= start:
+                continue
+        if last is not None and last.op == name and _joined(last, start, begins):
+            last.duration = end - last.start
+        else:
+            rows.append(_Row(-1, name, start, end - start))
+    return rows
+
+
+def _joined(last: _Row, start: float, begins: Array) -> bool:
+    """Whether hardly anything is between, and no collective begins there."""
+    gap = start - (last.start + last.duration)
+    between = np.searchsorted(begins, (last.start, start))
+    return gap < 50 and between[0] == between[1]
+
+
+def _outermost(events: Sequence[_Event]) -> list[tuple[str, float, float]]:
+    host = [one for one in events if one.cat in _HOST_PARTS and not _NOT_WORK.match(one.name)]
+    host.sort(key=lambda one: (str(one.tid), one.ts, -one.dur))
+    found, thread, end = [], None, -np.inf
+    for event in host:
+        if event.tid == thread and event.ts < end:
+            continue
+        thread, end = event.tid, event.ts + event.dur
+        found.append((_kind(event.name), float(event.ts), float(end)))
+    return found
+
+
+def _kind(name: str) -> str:
+    return next((kind for kind, pattern in _NAMES if pattern.search(name)), "forward")

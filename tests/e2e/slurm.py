@@ -1,0 +1,145 @@
+"""A Slurm of a test's own on loopback: one controller, one node, no accounting."""
+
+import os
+import pwd
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.e2e.ports import free_port
+from tests.e2e.processes import ROOT, environment
+from tests.waiting import until
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "srun")
+GRACE_S = 60
+"""From SIGTERM to SIGKILL: more than a training that saves needs on a loaded machine."""
+
+_CONFIG = """
+ClusterName=everstep-test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SwitchType=switch/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+KillWait={grace_s}
+OverTimeLimit=0
+JobRequeue=1
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node_port} CPUs=4 RealMemory=500
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not() -> str:
+    """Why there can be no Slurm here; empty if there can."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        return f"Slurm is not installed: there is no {', '.join(missing)}"
+    if os.geteuid() != 0:
+        return "slurmd needs root"
+    return ""
+
+
+class Slurm:
+    """What a test asks of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            **environment(folder, folder.name),
+            "SLURM_CONF": str(folder / "slurm.conf"),
+        }
+
+    def call(self, *command: str) -> str:
+        done = subprocess.run(
+            command, check=False, env=self.environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, script: str, *options: str, **environ: str) -> str:
+        """The id of a new job, whose output is in `job.out`."""
+        path = self.folder / "job.sh"
+        own = {**self.environ, **environ}
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in own.items())
+        # Else `srun` would take nothing of it along.
+        path.write_text(f"#!/bin/bash\nunset SLURM_EXPORT_ENV\n{exports}{script}\n")
+        return self.call(
+            *("sbatch", "--parsable", "--nodes=1", "--ntasks=1", "--cpus-per-task=2"),
+            *("--open-mode=append", f"--output={self.folder}/job.out", f"--chdir={ROOT}"),
+            *("--export=NONE", *options, str(path)),
+        )
+
+    def said(self) -> str:
+        path = self.folder / "job.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+@contextmanager
+def running_slurm(folder: Path) -> Iterator[Slurm]:
+    """It runs until the end, with all of its daemons."""
+    slurm = Slurm(folder)
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    config = _CONFIG.format(
+        host=socket.gethostname().split(".")[0],
+        user=pwd.getpwuid(os.geteuid()).pw_name,
+        folder=folder,
+        control_port=free_port(),
+        node_port=free_port(),
+        grace_s=GRACE_S,
+    )
+    (folder / "slurm.conf").write_text(config)
+    (folder / "cgroup.conf").touch()
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str) -> None:
+        with (folder / f"{command[0]}.log").open("ab") as log:
+            daemons.append(subprocess.Popen(command, env=slurm.environ, stdout=log, stderr=log))
+
+    try:
+        start(
+            *("munged", "--foreground", "--force", f"--key-file={key}"),
+            *(f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"),
+            *(f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed"),
+        )
+        until((folder / "munge.socket").exists, "munged listens")
+        start("slurmctld", "-D", "-c")
+        start("slurmd", "-D", "-c", "-N", "n1")
+        until(
+            lambda: slurm.call("sinfo", "-h", "-t", "idle", "-o", "%D"),
+            "the node is idle",
+            holds="1".__eq__,
+            despite=AssertionError,
+        )
+        yield slurm
+    finally:
+        with suppress(AssertionError):  # it has just ended
+            for job in slurm.call("squeue", "-h", "-o", "%i").split() if len(daemons) == 3 else ():
+                slurm.call("scancel", "--signal=KILL", "--full", job)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait()

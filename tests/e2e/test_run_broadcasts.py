@@ -1,0 +1,173 @@
+"""Signals to every process of a step, as Slurm and systemd send them: it is as if the agent had
+got them alone. Acceptance: A12.1."""
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.cluster import Agent, Cluster
+from tests.e2e.processes import SCRIPTS, below
+from tests.waiting import until
+
+START_WITHIN_S = 90.0
+
+
+def broadcast(agent: Agent, number: int, *, agent_first: bool = False) -> int:
+    """Send a signal to each process of the agent's tree, one by one; how many got it."""
+    pids = [process.pid for process in below(agent.pid)]
+    for pid in [agent.pid, *pids] if agent_first else [*pids, agent.pid]:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+    return len(pids)
+
+
+def loading(cluster: Cluster, how: str = "on", *options: str, **environ: str) -> Agent:
+    script = (str(SCRIPTS / "loading.py"), str(cluster.folder), how)
+    return cluster.run("--nproc-per-node", "2", *options, *script, **environ)
+
+
+def saved_after(cluster: Cluster, ranks: int = 2) -> int:
+    """The step after which every rank has saved."""
+    steps = {(cluster.folder / f"saved-{rank}").read_text() for rank in range(ranks)}
+    (step,) = steps
+    return int(step)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["agent-first", "agent-last"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_all_ranks_save_whoever_else_gets_the_signal(
+    cluster: Cluster, name: str, first: bool
+) -> None:
+    agent = loading(cluster)
+    cluster.until_all_step(2)
+    assert broadcast(agent, signal.Signals[name], agent_first=first) >= 8  # with all their workers
+    assert agent.wait(START_WITHIN_S) == 91
+    step = saved_after(cluster)
+    (cluster.folder / "end").touch()
+    again = loading(cluster)
+    assert again.wait(START_WITHIN_S) == 0
+    assert (cluster.folder / "restored-2-0").read_text() == str(step)
+    assert not [fact for fact in cluster.facts("rank_exited") if fact.get("signal")]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_handlers_of_the_script_hear_it_once(cluster: Cluster, name: str) -> None:
+    script = (str(SCRIPTS / "saving.py"), str(cluster.folder), "all")
+    agent = cluster.run("--cold", "--nproc-per-node", "2", *script)
+    cluster.until_stepping(1)
+    broadcast(agent, signal.Signals[name])
+    assert agent.wait() == 91
+    heard = [(cluster.folder / f"saved-{rank}").read_text() for rank in (0, 1)]
+    assert heard == [name] * 2
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_script_that_cannot_save_ends_as_if_the_agent_alone_had_got_it(
+    cluster: Cluster, name: str
+) -> None:
+    agent = cluster.steady("--nproc-per-node", "2", UNMODIFIED="1")
+    cluster.until_all_step(2)
+    number = signal.Signals[name]
+    broadcast(agent, number)
+    assert agent.wait() == 128 + number
+    left = cluster.until_fact("node_left")
+    assert left["cause"] == ("preempted" if name == "SIGTERM" else "operator")
+    assert cluster.incidents() == [] or cluster.incidents()[0]["trigger"] != "rank_exited"
+
+
+def test_a_warning_before_the_session_is_open_ends_no_rank(cluster: Cluster) -> None:
+    environ = {"EVERSTEP_AGENT__PREEMPT_SIGNALS": "SIGTERM"}
+    agent = loading(cluster, "late", **environ)
+    pids = until(
+        lambda: [int((cluster.folder / f"waits-{rank}").read_text()) for rank in range(2)],
+        "both wait",
+        despite=(FileNotFoundError, ValueError),
+        within_s=START_WITHIN_S,
+    )
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        broadcast(agent, number)
+        for pid in pids:  # as a batch script does that knows them
+            os.kill(pid, number)
+    (cluster.folder / "open").touch()
+    cluster.until_all_step(2)
+    agent.send(signal.SIGTERM)
+    assert agent.wait() == 91
+    assert [cluster.pid_of(rank, 1) for rank in range(2)] == pids
+
+
+def test_a_notice_before_the_session_is_open_has_it_saved(cluster: Cluster) -> None:
+    agent = loading(cluster, "late")
+    until(
+        lambda: list(cluster.folder.glob("waits-*")),
+        "both wait",
+        holds=lambda found: len(found) == 2,
+        within_s=START_WITHIN_S,
+    )
+    cluster.until_facts("rank_started", lambda found: len(found) == 2)
+    broadcast(agent, signal.SIGUSR1)
+    until(lambda: "is kept from ranks" in agent.said, "it has been passed on")
+    (cluster.folder / "open").touch()
+    assert agent.wait(START_WITHIN_S) == 91
+    assert saved_after(cluster) > 0
+
+
+def test_warnings_from_the_first_process_on_end_nothing(cluster: Cluster) -> None:
+    environ = {"EVERSTEP_AGENT__PREEMPT_SIGNALS": "SIGTERM"}
+    agent = loading(cluster, "on", **environ)
+    until(lambda: agent.children("ranks.warden"), "it listens", within_s=START_WITHIN_S)
+    first = set(agent.children("ranks.warden"))
+
+    def restored() -> int:
+        broadcast(agent, signal.SIGUSR1)
+        return len(list(cluster.folder.glob("restored-1-*")))
+
+    until(restored, "the ranks have their states", holds=(2).__eq__, within_s=START_WITHIN_S)
+    started = cluster.until_facts("rank_started", lambda found: len(found) == 2)
+    assert {fact["start"] for fact in started} == {"warm"}
+    assert set(agent.children("ranks.warden")) >= first
+    agent.send(signal.SIGTERM)
+    assert agent.wait() == 91
+
+
+def test_a_signal_while_ranks_start_ends_the_node_at_once(cluster: Cluster) -> None:
+    agent = loading(cluster)
+    until(lambda: agent.children("bootstrap"), "it has a forge", within_s=START_WITHIN_S)
+    broadcast(agent, signal.SIGTERM)
+    assert agent.wait() == 128 + signal.SIGTERM
+    assert cluster.facts("rank_exited") == []
+
+
+def test_what_was_saved_before_the_scheduler_kills_is_restored(cluster: Cluster) -> None:
+    agent = loading(cluster, "on", "--preempt-grace", "600")
+    cluster.until_all_step(2)
+    committed = cluster.until_fact("checkpoint_committed")
+    for _ in range(5):
+        broadcast(agent, signal.SIGTERM)
+    agent.kill_node()
+    again = loading(cluster)
+    until(lambda: list(cluster.folder.glob("restored-2-*")), "it is restored")
+    (cluster.folder / "end").touch()
+    assert again.wait(START_WITHIN_S) == 0
+    assert int((cluster.folder / "restored-2-0").read_text()) >= committed["step"]
+
+
+def test_a_rank_that_alone_is_ended_by_a_signal_is_started_again(cluster: Cluster) -> None:
+    agent = cluster.steady("--nproc-per-node", "2", UNMODIFIED="1")
+    cluster.until_all_step(2)
+    cluster.kill_rank(1, 1, signal.SIGTERM)
+    cluster.until_stepping(2)
+    exited = cluster.until_fact("rank_exited", lambda body: body["rank"] == 1)
+    assert exited["signal"] == "SIGTERM"
+    cluster.finish()
+    assert agent.wait() == 0
+
+
+def test_under_nohup_the_end_of_the_terminal_is_no_reason_to_go(cluster: Cluster) -> None:
+    agent = cluster.steady("--nproc-per-node", "2", within=["nohup"])
+    cluster.until_all_step(2)
+    broadcast(agent, signal.SIGHUP)
+    cluster.finish()
+    assert agent.wait() == 0

@@ -1,0 +1,69 @@
+"""Training while logins to the bus expire; and what ranks find of logins: nothing."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+from everstep.bus.accounts import Operator
+from everstep.bus.login import read_credentials, write_private
+from everstep.bus.roles import agents_name
+from tests.e2e.conftest import NewCluster
+from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.processes import below
+from tests.waiting import until
+
+VALID_S = 6
+
+
+def test_training_goes_on_while_logins_end(tmp_path: Path, new_cluster: NewCluster) -> None:
+    """A8: each login ends the connection that uses it, unless it was renewed before."""
+    (tmp_path / "up").mkdir()
+    with running_up(tmp_path / "up", **PATIENT, EVERSTEP_LOGINS__VALID_S=str(VALID_S)) as up:
+        cluster = new_cluster(up, "renewed")
+        up.login(cluster.job)  # its account is known from here on
+        creds = cluster.folder / "agent.creds"
+        operator = Operator.opened(up.state.path / "nats")
+        write_private(creds, operator.login(agents_name(cluster.job), VALID_S).text())
+        agent = cluster.steady(EVERSTEP_BUS__CREDENTIALS_FILE=str(creds))
+        cluster.until_stepping(1)
+
+        def ends_at() -> float:
+            claims = read_credentials(creds).claims
+            assert claims is not None
+            return claims.exp
+
+        first = ends_at()
+        until(lambda: ends_at() > first + 2 * VALID_S, "it was renewed twice and more")
+        until(lambda: time.time() > first + 2 * VALID_S, "two logins are over")
+        cluster.finish()
+        cluster.until_done()
+        assert [one["cause"] for one in cluster.facts("round_ended")] == ["done"]
+        assert not cluster.facts("node_lost")
+        assert "bus_closed_by_server" not in agent.said
+
+
+def test_ranks_find_no_login_in_their_environment(
+    tmp_path: Path, new_cluster: NewCluster, shared_up: Up
+) -> None:
+    """A8: nor do the processes that start them, whatever `eval "$(everstep env)"` has set."""
+    given = {
+        "EVERSTEP_CLIENT__TOKEN_FILE": str(shared_up.state.token_file),
+        "EVERSTEP_API__FIRST_TOKEN_FILE": "/somewhere/token",
+        "EVERSTEP_MY_TOKEN": "secret",
+    }
+    for options in (("--cold",), ()):
+        cluster = new_cluster(shared_up, "cold" if options else "warm")
+        script = cluster.folder / "waits.py"
+        script.write_text(
+            "import sys, time\nfrom pathlib import Path\n"
+            "while not Path(sys.argv[1]).exists():\n    time.sleep(0.01)\n"
+        )
+        end = cluster.folder / "end"
+        agent = cluster.run(*options, str(script), str(end), **given)
+        until(partial(agent.children, "waits.py"), "it has a rank")
+        for process in below(agent.pid):
+            names = process.environ().keys()
+            assert not {name for name in names if "BUS__" in name or "TOKEN" in name}
+            assert not {name for name in names if "CREDENTIALS" in name}
+        end.touch()
+        assert agent.wait() == 0

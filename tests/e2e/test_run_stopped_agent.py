@@ -1,0 +1,102 @@
+"""An agent gets no turn for some seconds, while its ranks and its warden live: nothing happens."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from everstep_services.cli.errors import CliError
+from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import NewCluster
+from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.waiting import until
+
+LIMIT_S = 5
+SILENT_S = 2.0 * LIMIT_S
+IMPATIENT = {
+    **PATIENT,
+    "EVERSTEP_HEALTH__SILENCE_LIMIT_S": f"{LIMIT_S}",
+    "EVERSTEP_HEALTH__HAILED_LIMIT_S": f"{LIMIT_S}",
+    "EVERSTEP_HEALTH__STOPPED_LIMIT_S": "300",
+}
+
+
+@pytest.fixture(scope="module")
+def impatient_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """It waits for nobody who is silent, but for those whose wardens answer."""
+    with running_up(tmp_path_factory.mktemp("impatient"), **IMPATIENT) as up:
+        yield up
+
+
+@pytest.fixture
+def impatient(new_cluster: NewCluster, impatient_up: Up, job: str) -> Cluster:
+    return new_cluster(impatient_up, job)
+
+
+def heard_age_s(cluster: Cluster) -> float:
+    """For how long the second node has not been heard."""
+    return float(cluster.ranks()[1]["heard_age_s"])
+
+
+def two_nodes(cluster: Cluster) -> list[int]:
+    """The processes of the ranks of two nodes; they make no step while the file `hold` is there."""
+    for node in ("node-1", "node-2"):
+        cluster.steady("--nnodes", "2", node=node)
+    cluster.until_facts("rank_started", lambda found: len(found) == 2)
+    return [cluster.pid_of(rank, 1) for rank in (0, 1)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("phase", ["start-up", "evaluation"])
+def test_a_stopped_agent_costs_no_restart_while_nobody_steps(
+    impatient: Cluster, phase: str
+) -> None:
+    """A4.3: unreachable is not failed."""
+    cluster, hold = impatient, impatient.folder / "hold"
+    if phase == "start-up":
+        hold.touch()
+    ranks = two_nodes(cluster)
+    if phase == "evaluation":
+        cluster.until_all_step(2)
+        for pid in ranks:  # in the middle of something that is no step
+            os.kill(pid, signal.SIGSTOP)
+    stopped = next(one for one in cluster.agents if one.node == cluster.members(1)[1])
+    stopped.send(signal.SIGSTOP)
+    until(
+        lambda: heard_age_s(cluster),
+        "it is silent for long",
+        holds=lambda age_s: age_s >= SILENT_S,
+        despite=(CliError, KeyError),
+    )
+    stopped.send(signal.SIGCONT)
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    hold.unlink(missing_ok=True)
+    cluster.until_stepping(1)
+    cluster.finish()
+    cluster.until_done()
+    assert cluster.facts("node_lost") == []
+    assert cluster.incidents() == []
+    assert cluster.until_fact("job_ended")["rounds"] == 1
+
+
+def test_a_node_of_which_nothing_lives_is_lost_while_nobody_steps(impatient: Cluster) -> None:
+    """Its agent, its warden and its ranks stand, as when the host is frozen."""
+    hold = impatient.folder / "hold"
+    hold.touch()
+    ranks = two_nodes(impatient)
+    frozen = next(one for one in impatient.agents if one.node == impatient.members(1)[1])
+    pids = [frozen.pid, frozen.warden, ranks[1]]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    lost = impatient.until_fact("node_lost")
+    assert lost["node"] == frozen.node
+    assert "its warden answers" not in lost["reason"]
+    impatient.until_fact("action_decided")  # before that it may still come back, and go on
+    hold.unlink()
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    impatient.until_stepping(2)
+    impatient.finish()
+    impatient.until_done()

@@ -1,0 +1,47 @@
+"""Train a small model in processes of its own, each with torch.profiler; one is slow on request.
+
+Arguments: rank, number of ranks, port, folder, slow rank, where (`data`, `forward` or `none`).
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+STEPS = 8
+DELAY_S = 0.15
+
+
+def main() -> None:
+    rank, ranks, port = map(int, sys.argv[1:4])
+    folder, slow, where = Path(sys.argv[4]), int(sys.argv[5]), sys.argv[6]
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=1, warmup=1, active=STEPS),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(folder / f"rank{rank}.json")),
+    ) as profiler:
+        for _ in range(STEPS + 2):
+            with record_function("DataLoader"):
+                time.sleep(DELAY_S if (rank, where) == (slow, "data") else 0.002)
+                batch = torch.randn(16, 64)
+            with record_function("forward"):
+                time.sleep(DELAY_S if (rank, where) == (slow, "forward") else 0)
+                loss = model(batch).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+    dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,56 @@
+"""Questions as foreign clients ask them: without a reply, and too many."""
+
+import asyncio
+import logging
+
+import nats as nats_client
+import pytest
+
+from everstep import subjects
+from everstep.bus import asking, connect
+from everstep.bus.devserver import DevServer
+from everstep.bus.login import Login
+from everstep.bus.roles import ADMIN, SERVICE
+from everstep.messages import Done, Message, ShowRound, encode
+from tests.waiting import WITHIN_S, until_async
+
+
+async def test_a_full_queue_drops_questions_without_a_reply_and_refuses_the_others(
+    nats: DevServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(asking, "_QUEUE", 1)
+    monkeypatch.setattr(asking, "_WORKERS", 1)
+    caplog.set_level(logging.WARNING, "everstep.bus.asking")
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slowly(_: Message) -> Message:
+        begun.set()
+        await may_end.wait()
+        return Done(text="at last")
+
+    question, subject = encode(ShowRound(job="j")), subjects.ask("rendezvous", "show", "j")
+    login = Login(nats.settings(ADMIN))
+    raw = await nats_client.connect(**await asyncio.to_thread(login.options))
+    try:
+        async with (
+            connect(nats.settings(SERVICE), "answering") as bus,
+            bus.answer("rendezvous", {"show": slowly}),
+        ):
+            answers = []
+
+            async def ask() -> None:
+                reply = await raw.request(subject, question, timeout=WITHIN_S)
+                answers.append((reply.headers or {}).get("Nats-Service-Error-Code", "200"))
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ask())
+                await begun.wait()
+                for _ in range(3):  # one waits, and the others find the queue full
+                    tasks.create_task(ask())
+                    await raw.publish(subject, question)
+                await until_async(lambda: answers.count("503") == 2, "two were refused")
+                may_end.set()
+            assert sorted(answers) == ["200", "200", "503", "503"]
+            assert caplog.text.count("question_dropped") == 1
+    finally:
+        await raw.close()

@@ -1,0 +1,45 @@
+"""Keeps the workers of a rank's data loaders alive when a signal is sent to all processes.
+
+A loader whose worker dies raises in the rank, which then cannot save. Torch's workers end at any
+SIGTERM; these end when their loader ends them, when the rank has gone, or by SIGKILL.
+"""
+
+import sys
+from functools import partial
+from typing import Any
+
+from trainer_sdk.bootstrap import deferral
+
+_GUARDED = "_everstep_ignores_signals"
+
+
+def guard() -> None:
+    """Change how torch, whose module for it is loaded, prepares workers and ends them."""
+    from multiprocessing import popen_fork, process  # torch has imported both
+
+    handling: Any = sys.modules["torch.utils.data._utils.signal_handling"]
+    prepare = handling._set_worker_signal_handlers  # noqa: SLF001
+    parts: Any = popen_fork.Popen
+    launch, terminate = parts._launch, parts.terminate  # noqa: SLF001
+
+    def prepare_worker() -> None:
+        prepare()
+        deferral.ignore_in_child()
+
+    def launched(popen: Any, child: process.BaseProcess) -> None:
+        if getattr(child, "_target", None) is not _worker_loop():
+            launch(popen, child)
+            return
+        setattr(popen, _GUARDED, True)
+        deferral.forking(lambda: launch(popen, child))
+
+    def end(popen: Any) -> None:
+        (popen.kill if hasattr(popen, _GUARDED) else partial(terminate, popen))()
+
+    handling._set_worker_signal_handlers = prepare_worker  # noqa: SLF001
+    parts._launch, parts.terminate = launched, end  # noqa: SLF001
+
+
+def _worker_loop() -> object:
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_loop", guard)

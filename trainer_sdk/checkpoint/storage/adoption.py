@@ -1,0 +1,148 @@
+"""Checkpoints of torch.distributed.checkpoint without a manifest: found, and taken over.
+
+A plain one has torch's metadata and no manifest, so nobody knows whether it is whole; nothing takes
+it over unasked.
+"""
+
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import msgspec
+import xxhash
+
+from trainer_sdk.checkpoint.manifest import (
+    MANIFEST,
+    METADATA,
+    Identity,
+    Manifest,
+    ShardFile,
+    encode,
+    step_name,
+)
+from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
+from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
+from trainer_sdk.checkpoint.storage.port import Storage, StorageError
+from trainer_sdk.checkpoint.storage.shelf import OWNER, owner_of
+from trainer_sdk.checkpoint.storage.values import UnreadableError, values_in, why_unread
+
+_SHARD = ".distcp"
+_READ_BYTES = 8 << 20
+_MOST = 64
+
+
+def plain_ones(storage: Storage) -> list[str]:
+    """The places of plain checkpoints: this place itself, and the folders in it."""
+    found = [storage.url] if storage.size(METADATA) is not None else []
+    names = sorted(storage.folders())[-_MOST:]
+    return found + [f"{storage.url}/{one}" for one in names if _is_plain(storage, one)]
+
+
+def offer(storage: Storage) -> str:
+    """How to take over the plain checkpoints that are there, in one line; empty without any."""
+    found = plain_ones(storage)
+    if not found:
+        return ""
+    newest = found[-1]
+    step = _step_in(newest)
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"{newest}{more} has a checkpoint of torch.distributed.checkpoint without a manifest: "
+        f"everstep ckpt adopt {newest} {storage.url} --step {step} takes it over"
+    )
+
+
+def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
+    """Make a checkpoint of the root from a plain one; where it is, and how large.
+
+    Its files are hashed as they stand, and linked, or copied to another file system; the source
+    stays. A value in it that no restore reads refuses it.
+    """
+    folder, name, names = Folder(root), step_name(step), _files_of(source)
+    _check_values(source)
+    if not folder.put_if_absent(OWNER, msgspec.json.encode({"job": job})):
+        raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}: give that --job")
+    hidden = f"{SAVING}/{pulling_name(name)}"
+    inside = os.path.join(folder.path, hidden)
+    try:
+        with _told(source):
+            os.makedirs(inside, exist_ok=True)
+            files = tuple(_taken(source, inside, one) for one in names)
+        identity = Identity(job=job, round=0, step=step, world_size=_ranks(names), layout="adopted")
+        manifest = Manifest(
+            identity=identity,
+            files=files,
+            saved_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            occasion="adopted",
+            is_readable=True,
+        )
+        folder.put(f"{hidden}/{MANIFEST}", (encode(manifest),))
+        if not folder.publish(hidden, name):
+            raise StorageError(f"{folder.path}/{name} is there already: give another --step")
+    finally:
+        folder.remove(hidden)
+    return f"{folder.path}/{name}", manifest.size_bytes
+
+
+def _is_plain(storage: Storage, name: str) -> bool:
+    if storage.size(f"{name}/{METADATA}") is None:
+        return False
+    return storage.size(f"{name}/{MANIFEST}") is None
+
+
+def _files_of(source: str) -> list[str]:
+    with _told(source):
+        names = sorted(one for one in os.listdir(source) if one.endswith(_SHARD))
+    if not names or not os.path.isfile(os.path.join(source, METADATA)):
+        raise StorageError(
+            f"{source} is no checkpoint of torch.distributed.checkpoint: it wants {METADATA} and "
+            f"files that end in {_SHARD}"
+        )
+    return [*names, METADATA]
+
+
+def _check_values(source: str) -> None:
+    storage = Folder(source)
+    try:
+        for key, file, begin, length in values_in(storage.read(METADATA)):
+            why = why_unread(storage.read(file, begin, length))
+            if why:
+                raise StorageError(f"{key} of {source} cannot be restored: {why}")
+    except UnreadableError as error:
+        raise StorageError(f"{source}/{METADATA} cannot be read by a restore: {error}") from error
+
+
+def _taken(source: str, inside: str, name: str) -> ShardFile:
+    target = os.path.join(inside, name)
+    try:
+        os.link(os.path.join(source, name), target)
+    except OSError:
+        shutil.copyfile(os.path.join(source, name), target)
+    hasher = xxhash.xxh3_128()
+    with open(target, "rb") as file:
+        while piece := file.read(_READ_BYTES):
+            hasher.update(piece)
+        os.fsync(file.fileno())
+        size = os.fstat(file.fileno()).st_size
+    sync_folder(inside)
+    return ShardFile(name=name, size_bytes=size, hash=hasher.hexdigest())
+
+
+def _ranks(names: list[str]) -> int:
+    """How many ranks have saved it, by the names that torch gives their files."""
+    return max(1, len({one.split("_")[2] for one in names if one.startswith("__")}))
+
+
+@contextmanager
+def _told(place: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{place} cannot be taken over: {error.strerror}") from error
+
+
+def _step_in(name: str) -> str:
+    """The number that the name of a folder ends with, as in `ckpt-500`; else `N`."""
+    return name[len(name.rstrip("0123456789")) :].lstrip("0") or "N"
