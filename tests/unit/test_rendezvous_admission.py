@@ -95,6 +95,20 @@ def test_a_second_agent_with_the_same_node_id_is_refused_by_a_living_one() -> No
     assert world.doc.phase == "running"
 
 
+def test_what_an_agent_answered_before_it_died_does_not_keep_its_successor_out() -> None:
+    """Killed a moment after a probe and started again at once, it was told to take another name."""
+    world = World(spec(2)).started("n0", "n1")
+    world.apply(Probed("n1", "n1-1", is_there=True))
+    world.now += 0.5
+    reply = world.join("n1", instance="n1-2")[0]
+    assert (reply.cause, reply.exit_code) == ("duplicate", None)
+    assert [probe.instance for probe in world.last.probes] == ["n1-1"]
+    world.gone("n1")
+    world.join("n1", instance="n1-2")
+    world.back("n0")
+    assert world.doc.seats[1].instance == "n1-2"
+
+
 def test_a_member_that_became_unhealthy_gives_its_slot_to_a_spare() -> None:
     world = World(spec(2)).started("n0", "n1")
     world.join("n2")

@@ -183,6 +183,10 @@ def _not_the_only_one(turn: Turn, ask: Join) -> Refusal | None:
     if not seat.instance:
         reason = f"the ranks of {ask.node} have finished: it is needed again if others fail"
         return Refusal("duplicate", reason, retry_after_s=_NEEDED_LATER_S)
+    if turn.memory.known("rival", seat.instance, ask.instance) is None:
+        # What it answered before tells nothing: it may have died since, and this one come after.
+        turn.memory.answered.pop(seat.instance, None)
+        turn.since("rival", seat.instance, ask.instance)
     answered = turn.memory.answered.get(seat.instance)
     if answered is not None and turn.now.s - answered < _ALIVE_FOR_S:
         reason = (

@@ -52,6 +52,7 @@ class Memory:
         """It will not be heard again."""
         for times in (self.heard, self.answered, self.probed):
             times.pop(instance, None)
+        self.forget("rival", instance)
 
 
 @dataclass(slots=True)
