@@ -12,9 +12,9 @@ from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusDeniedError, BusError
-from everstep.bus.roles import agent, login_name
+from everstep.bus.roles import AGENTS_RECORD, agent, login_name
 from everstep.ids import BadNameError, new_id
-from everstep.messages import ProgressMade
+from everstep.messages import FACTS, ProgressMade, kind_of
 
 A, B = "job-a", "job-b"
 
@@ -35,7 +35,7 @@ async def agent_a(nats: DevServer) -> AsyncIterator[NatsBus]:
 MAY_SAY = [
     subjects.beat(A, "n1"),
     subjects.timing(A, "n1"),
-    subjects.fact(A, "rank_exited"),
+    *(subjects.fact(A, kind_of(fact)) for fact in AGENTS_RECORD),
     subjects.blob(A, "0" * 32, 0),
     *(subjects.ask("rendezvous", verb, A) for verb in ("join", "report", "leave", "drain", "stop")),
     subjects.ask("logins", "renew", A),
@@ -47,6 +47,7 @@ MAY_NOT_SAY = [
     subjects.timing(B, "n1"),
     subjects.fact(B, "rank_exited"),
     subjects.fact(subjects.CLUSTER, "control_changed"),
+    *(subjects.fact(A, kind_of(fact)) for fact in FACTS if fact not in AGENTS_RECORD),
     subjects.blob(B, "0" * 32, 0),
     subjects.ask("rendezvous", "join", B),
     subjects.ask("rendezvous", "show", A),

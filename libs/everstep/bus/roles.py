@@ -11,6 +11,50 @@ from dataclasses import dataclass
 from everstep import subjects
 from everstep.bus.topology import LIMITS
 from everstep.ids import checked_name
+from everstep.messages import (
+    AllocationEnded,
+    AllocationStarted,
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointQuarantined,
+    CheckpointReleased,
+    CheckpointRestored,
+    EvidenceCollected,
+    Fact,
+    FaultInjected,
+    FreshStarted,
+    IncidentClosed,
+    IncidentOpened,
+    IntervalChosen,
+    JobEnded,
+    JobStarted,
+    NetworkMeasured,
+    NodeCheckFinished,
+    NodeJoined,
+    NodeLeft,
+    OperatorActed,
+    PreemptionAcknowledged,
+    PreemptionMissed,
+    PreemptionNoticed,
+    PreemptionSaved,
+    ProgressMade,
+    RankExited,
+    RankRecovered,
+    RanksStopped,
+    RankStalled,
+    RankStarted,
+    ReplicaStored,
+    RestoreFailed,
+    RoundEnded,
+    RoundFormed,
+    RoundStarted,
+    SaveRefused,
+    SavesDelayed,
+    SaveStarted,
+    ShardsWritten,
+    WatchChanged,
+    kind_of,
+)
 
 ADMIN = "admin"
 SERVICE = "service"
@@ -23,6 +67,54 @@ AGENTS_ASK = {
     LOGINS: ("renew",),
 }
 """What the agents of a job may ask, by service."""
+
+AGENTS_RECORD: tuple[type[Fact], ...] = (
+    AllocationEnded,
+    AllocationStarted,
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointQuarantined,
+    CheckpointReleased,
+    CheckpointRestored,
+    EvidenceCollected,
+    FaultInjected,
+    FreshStarted,
+    IncidentClosed,
+    IncidentOpened,
+    IntervalChosen,
+    JobEnded,
+    JobStarted,
+    NetworkMeasured,
+    NodeCheckFinished,
+    NodeJoined,
+    NodeLeft,
+    OperatorActed,
+    PreemptionAcknowledged,
+    PreemptionMissed,
+    PreemptionNoticed,
+    PreemptionSaved,
+    ProgressMade,
+    RankExited,
+    RankRecovered,
+    RankStalled,
+    RankStarted,
+    RanksStopped,
+    ReplicaStored,
+    RestoreFailed,
+    RoundEnded,
+    RoundFormed,
+    RoundStarted,
+    SaveRefused,
+    SaveStarted,
+    SavesDelayed,
+    ShardsWritten,
+    WatchChanged,
+)
+"""What the agents of a job may put on record; all other facts are those of services.
+
+Some are those of agents that are attached to the ranks of another launcher, where no service
+decides about rounds.
+"""
 
 _DIRECT_GET = "$JS.API.DIRECT.GET"
 _ABOUT_ACCOUNT = "$JS.API.INFO"
@@ -91,7 +183,7 @@ def crossings(job: str) -> Crossings:
                 for service, verbs in AGENTS_ASK.items()
                 for verb in verbs
             ),
-            subjects.fact(job),
+            *(subjects.fact(job, kind_of(fact)) for fact in AGENTS_RECORD),
             f"es.blob.{job}.*.*",
             subjects.beat(job),
             subjects.timing(job),
