@@ -207,7 +207,10 @@ def test_a_training_may_save_a_step_twice(root: str, folder: Path) -> None:
         rank.save(5, FIRST)
         rank.save(5, SECOND, wait=True)
         assert rank.finish() == [1, 2]
-    assert "round 1 has saved step 5 there" in rank.told.warned[0]
+    (said,) = rank.told.warned
+    assert "round 1 has saved step 5 there" in said
+    assert "what has changed since is not in it" in said
+    assert "the same" not in said, "its values differ"
 
 
 class Watched:

@@ -15,6 +15,7 @@ SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
 - `staged`: its values are those at the call; they are on their way to where they last.
 - `written`: this rank's part lasts; other ranks' parts may be missing.
 - `committed`: it can be restored. Without a global tier: this rank's state is whole in memory.
+  A save of this step that was there before stays as it is; then `reason` tells of it.
 - `failed`: it comes to nothing; `error` says why.
 """
 SAVE_STATES: tuple[SaveState, ...] = get_args(SaveState)

@@ -40,8 +40,14 @@ def why_given_up(there: Shelved, order: WriteState, ours: Manifest) -> str:
         )
     if there.quarantined is not None:
         return ""
-    if _is_of_one_trainer(found, order) or _content(found) == _content(ours):
-        return f"round {identity.round} has saved step {step} there, whole, and it is the same"
+    before = f"round {identity.round} has saved step {step} there, whole"
+    if _content(found) == _content(ours):
+        return f"{before}, and it is the same"
+    if _is_of_one_trainer(found, order):
+        return (
+            f"{before}, as this training did, and what is visible is never replaced: what has "
+            "changed since is not in it"
+        )
     return ""
 
 
