@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import xxhash
 import zstandard
+from nats.aio.transport import TcpTransport
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, connection, diagnosis, topology
@@ -85,6 +86,24 @@ async def test_a_server_that_dies_before_it_says_a_word_is_tried_again(
         connect(msgspec.structs.replace(settings, url=url), "test") as bus,
     ):
         assert bus.connected
+
+
+async def test_a_try_that_fails_as_time_is_up_is_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python's `wait_for` answers then as if it had not been cancelled: it went on for ever."""
+
+    async def cut_at_the_same_time(transport: TcpTransport) -> bytes:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return b""
+        raise AssertionError
+
+    monkeypatch.setattr(TcpTransport, "readline", cut_at_the_same_time)
+    async with speaking(b"") as url, asyncio.timeout(30):
+        error = await refused(BusSettings(url=url, connect_within_s=0.3, reconnect_wait_s=0.01))
+    assert isinstance(error, BusTimeoutError)
 
 
 async def test_something_that_never_says_a_word() -> None:

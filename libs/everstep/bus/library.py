@@ -3,13 +3,13 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
 from nats import errors as nats_errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription
 from nats.aio.transport import Transport
 
@@ -23,12 +23,13 @@ _CLOSE_WITHIN_S = 2.0
 
 
 class MendedClient(Client):
-    """nats-py's client, mended in five places.
+    """nats-py's client, mended in six places.
 
     It tells no password to a server without TLS when TLS was asked for; a server that dies before
     it has said who it is counts as lost, not as something else than NATS; a PONG that a
     cancelled caller no longer waits for does not break the connection for everybody; who is
-    cancelled while it waits for a write is cancelled; and plain messages can be heard without the
+    cancelled while it waits for a write is cancelled; so is who is cancelled at the moment when a
+    try to connect fails; and plain messages can be heard without the
     queue and the task that nats-py has for each subscription.
     """
 
@@ -36,6 +37,7 @@ class MendedClient(Client):
         super().__init__()
         self._ps = FrameParser(self)
         self._hears: dict[int, tuple[Subscription, Hear]] = {}
+        self._cancelled: Callable[[], bool] = _never
 
     def hear_at_once(self, subscription: Subscription, hear: Hear) -> None:
         """Hear what comes without reply and headers, in its order among the others, as it comes."""
@@ -73,7 +75,11 @@ class MendedClient(Client):
         await _cancellable(super().flush(timeout))
 
     async def connect(self, *args: Any, **options: Any) -> None:
-        await _cancellable(super().connect(*args, **options))
+        self._cancelled = _cancelled_since()
+        try:
+            await _cancellable(super().connect(*args, **options))
+        finally:
+            self._cancelled = _never
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
@@ -81,7 +87,17 @@ class MendedClient(Client):
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
+    async def _connect_to_server(self, s: Srv) -> None:
+        self._go_on()
+        await super()._connect_to_server(s)
+
+    def _go_on(self) -> None:
+        """A try that fails as it is cancelled is one that failed, for nats-py; it tries again."""
+        if self._cancelled():
+            raise asyncio.CancelledError
+
     async def _process_connect_init(self) -> None:
+        self._go_on()
         transport = self._transport
         assert transport is not None
         line_of = partial(_line_of, type(transport), transport)
@@ -106,12 +122,24 @@ async def _line_of(kind: type[Transport], transport: Transport) -> bytes:
 
 async def _cancellable(waiting: Awaitable[T]) -> T:
     """What nats-py answers; cancelled if we were meanwhile, though it kept that to itself."""
-    task = asyncio.current_task()
-    before = 0 if task is None else task.cancelling()
+    cancelled = _cancelled_since()
     answer = await waiting
-    if task is not None and task.cancelling() > before:
+    if cancelled():
         raise asyncio.CancelledError
     return answer
+
+
+def _cancelled_since() -> Callable[[], bool]:
+    """Tells later whether this task was cancelled after this call."""
+    task = asyncio.current_task()
+    if task is None:
+        return _never
+    before = task.cancelling()
+    return lambda: task.cancelling() > before
+
+
+def _never() -> bool:
+    return False
 
 
 async def settle(client: Client, within_s: float) -> None:
