@@ -51,7 +51,7 @@ from everstep_services.health.opening import opened as open_health
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.opening import opened as open_history
 from everstep_services.history.settings import ApiSettings, HistorySettings
-from everstep_services.logins.opening import opened as open_logins
+from everstep_services.logins.service import opened as open_logins
 from everstep_services.rendezvous.opening import opened as open_rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.message_strategies import JSON, structs

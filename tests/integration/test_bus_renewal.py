@@ -19,7 +19,7 @@ from everstep.bus.keys import Claims
 from everstep.bus.login import read_credentials
 from everstep.bus.roles import LOGINS, SERVICE, agents_name
 from everstep.messages import LoginRenewed, Message, RenewLogin
-from everstep_services.logins.opening import opened
+from everstep_services.logins.service import opened
 from tests.integration.bus_facts import ended, numbers
 from tests.integration.bus_servers import refused
 from tests.waiting import WITHIN_S, until_async

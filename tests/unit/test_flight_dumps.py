@@ -145,6 +145,16 @@ def test_an_unknown_version_is_said_and_read_all_the_same() -> None:
     assert any("7.1" in problem for problem in summary.problems)
 
 
+def test_entries_that_say_of_no_operation_are_left_out() -> None:
+    """A7.1: taken for collectives, they would pass for calls that the other ranks do not make."""
+    dump = _dumps()[0]
+    whole = read_dump(json.dumps(dump).encode(), 0)
+    dump["entries"] += [{}, {"record_id": 99, "state": "scheduled"}]
+    summary = read_dump(json.dumps(dump).encode(), 0)
+    assert summary.groups == whole.groups
+    assert "2 entries say of no operation, and were left out" in summary.problems
+
+
 def test_a_timeout_that_is_recorded_as_completed_still_counts_as_pending() -> None:
     dump = _dumps()[0]
     entry = dump["entries"][-1]

@@ -10,7 +10,7 @@ from everstep.bus.errors import BusConfigError
 from everstep.runtime import Parts
 from everstep.serving import main
 from everstep.settings import Loaded, Settings
-from everstep_services.logins.opening import opened
+from everstep_services.logins.service import opened
 from everstep_services.logins.settings import LoginSettings
 
 

@@ -5,13 +5,16 @@ of ours, and the subject of the question, which the server has checked, for whic
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+from everstep.bus import BusSettings, connect
 from everstep.bus.accounts import LoginRefusedError, Signers
 from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus
 from everstep.bus.roles import LOGINS
 from everstep.messages import LoginRenewed, Message, RenewLogin
-from everstep.runtime import Loop
+from everstep.runtime import Loop, Parts
 
 
 class LoginService:
@@ -46,3 +49,15 @@ class LoginService:
             raise RefusalError("403", str(error)) from error
         self._counters["renewed_total"] += 1
         return LoginRenewed(token=token)
+
+
+@asynccontextmanager
+async def opened(signers: Signers, bus_settings: BusSettings) -> AsyncIterator[Parts]:
+    """The service, open whether the bus is there or not."""
+    async with connect(bus_settings, "logins", wait=False) as bus:
+        service = LoginService(bus, signers)
+        yield Parts(
+            loops=service.loops,
+            checks={"bus": bus.prove},
+            statistics={"logins": service.statistics, "bus": bus.statistics},
+        )

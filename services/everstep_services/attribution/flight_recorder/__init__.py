@@ -1,10 +1,14 @@
 """Reads dumps of torch's flight recorder, without torch, and names the ranks that others wait for.
 
-folder.py     finds dumps, and has each one read in a process of its own
-dump.py       one dump, JSON or pickle, into a `RankSummary`
+folder.py        finds dumps, and has each one read in a process of its own
+dump.py          one dump, JSON or pickle, into a `RankSummary`
 data_pickle.py   an unpickler that builds data and calls nothing
-summary.py    what is kept of a rank: the same few kilobytes, however large its dump was
-matching.py   do the ranks of a group call the same collectives?
-analysis.py   who waits for whom, and who for nobody
-report.py     the answer as text
+summary.py       what is kept of a rank: the same few kilobytes, however large its dump was
+mismatches.py    do the ranks of a group call the same collectives?
+waits.py         who waits for whom, as a graph
+graph.py         the components of a graph
+analysis.py      the ends of the waiting: faults, and their suspects
+verdicts.py      the answer, as data
+report.py        the answer as text
+ranges.py        many ranks in few words
 """

@@ -6,11 +6,11 @@ have joined and that still does not end, or a circle. Those are the faults; all 
 A wait that is no longer than others in the same ring accuses nobody.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from everstep_services.attribution.flight_recorder.matching import CallTexts, Mismatch
+from everstep_services.attribution.flight_recorder.mismatches import CallTexts, Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
 from everstep_services.attribution.flight_recorder.verdicts import (
@@ -55,9 +55,9 @@ class FlightAnalysis:
     def report(self) -> Report:
         """The answer to what was added so far."""
         world = self._world_size()
-        return _Judgement(WaitGraph(self._ranks, world, self._texts), world).report(
-            tuple(self._notes())
-        )
+        unreadable = {one.rank: one.reason for one in self._unreadable if one.rank is not None}
+        graph = WaitGraph(self._ranks, world, self._texts)
+        return _Judgement(graph, world, unreadable).report(tuple(self._notes()))
 
     def _world_size(self) -> int:
         listed = [m for one in self._ranks.values() for g in one.groups for m in g.members]
@@ -81,8 +81,9 @@ class FlightAnalysis:
 class _Judgement:
     """Faults from the ends of the arrows."""
 
-    def __init__(self, graph: WaitGraph, world: int) -> None:
+    def __init__(self, graph: WaitGraph, world: int, unreadable: Mapping[int, str]) -> None:
         self._graph = graph
+        self._unreadable = unreadable
         self._world = world
         members = {m for one in graph.groups.values() for m in one.everybody()}
         self._missing = tuple(sorted(members - set(graph.ranks)))
@@ -159,11 +160,13 @@ class _Judgement:
                 f"{named(silent)} left no dump, and others wait for "
                 f"{'it' if len(silent) == 1 else 'them'} in {self._awaited(silent)}",
                 0.85 if not present else 0.4,
-                [
-                    (one, "there is no dump of it: it died, or could not write one")
-                    for one in silent
-                ],
+                [(one, self._without_dump(one)) for one in silent],
             )
+
+    def _without_dump(self, rank: int) -> str:
+        if rank in self._unreadable:
+            return f"its dump cannot be read: {self._unreadable[rank]}"
+        return "there is no dump of it: it died, or could not write one"
 
     def _certainty(self, ranks: Sequence[int]) -> float:
         """Less where it is only guessed that they belong to the group."""

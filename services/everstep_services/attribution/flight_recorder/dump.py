@@ -108,6 +108,7 @@ class _Reader:
         self._digests: dict[str, int] = {}
         self._left = _MOST_DIMENSIONS
         self._bad = 0
+        self._nameless = 0
         self._count = 0
         self._highest = -1
         self._newest_ns = 0
@@ -115,6 +116,9 @@ class _Reader:
     def take(self, entry: Any) -> None:
         if not isinstance(entry, dict):
             self._bad += 1
+            return
+        if not _text(entry.get("profiling_name")):
+            self._nameless += 1
             return
         self._count += 1
         self._highest = max(self._highest, _number(entry.get("record_id"), -1))
@@ -191,6 +195,8 @@ class _Reader:
     def summary(self, rank: int, version: str, taken_ns: int, problems: list[str]) -> RankSummary:
         if self._bad:
             problems.append(f"{self._bad} entries are no entries, and were left out")
+        if self._nameless:
+            problems.append(f"{self._nameless} entries say of no operation, and were left out")
         texts = [(digest, text) for text, digest in self._digests.items()]
         return RankSummary(
             rank=rank,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from everstep_services.attribution.flight_recorder.graph import closing_components
-from everstep_services.attribution.flight_recorder.matching import (
+from everstep_services.attribution.flight_recorder.mismatches import (
     CallTexts,
     Mismatch,
     find_mismatch,

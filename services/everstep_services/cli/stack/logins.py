@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from everstep.bus.accounts import Operator
 from everstep.runtime import Parts
 from everstep_services.cli.stack.services import Surroundings
-from everstep_services.logins.opening import opened as open_service
+from everstep_services.logins.service import opened as open_service
 from everstep_services.logins.settings import LoginSettings
 
 
