@@ -1,24 +1,7 @@
 """What an agent does, with plain numbers."""
 
-from dataclasses import replace
-from typing import Any
-
-import pytest
-from msgspec import structs
-
-from everstep.messages import (
-    AwaitRound,
-    ErrorRecord,
-    Joined,
-    LeaveJob,
-    Order,
-    Reported,
-    StandBy,
-    StartRanks,
-    StopRanks,
-)
+from everstep.messages import AwaitRound, ErrorRecord, Joined, LeaveJob, Order, Reported, StandBy
 from everstep_services.agent.acts import (
-    Act,
     AskToStop,
     Exiting,
     Forward,
@@ -35,54 +18,7 @@ from everstep_services.agent.acts import (
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.part import Limits
-
-DONE = Exit(code=0)
-KILLED = Exit(signal="SIGKILL")
-
-
-def start(round: int = 1, *, slot: int = 0, ranks: int = 2) -> StartRanks:
-    return StartRanks(
-        **_common(round),
-        slot=slot,
-        slots=2,
-        first_rank=slot * ranks,
-        ranks=ranks,
-        world_size=2 * ranks,
-        master_address="node-0",
-        master_port=23456,
-    )
-
-
-def stop(round: int = 1, **rest: Any) -> StopRanks:
-    known = {"cause": "rank_exited", "grace_s": 2.0, "incident": "i1"}
-    return StopRanks(**(_common(round) | known | rest))
-
-
-def leave(round: int = 1, code: int = 0) -> LeaveJob:
-    return LeaveJob(**_common(round), exit_code=code, state="done")
-
-
-def reply(round: int = 1, **rest: Any) -> Joined:
-    return Joined(round=round, is_accepted=True, reason="", **rest)
-
-
-def _common(round: int) -> dict[str, Any]:
-    return {"id": f"{round:032x}", "job": "j", "round": round, "reason": "because"}
-
-
-def running(round: int = 1, *, slot: int = 0) -> Agent:
-    agent = Agent(Limits())
-    agent.begin()
-    agent.joined(reply(round - 1), now=0)
-    agent.ordered(start(round, slot=slot))
-    for rank in (2 * slot, 2 * slot + 1):
-        agent.rank_runs(rank)
-    assert agent.state == "running"
-    return agent
-
-
-def told(acts: list[Act]) -> list[str]:
-    return [act.event for act in acts if isinstance(act, Tell)]
+from tests.unit.agent_orders import DONE, KILLED, common, leave, reply, running, start, stop, told
 
 
 def test_it_joins_starts_and_says_when_all_ranks_run() -> None:
@@ -302,7 +238,7 @@ def test_control_c_asks_the_ranks_first_and_kills_the_second_time() -> None:
 
 def test_a_spare_leaves_at_once() -> None:
     agent = Agent(Limits())
-    agent.ordered(StandBy(**_common(1)))
+    agent.ordered(StandBy(**common(1)))
     [_, exiting] = agent.preempted(15, "SIGTERM", now=0)
     assert isinstance(exiting, Exiting)
     assert exiting.code == 143
@@ -411,7 +347,7 @@ def test_it_joins_again_when_rendezvous_does_not_know_its_round() -> None:
 
 def test_a_node_that_is_sent_away_says_why_and_not_that_the_job_is_over() -> None:
     agent = Agent(Limits())
-    order = LeaveJob(**_common(1), exit_code=90, state="excluded")
+    order = LeaveJob(**common(1), exit_code=90, state="excluded")
     assert agent.ordered(order) == [Exiting(90, "excluded", "because", is_sent=True)]
 
 
@@ -421,104 +357,3 @@ def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     agent.rank_runs(0)
     noticed = Noticed("SIGTERM", 600)
     assert agent.preempted(15, "SIGTERM", now=1) == [noticed, Stop(1, 3, 0.0, None)]
-
-
-def stall(agent: Agent, now: float, rank: int = 1) -> Tell:
-    [tell] = agent.rank_stalled(rank, "it hangs", 40.0, "f" * 32, now)
-    assert isinstance(tell, Tell)
-    return tell
-
-
-def heard(agent: Agent, tell: Tell, now: float) -> None:
-    assert agent.reported(tell, Reported(round=tell.round, is_current=True), now) == []
-
-
-def test_a_stall_from_which_nothing_follows_is_told_again_with_the_same_fact() -> None:
-    agent = running()
-    first = stall(agent, now=0)
-    heard(agent, first, now=1)
-    assert agent.wake_at == 11
-    assert agent.tick(now=10.9) == []
-    [again] = agent.tick(now=11)
-    assert again == replace(first, waited_s=51.0)
-    assert agent.tick(now=11.5) == [], "it has not been heard yet"
-    heard(agent, first, now=12)
-    assert agent.tick(now=22) == [replace(first, waited_s=62.0)]
-
-
-def test_what_nobody_has_heard_yet_is_not_told_again() -> None:
-    agent = running()
-    stall(agent, now=0)
-    assert agent.wake_at is None
-    assert agent.tick(now=3600) == []
-
-
-def test_a_rank_that_moves_again_or_is_gone_is_told_of_no_more() -> None:
-    agent = running()
-    heard(agent, stall(agent, now=0, rank=0), now=0)
-    heard(agent, stall(agent, now=0, rank=1), now=0)
-    assert told(agent.rank_moves(0, "it moves", "e" * 32)) == ["rank_recovered"]
-    agent.rank_gone(1, KILLED)
-    assert agent.wake_at is None
-    assert agent.tick(now=100) == []
-
-
-@pytest.mark.parametrize("end", ["round", "node"])
-def test_a_stall_is_told_of_no_more_when_its_round_or_its_node_goes(end: str) -> None:
-    agent = running()
-    tell = stall(agent, now=0)
-    heard(agent, tell, now=0)
-    if end == "round":
-        agent.ordered(stop())
-    else:
-        agent.preempted(15, "SIGTERM", now=1)
-    heard(agent, tell, now=1)
-    assert told(agent.tick(now=100)) == []
-    assert agent.wake_at is None or agent.wake_at > 100
-
-
-def over(exits: list[Exit], slots: int = 1) -> Agent:
-    """An agent whose ranks have ended so; nobody has answered its reports."""
-    agent = Agent(Limits(unheard_within_s=100))
-    agent.ordered(structs.replace(start(1, ranks=len(exits)), slots=slots))
-    for rank, ending in enumerate(exits):
-        agent.rank_runs(rank)
-        agent.rank_gone(rank, ending)
-    return agent
-
-
-@pytest.mark.parametrize(
-    ("exits", "slots", "code"),
-    [([DONE, DONE], 1, 0), ([DONE, DONE], 2, 94), ([DONE, KILLED], 1, 94)],
-    ids=["done", "others-may-need-it", "failed"],
-)
-def test_ranks_that_are_over_do_not_wait_for_ever_for_an_answer(
-    exits: list[Exit], slots: int, code: int
-) -> None:
-    agent = over(exits, slots)
-    assert agent.unheard(1000, "the bus is away") == []
-    assert agent.unheard(1099.9, "the bus is away") == []
-    [stop] = agent.unheard(1100, "the bus is away")
-    is_done = exits == [DONE, DONE]
-    assert stop == Stop(1, agent.limits.stop_grace_s, 0.0, None, is_done=is_done)
-    [exiting] = agent.stopped(1)
-    assert isinstance(exiting, Exiting)
-    assert exiting.code == code
-    assert "the bus is away" in exiting.reason
-
-
-def test_an_answer_begins_the_wait_anew() -> None:
-    agent = over([DONE])
-    agent.unheard(1000, "away")
-    agent.reported(Tell(1, "finished", ""), Reported(is_current=True, round=1), now=1050)
-    assert agent.unheard(1100, "away") == []
-    assert agent.unheard(1200, "away") != []
-
-
-def test_ranks_at_work_wait_for_nobody() -> None:
-    agent = Agent(Limits(unheard_within_s=100))
-    agent.ordered(start(1, ranks=2))
-    agent.rank_runs(0)
-    agent.rank_runs(1)
-    agent.rank_gone(0, DONE)
-    assert agent.unheard(0, "away") == agent.unheard(1e6, "away") == []
