@@ -58,7 +58,7 @@ class Place:
     async def round(self) -> None:
         began = time.perf_counter()
         agent = await self.client(self.agents)
-        await agent.request(subjects.fact(JOB, "x"), b"{}", timeout=10)
+        await agent.request(subjects.fact(JOB, "progress_made"), b"{}", timeout=10)
         self.first_fact_ms.append(1e3 * (time.perf_counter() - began))
         services = await self.client(self.control)
         try:
@@ -115,7 +115,7 @@ class Place:
         await agent.subscribe(inbox, cb=hear, pending_msgs_limit=0)
         body, began = b"x" * 400, time.perf_counter()
         for _ in range(FACTS):
-            await agent.publish(subjects.fact(JOB, "x"), body, reply=inbox)
+            await agent.publish(subjects.fact(JOB, "progress_made"), body, reply=inbox)
         await asyncio.wait_for(done.wait(), 60)
         self.facts.append(FACTS / (time.perf_counter() - began))
 
@@ -190,7 +190,9 @@ async def many_agents(server: DevServer, jobs: int, agents: int) -> None:
         stack.push_async_callback(client.close)
         while True:
             try:
-                await client.request(subjects.fact(names[number], "x"), b"{}", timeout=5)
+                await client.request(
+                    subjects.fact(names[number], "progress_made"), b"{}", timeout=5
+                )
                 break
             except nats.errors.TimeoutError:
                 again += 1
