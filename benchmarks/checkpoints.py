@@ -9,7 +9,7 @@ slower, by what it has just written.
 Exit code 1 when a median misses: eager, 1.15 of a copy of the bytes into warm memory; lazy, 10 ms a
 GiB; durable, 1/0.9 of a plain write of them, synced; a busy step meanwhile, 1.05; a restore
 from the memory of the node, 1.3 of a copy; memory and descriptors after all saves, 1.02 of those
-after a few.
+after a few (A8.4).
 """
 
 import argparse

@@ -5,7 +5,7 @@
 
 Each simulated agent does what a real one does, without ranks: it joins, hears its order, and
 reports that its ranks run. They share a few connections, which a real one would not; the messages
-are the same, one by one.
+are the same, one by one (A2.5).
 
 With `--beside` the others form their first round too, in turns: torch's dynamic rendezvous, and
 NVRx's, of each interpreter that has it. The figure is the time until the last agent knows its

@@ -1,4 +1,4 @@
-"""Times sections, steps and heartbeats, side by side in one run.
+"""Times sections, steps and heartbeats, side by side in one run (A1.4, A6.4).
 
     python -m benchmarks.sections [--nvrx NVRX/bin/python] [--rounds 5]
 

@@ -4,7 +4,7 @@
 
 Thresholds were chosen on the seeds `tuning`, and are scored on `scoring`. Exit code 1 when a target
 is missed: F1 0.98 at +10 % and 0.90 at +5 %, nobody found in a healthy day, prices within 3 % in
-the median and 8 % for nine of ten.
+the median and 8 % for nine of ten (A6.1, A6.2).
 """
 
 import argparse

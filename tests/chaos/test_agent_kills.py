@@ -60,7 +60,7 @@ class Five:
 
 
 def test_fifty_agents_killed_at_random(five: Five, dice: random.Random) -> None:
-    """Always with a new agent as the spare before the next one dies, whichever that is."""
+    """Always with a new agent as the spare before the next one dies, whichever it is (A2.1)."""
     for node in NODES:
         five.start(node)
     five.cluster.until_stepping(1)
@@ -104,7 +104,7 @@ def joined_again(five: Five, node: str) -> None:
 def test_two_hundred_rounds_with_five_agents_for_four_slots(
     five: Five, dice: random.Random
 ) -> None:
-    """Nobody is lost: each keeps its slot, whoever comes back first, and the fifth stands by."""
+    """Nobody is lost: four keep their slots, whoever comes back first; one stands by (A2.2)."""
     order = list(NODES)
     dice.shuffle(order)
     for node in order:
@@ -127,6 +127,7 @@ def test_two_hundred_rounds_with_five_agents_for_four_slots(
 def test_services_killed_at_random_while_a_training_runs(
     tmp_path: Path, job: str, dice: random.Random
 ) -> None:
+    """Forty times one, two or four services die: one round, no incident (A2.6, A15.1)."""
     (tmp_path / "pieces").mkdir()
     (tmp_path / job).mkdir()
     pieces = Pieces(tmp_path / "pieces", **PATIENT)

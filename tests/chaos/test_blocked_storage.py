@@ -64,6 +64,7 @@ class Training:
 def test_ten_minutes_without_storage_cost_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Steps cost the same, the backlog is bounded, and the lag is recorded (A8.5)."""
     told: list[dict[str, Any]] = []
 
     def tell(_: Teller, event: str, **body: Any) -> None:
@@ -92,6 +93,7 @@ def test_ten_minutes_without_storage_cost_no_step(
 
 @pytest.mark.chaos
 def test_an_end_does_not_wait_for_a_disk_for_ever(tmp_path: Path) -> None:
+    """The last save cannot become durable, so the exit code is 1 (A8.6)."""
     with freezable(tmp_path) as disk, (tmp_path / "said").open("w+") as said:
         done = subprocess.run(
             [sys.executable, LEAVING, disk.path / "root", "returns", "fatal", "freezes"],

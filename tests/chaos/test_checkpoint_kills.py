@@ -23,6 +23,7 @@ def folder() -> Iterator[Path]:
 def test_500_kills_of_writers_at_counted_points_lose_nothing_that_was_visible(
     tmp_path: Path,
 ) -> None:
+    """A verified checkpoint is there after each kill (A8.1)."""
     found = run("killing.py", tmp_path, 500, 20, within_s=890)
     assert found["wrong"] == []
     assert found["killed"] == 500
@@ -31,6 +32,7 @@ def test_500_kills_of_writers_at_counted_points_lose_nothing_that_was_visible(
 
 @pytest.mark.timeout(3600)
 def test_a_training_killed_500_times_takes_the_steps_of_an_undisturbed_one(folder: Path) -> None:
+    """Each restart goes on from a verified checkpoint (A8.1)."""
     found = run("killed_training.py", folder, 500, 3, 60, within_s=3590)
     assert found["wrong"] == []
     assert found["killed"] == 500
@@ -40,6 +42,7 @@ def test_a_training_killed_500_times_takes_the_steps_of_an_undisturbed_one(folde
 def test_writers_killed_at_each_point_of_sending_to_an_object_store_leave_nothing_torn(
     tmp_path: Path,
 ) -> None:
+    """A real S3 server, and a kill at each point (A8.1)."""
     with s3_server(tmp_path, KILLS) as environ:
         url = f"s3://{BUCKET}/each"
         found = run("killing.py", tmp_path, "each", url, within_s=440, environ=environ)
@@ -54,6 +57,7 @@ def test_writers_killed_at_each_point_of_sending_to_an_object_store_leave_nothin
 def test_a_training_that_saves_to_an_object_store_alone_takes_the_same_steps(
     tmp_path: Path,
 ) -> None:
+    """A hundred kills, and only the object store to restore from (A8.1)."""
     with s3_server(tmp_path, KILLS) as environ:
         url = f"s3://{BUCKET}/training"
         words = (tmp_path, 100, 3, 60, url)

@@ -21,6 +21,7 @@ SAVES = 1000
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_lazy", [True, False])
 def test_a_thousand_saves_hold_what_was_there(is_lazy: bool) -> None:
+    """Steps and direct writes follow each call at once (A8.3)."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.BatchNorm1d(300))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "own": torch.zeros(999)}
@@ -53,7 +54,7 @@ def test_a_thousand_saves_hold_what_was_there(is_lazy: bool) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_lazy", [True, False])
 def test_what_torch_does_not_count_is_saved_as_it_was_or_not_at_all(is_lazy: bool) -> None:
-    """Everything that the optimizer owns is written over through `.data` or NumPy at any time."""
+    """Everything the optimizer owns is written over through `.data` or NumPy (A8.3)."""
     model = torch.nn.Sequential(torch.nn.Linear(500, 2000), torch.nn.Linear(2000, 500))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.randn(8, 500)).square().sum().backward()
@@ -95,6 +96,7 @@ def test_what_torch_does_not_count_is_saved_as_it_was_or_not_at_all(is_lazy: boo
 def test_a_thousand_states_that_a_writer_begins_early_are_what_was_there(
     monkeypatch: pytest.MonkeyPatch, is_lazy: bool
 ) -> None:
+    """The writer reads while the state is still being copied (A8.3)."""
     seen = save_in_small_pieces(monkeypatch, SAVES, is_lazy=is_lazy)
     assert min(seen.killed, seen.refused if is_lazy else SAVES) > SAVES // 5
 
@@ -102,6 +104,7 @@ def test_a_thousand_states_that_a_writer_begins_early_are_what_was_there(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_500_states_in_waves_are_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is larger than the memory for it (A8.3)."""
     seen = save_in_waves(monkeypatch, SAVES // 2)
     assert seen.killed == seen.refused > SAVES // 10
 
@@ -112,7 +115,7 @@ def test_500_states_in_waves_are_what_was_there(monkeypatch: pytest.MonkeyPatch)
 def test_large_states_that_change_at_any_moment_are_saved_as_they_were_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, is_lazy: bool
 ) -> None:
-    """In pieces of their usual size; nobody waits for the change."""
+    """In pieces of their usual size; nobody waits for the change (A8.3)."""
     saves = SAVES // 20
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         seen = save_and_change(

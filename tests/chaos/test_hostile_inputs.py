@@ -20,6 +20,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sent=st.lists(inputs(), min_size=5, max_size=40))
 def test_no_input_ends_a_service(plane: ControlPlane, sent: list[Input]) -> None:
+    """A thousand series of inputs, and all services live (A13.3)."""
     plane.send(sent)
     assert not plane.ended
     assert not plane.failures()

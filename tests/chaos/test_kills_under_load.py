@@ -60,6 +60,7 @@ async def grown(read: Callable[[Path], Sized], folder: Path, by: int) -> None:
 async def test_no_acknowledged_fact_is_lost_and_none_is_there_twice(
     tmp_path: Path, kills: int
 ) -> None:
+    """Fifty kills, each at a random moment (A14.1)."""
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     dice = random.Random(seed)

@@ -70,6 +70,7 @@ def comes_to_its_end(site: Site, consumers: int) -> None:
 @pytest.mark.timeout(away(AWAY_S) + BESIDES_S)
 @pytest.mark.parametrize("names", NAMES, ids="+".join)
 def test_nothing_is_lost_while_parts_are_away(new_site: NewSite, names: tuple[str, ...]) -> None:
+    """One round, every step once, and no fact lost or doubled (A15.1)."""
     site = new_site(names)
     site.start(pace_s=0.25, fact_every_s=0.2)
     is_away(site, names, away(AWAY_S))
@@ -85,6 +86,7 @@ def test_nothing_is_lost_while_parts_are_away(new_site: NewSite, names: tuple[st
 def test_nothing_is_lost_while_the_bus_is_away(
     new_site: NewSite, minutes: int, pace_s: float, fact_every_s: float
 ) -> None:
+    """One round, no stall found, and no fact lost or doubled (A3.7, A14.1)."""
     site = new_site(("nats",))
     site.start(pace_s=pace_s, fact_every_s=fact_every_s)
     is_away(site, ("nats",), away(minutes * MINUTE_S))
@@ -92,6 +94,7 @@ def test_nothing_is_lost_while_the_bus_is_away(
 
 @pytest.mark.timeout(30 * MINUTE_S)
 def test_nothing_is_lost_while_the_bus_is_away_fifty_times(new_site: NewSite) -> None:
+    """And there are as many consumers as before (A14.1)."""
     site = new_site(("nats",))
     site.start(pace_s=0.1, fact_every_s=0.01)
     consumers = site.consumers()

@@ -32,6 +32,7 @@ def cluster(tmp_path: Path, job: str) -> Iterator[Cluster]:
 def test_of_64_ranks_on_8_nodes_the_one_that_raised_is_named(
     cluster: Cluster, dice: random.Random, way: str
 ) -> None:
+    """Each round in which 64 ranks fail is one incident (A4.5, A11.5)."""
     for number in range(NODES):
         cluster.run(
             *("--cold", "--nnodes", str(NODES), "--nproc-per-node", str(RANKS)),

@@ -34,6 +34,7 @@ HANGS = {
 
 @pytest.mark.parametrize("how", sorted(HANGS))
 def test_a_teardown_that_hangs_after_success_is_a_success(cluster: Cluster, how: str) -> None:
+    """A line warns, and the job is done (A12.5)."""
     script = cluster.folder / "hangs.py"
     script.write_text(
         "import os, time\nfrom tests.e2e.scripts.stepping import Steps\nSteps().made_one()\n"

@@ -333,5 +333,6 @@ async def test_a_blob_that_is_gone_says_so(bus: Bus, job: str) -> None:
 
 
 async def test_the_bus_proves_itself(bus: Bus) -> None:
+    """A probe is stored, and read back (A1.2)."""
     await bus.prove()
     assert bus.connected

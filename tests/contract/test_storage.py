@@ -175,6 +175,7 @@ def test_a_relative_path_is_named_so_that_others_find_it(
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "a//b", "", "."])
 def test_no_name_leads_out_of_the_place(storage: Storage, name: str) -> None:
+    """Names with `..`, absolute ones and empty ones (A13.3)."""
     with pytest.raises(StorageError, match="may lead out"):
         storage.read(name)
     with pytest.raises(StorageError, match="may lead out"):

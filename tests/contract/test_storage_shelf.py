@@ -54,6 +54,7 @@ def test_every_byte_is_compared(storage: Storage, place: str) -> None:
 
 @pytest.mark.parametrize("at", [0, 4095])
 def test_one_bit_flipped_is_found_and_the_file_named(storage: Storage, place: str, at: int) -> None:
+    """Folders and object stores alike (A8.8)."""
     save(place, JOB, 100)
     flip(place, 100, at=at)
     one = look(storage, 100)
@@ -85,6 +86,7 @@ def test_a_manifest_that_is_torn_or_of_another_step_is_a_flaw(storage: Storage, 
 def test_a_manifest_that_names_files_elsewhere_reads_none_of_them(
     storage: Storage, place: str
 ) -> None:
+    """A path that leads out of the place is refused (A13.3)."""
     save(place, JOB, 100)
     name = f"{step_name(100)}/{MANIFEST}"
     manifest = decode(storage.read(name), Manifest, name)

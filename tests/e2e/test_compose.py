@@ -103,6 +103,7 @@ async def recorded_of(api: httpx2.Client, job: str, many: int) -> list[str]:
 
 
 def test_everything_is_up() -> None:
+    """Every container that stays is healthy, and every other one has succeeded (A1.2)."""
     for service in LASTING:
         assert inspect(service)["State"]["Health"]["Status"] == "healthy"
         assert inspect(service)["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
@@ -113,6 +114,7 @@ def test_everything_is_up() -> None:
 async def test_a_fact_from_the_host_is_on_record(
     bus: NatsBus, api: httpx2.Client, job: str
 ) -> None:
+    """What a client publishes is persisted, and REST returns it (A1.2)."""
     told = ended(job, "from the host")
     await bus.record(told)
     await bus.flush(10)
@@ -139,6 +141,7 @@ async def test_agents_of_a_job_can_be_let_in_and_only_they(
 async def test_facts_survive_the_death_of_the_server(
     bus: NatsBus, api: httpx2.Client, job: str
 ) -> None:
+    """Facts recorded before, during and after the outage arrive in order (A14.1)."""
     told = [ended(job, "before"), ended(job, "while it is dead"), ended(job, "after")]
     container = inspect("nats")["Id"]
     await bus.record(told[0])
@@ -161,6 +164,7 @@ def test_setup_keeps_what_it_made(login: str, token: str) -> None:
 
 
 def test_only_two_ports_are_published_and_only_on_loopback() -> None:
+    """The API and the bus listen on loopback, and nothing else listens (A13.1)."""
     published = set()
     for service in LASTING | ONE_SHOT:
         for port, bindings in (inspect(service)["NetworkSettings"]["Ports"] or {}).items():
@@ -171,6 +175,7 @@ def test_only_two_ports_are_published_and_only_on_loopback() -> None:
 
 
 async def test_the_bus_refuses_whoever_has_no_login(bus_url: str) -> None:
+    """NATS lets nobody in without credentials (A13.1)."""
     with pytest.raises(BusDeniedError):
         async with connect(BusSettings(url=bus_url, connect_within_s=5), "test"):
             pass
@@ -178,6 +183,7 @@ async def test_the_bus_refuses_whoever_has_no_login(bus_url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/jobs", "/facts", "/status", "/tokens", "/openapi.json"])
 def test_rest_refuses_whoever_has_no_token(api: httpx2.Client, path: str) -> None:
+    """REST answers 401 without a token, and with a wrong one (A13.1)."""
     with httpx2.Client(base_url=api.base_url) as stranger:
         assert stranger.get(path).status_code == 401
         wrong = {"Authorization": "Bearer evs_000000000000_wrong"}
@@ -207,6 +213,7 @@ def test_each_container_is_confined(service: str) -> None:
 
 
 def test_no_secret_is_in_an_environment_a_command_line_or_a_log(token: str, login: str) -> None:
+    """Tokens, keys and passwords of the cluster are searched for (A13.5)."""
     database = in_container("history", "cat", "/run/everstep/database/password").strip()
     folder, signers = "/run/everstep/logins", ("agents.seed", "services.seed")
     keys = [in_container("logins", "cat", f"{folder}/{name}").strip() for name in signers]

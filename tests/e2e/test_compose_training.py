@@ -95,6 +95,7 @@ def test_a_lost_node_comes_back_and_the_training_goes_on(api: httpx2.Client) -> 
 
 
 def test_the_training_goes_on_without_the_bus(api: httpx2.Client) -> None:
+    """NATS is killed: the round goes on, and both agents reconnect (A14.1)."""
     before = trained_round(api)
     were_back = {agent: times_back(agent) for agent in AGENTS}
     container = inspect("nats")["Id"]

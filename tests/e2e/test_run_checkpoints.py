@@ -74,6 +74,7 @@ def test_after_a_kill_the_training_goes_on_from_memory_as_if_nothing_had_been(
 def test_a_loss_that_is_no_number_after_a_restore_puts_that_checkpoint_aside(
     cluster: Cluster,
 ) -> None:
+    """NaN after a load from memory: the next round loads another one (A9.3)."""
     training(cluster, every=10, memory_every=5)
     cluster.until_fact("checkpoint_committed", within_s=START_WITHIN_S)
     until_step(cluster, 45)
@@ -156,6 +157,7 @@ def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
 
 
 def test_a_last_save_that_fails_is_what_the_round_fails_of(cluster: Cluster) -> None:
+    """The incident names the save (A8.6)."""
     leaving = Path(__file__).parents[1] / "integration" / "scripts" / "leaving.py"
     how = (str(cluster.folder / "root"), "returns", "fatal", "fails")
     agent = cluster.run("--cold", "--max-restarts", "0", str(leaving), *how)

@@ -20,6 +20,7 @@ LIMITS = [
 
 @pytest.mark.timeout(600)
 def test_a_rank_that_compiles_has_not_stalled_nor_have_those_that_wait(cluster: Cluster) -> None:
+    """One rank compiles past its limit, and a real hang is found after it (A3.1)."""
     cluster.run("--nproc-per-node", "2", *LIMITS, SCRIPT, str(cluster.folder))
     until((cluster.folder / "compiles").exists, "rank 0 compiles", within_s=START_WITHIN_S)
     ranks = until(

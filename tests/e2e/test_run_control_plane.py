@@ -29,6 +29,7 @@ def further(cluster: Cluster, steps: int) -> None:
 def test_a_training_runs_on_whatever_is_away(
     pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
+    """Each service is killed, then all; the training makes steps on (A2.6, A10.4, A14.1, A15.1)."""
     cluster = new_cluster(pieces, job)
     for node in ("node-1", "node-2"):
         cluster.steady("--nnodes", "2", node=node)
@@ -114,6 +115,7 @@ def void(_: object) -> None:
 def test_a_round_comes_to_its_end_when_they_are_back(
     shared_pieces: Pieces, new_cluster: NewCluster, job: str, reach: Reach, names: tuple[str, ...]
 ) -> None:
+    """Services are killed in each phase of a round, which then completes (A2.6)."""
     cluster = new_cluster(shared_pieces, job)
     go_on = reach(cluster)
     shared_pieces.kill(*names)

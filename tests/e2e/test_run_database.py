@@ -91,6 +91,7 @@ def cluster(tmp_path: Path, job: str, pieces: Pieces) -> Iterator[Cluster]:
 def test_it_is_killed_under_a_training_and_nothing_is_lost(
     cluster: Cluster, pieces: Pieces, postgres: Postgres
 ) -> None:
+    """A rank fails meanwhile, and the database has each fact once (A15.1)."""
     agents = [cluster.steady("--nnodes", "2", node=node) for node in ("node-1", "node-2")]
     cluster.until_stepping(1)
     pid = cluster.pid_of(0, 1)

@@ -44,6 +44,7 @@ def rules(cluster: Cluster) -> list[tuple[str, str, str]]:
 def test_the_same_failure_twice_ends_the_job_where_that_was_asked_for(
     cluster: Cluster, kind: str
 ) -> None:
+    """Each kind of failure: one more try, then 93 with the reason (A4.1, A12.3)."""
     text, name = DETERMINISTIC[kind]
     script = cluster.folder / "fails.py"
     script.write_text(text)
@@ -99,6 +100,7 @@ def test_a_rank_that_alone_cannot_start_is_tried_again(cluster: Cluster) -> None
 
 
 def test_by_default_the_repeat_is_only_said_and_a_crash_loop_slows_down(cluster: Cluster) -> None:
+    """Advice by default; the delay grows, and it is one incident (A4.1, A4.3)."""
     script = cluster.folder / "fails.py"
     script.write_text("open('/nowhere/at/all')\n")
     cluster.run("--cold", "--no-progress-limit", "none", str(script))
@@ -122,6 +124,7 @@ def decisions(cluster: Cluster, count: int) -> list[Body]:
 
 
 def test_a_spent_budget_ends_the_job_with_1(cluster: Cluster) -> None:
+    """One restart is allowed, and one is made (A5.5, A12.3)."""
     agent = cluster.steady("--max-restarts", "1")
     for number in (1, 2):
         cluster.until_stepping(number)
@@ -142,6 +145,7 @@ def test_rounds_without_progress_end_the_job(cluster: Cluster) -> None:
 
 
 def test_transient_failures_with_progress_never_stop_a_job(cluster: Cluster) -> None:
+    """Five failures at different steps, and no restart is delayed (A4.2)."""
     cluster.steady("--no-progress-limit", "2", "--stop-on-repeat")
     for number in range(1, 6):
         cluster.until_stepping(number)
@@ -160,7 +164,7 @@ def test_too_few_nodes_end_with_92(cluster: Cluster) -> None:
 
 
 def test_every_rank_fails_and_all_ranks_are_gone_everywhere(cluster: Cluster) -> None:
-    """They ignore SIGTERM: after the grace they are killed, also on the node that had no fault."""
+    """They ignore SIGTERM, and are killed after the grace, also on the other node (A4.7)."""
     for place, node in enumerate(("node-1", "node-2")):
         cluster.run(
             *("--cold", "--nnodes", "2", "--nproc-per-node", "2", "--infra-rank", str(place)),

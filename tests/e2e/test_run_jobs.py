@@ -11,6 +11,7 @@ from tests.waiting import until
 def test_eight_jobs_at_once_do_not_touch_each_other(
     shared_up: Up, new_cluster: NewCluster, job: str
 ) -> None:
+    """A rank of one job is killed; the seven others have no incident (A2.8)."""
     clusters = [new_cluster(shared_up, f"{job}-{number}") for number in range(8)]
     for cluster in clusters:
         cluster.steady("--nproc-per-node", "2")
@@ -33,6 +34,7 @@ def test_eight_jobs_at_once_do_not_touch_each_other(
 def test_jobs_that_bring_their_own_bus_share_a_state_directory(
     new_cluster: NewCluster, shared_up: Up, job: str, jobs: int
 ) -> None:
+    """Eight jobs, each with its bus, all end with 0 (A2.8)."""
     clusters = [new_cluster(shared_up, f"{job}-{number}") for number in range(jobs)]
     home = clusters[0].folder
     processes = []

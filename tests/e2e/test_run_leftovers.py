@@ -92,6 +92,7 @@ def test_nothing_is_left_of_a_job_that_failed_whatever_was_asked_for(cluster: Cl
 
 
 def test_a_killed_agent_leaves_nothing(cluster: Cluster) -> None:
+    """Two ranks and forty data workers end with it (A12.2)."""
     agent, family = with_workers(cluster, 20, "--cold")
     agent.kill()
     gone(family)
@@ -111,6 +112,7 @@ def test_a_stopped_round_leaves_nothing_of_a_large_family(cluster: Cluster) -> N
 
 
 def test_a_killed_warden_leaves_nothing(cluster: Cluster) -> None:
+    """Two ranks and forty data workers end with it (A12.2)."""
     agent, family = with_workers(cluster, 20, "--cold")
     os.kill(agent.warden, signal.SIGKILL)
     gone(family)

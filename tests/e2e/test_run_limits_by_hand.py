@@ -77,7 +77,7 @@ CASES = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", CASES)
 def test_a_limit_by_hand_acts_where_its_name_is_open(cluster: Cluster, kind: str) -> None:
-    """A2.3: found at its limit; the table shows it, and where it comes from."""
+    """A3.2: found at its limit; the table shows it, and where it comes from."""
     case = CASES[kind]
     script = cluster.folder / "silent.py"
     script.write_text(SCRIPT)

@@ -16,7 +16,7 @@ VALID_S = 6
 
 
 def test_training_goes_on_while_logins_end(tmp_path: Path, new_cluster: NewCluster) -> None:
-    """A8: each login ends the connection that uses it, unless it was renewed before."""
+    """A8: each login ends the connection that uses it, unless it was renewed before (A13.6)."""
     (tmp_path / "up").mkdir()
     with running_up(tmp_path / "up", **PATIENT, EVERSTEP_LOGINS__VALID_S=str(VALID_S)) as up:
         cluster = new_cluster(up, "renewed")

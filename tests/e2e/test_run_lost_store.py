@@ -10,6 +10,7 @@ from tests.waiting import until
 def test_a_round_with_fewer_nodes_than_it_may_have_comes_to_its_good_end(
     pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
+    """All services die, and JetStream's data with them (A14.3)."""
     cluster = new_cluster(pieces, job)
     agents = [cluster.steady("--nnodes", "1:3", node=node) for node in ("node-1", "node-2")]
     cluster.until_stepping(1)

@@ -29,6 +29,7 @@ def standing_by(cluster: Cluster, number: int) -> str:
 
 
 def test_a_spare_takes_the_slot_of_a_lost_node_and_no_other_moves(cluster: Cluster) -> None:
+    """The survivors and the spare form the next round (A2.1)."""
     agents = three(cluster)
     before, spare = cluster.members(1), standing_by(cluster, 1)
     agents[before[1]].kill_node()
@@ -45,7 +46,7 @@ def test_a_spare_takes_the_slot_of_a_lost_node_and_no_other_moves(cluster: Clust
 
 
 def test_the_first_agent_is_as_dispensable_as_any(cluster: Cluster) -> None:
-    """Its node goes on without it for no longer than its warden needs."""
+    """Its node goes on without it for no longer than its warden needs (A2.1)."""
     agents = three(cluster)
     before, spare = cluster.members(1), standing_by(cluster, 1)
     first = agents[before[0]]
@@ -60,6 +61,7 @@ def test_the_first_agent_is_as_dispensable_as_any(cluster: Cluster) -> None:
 
 
 def test_a_spare_that_was_never_needed_ends_well(cluster: Cluster) -> None:
+    """The spare exits with 0 when the training is done (A2.2)."""
     agents = three(cluster)
     spare = standing_by(cluster, 1)
     cluster.finish()
@@ -80,6 +82,7 @@ def test_a_lost_spare_ends_no_round(cluster: Cluster) -> None:
 
 
 def test_a_paused_agent_changes_nothing_and_comes_back_as_a_spare(cluster: Cluster) -> None:
+    """SIGSTOP for two rounds: the rounds go on, and it rejoins as a spare (A2.3)."""
     agents = three(cluster)
     before, spare = cluster.members(1), standing_by(cluster, 1)
     paused = agents[before[1]]

@@ -24,6 +24,7 @@ READ = tuple(dict.fromkeys(str(path) for path in (sys.base_prefix, sys.prefix, R
 
 
 def test_an_address_of_no_interface_is_refused_at_once(cluster: Cluster) -> None:
+    """One line names the addresses that there are (A2.7)."""
     agent = cluster.steady("--nnodes", "2", "--address", NOWHERE)
     assert agent.wait() == 2
     (line,) = agent.said.splitlines()
@@ -99,6 +100,7 @@ def is_nobody_else(user: User, pid: int) -> None:
 def test_jobs_of_the_same_name_of_two_users_do_not_touch_each_other(
     users: list[User], job: str
 ) -> None:
+    """Each user's folders are their own, with mode 0700 (A2.8, A13.4)."""
     processes = [user.runs(job) for user in users]
     try:
         for user in users:

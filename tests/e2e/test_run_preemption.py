@@ -66,6 +66,7 @@ def two_nodes(cluster: Cluster, *options: str, how: str = "ask") -> list[Agent]:
 def test_all_ranks_save_after_the_same_step_and_all_agents_exit_with_91(
     cluster: Cluster, name: str, to: tuple[int, ...]
 ) -> None:
+    """With a grace of 900 s; data workers live on (A12.1)."""
     agents = two_nodes(cluster, "--preempt-grace", "900")
     for number in to:
         agents[number].send(signal.Signals[name])
@@ -110,6 +111,7 @@ def test_with_a_spare_all_save_and_the_training_goes_on_without_the_node(cluster
 
 
 def test_ranks_that_do_not_ask_are_stopped_when_the_grace_is_over(cluster: Cluster) -> None:
+    """The record says that the save was missed (A12.1)."""
     agent = asking(cluster, "--preempt-grace", "3", node="node-1", how="ignore")
     cluster.until_stepping(1, START_WITHIN_S)
     began = time.monotonic()

@@ -13,6 +13,7 @@ PHASES = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "first_
 
 
 def test_a_killed_rank_is_back_and_all_of_it_is_on_record(cluster: Cluster) -> None:
+    """Cause, decision, budget and phases, as REST shows them (A4.6, A11.1)."""
     agent = cluster.steady("--nproc-per-node", "2")
     cluster.until_stepping(1)
     cluster.kill_rank(1, 1)
@@ -42,6 +43,7 @@ def test_a_killed_rank_is_back_and_all_of_it_is_on_record(cluster: Cluster) -> N
 
 
 def test_the_environment_counts_restarts_and_logs_of_all_rounds_are_kept(cluster: Cluster) -> None:
+    """Each round and rank has its files; lines carry node and rank (A4.4)."""
     cluster.steady("--nproc-per-node", "2", "--log-dir", str(cluster.folder / "logs"))
     for number in (1, 2):
         cluster.until_stepping(number)
@@ -62,6 +64,7 @@ def test_the_environment_counts_restarts_and_logs_of_all_rounds_are_kept(cluster
 
 
 def test_the_tail_and_the_traceback_are_in_rest_when_the_node_is_gone(cluster: Cluster) -> None:
+    """The agent has ended, and REST has the last 64 KiB (A4.4, A11.2)."""
     script = cluster.folder / "raises.py"
     script.write_text(
         "for _ in range(1000):\n    print('x' * 99)\n"
@@ -107,6 +110,7 @@ def test_ranks_that_end_well_early_wait_for_the_others(cluster: Cluster) -> None
 
 
 def test_of_64_ranks_the_one_that_raised_is_named(cluster: Cluster) -> None:
+    """63 ranks fail after it (A4.5)."""
     agent = cluster.run(
         *("--cold", "--nproc-per-node", "64", "--max-restarts", "0"),
         *(str(SCRIPTS / "ring.py"), "37"),

@@ -41,6 +41,7 @@ def recovered(cluster: Cluster) -> Body:
 def test_a_restart_leaves_evidence_of_the_ranks_and_what_came_of_the_decision(
     patient_up: Up, new_cluster: NewCluster, job: str
 ) -> None:
+    """Evidence, alternatives and outcome are on record (A4.6)."""
     cluster = new_cluster(patient_up, job)
     story = recovered(cluster)
     [action] = story["actions"]
@@ -58,6 +59,7 @@ def test_a_restart_leaves_evidence_of_the_ranks_and_what_came_of_the_decision(
 
 
 def test_a_crash_loop_says_how_long_it_waits_and_why(cluster: Cluster) -> None:
+    """One line has the delay and the failure that causes it (A4.3)."""
     script = cluster.folder / "fails.py"
     script.write_text("raise OSError('the file system does not answer')\n")  # may pass
     agent = cluster.run("--cold", "--no-progress-limit", "none", str(script))

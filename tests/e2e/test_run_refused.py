@@ -1,4 +1,4 @@
-"""What keeps an agent from taking part: one line that says what to do, and soon."""
+"""What keeps an agent from taking part: one line that says what to do, and soon (A2.7)."""
 
 import socket
 from pathlib import Path

@@ -16,6 +16,7 @@ def stored_of(cluster: Cluster, slot: int) -> Body:
 def test_who_takes_a_slot_over_finds_its_state_and_nothing_is_left_at_the_end(
     cluster: Cluster,
 ) -> None:
+    """A killed node's state comes from its keeper (A9.1)."""
     agents = {
         node: cluster.run(
             *("--cold", "--nnodes", "2", "--nproc-per-node", "2", "--spares", "1"),

@@ -12,6 +12,7 @@ from tests.waiting import until
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
 def test_ranks_save_at_a_step_and_the_node_leaves_with_91(cluster: Cluster, name: str) -> None:
+    """Each signal: handlers save, and data workers hear nothing (A12.1)."""
     script = (str(SCRIPTS / "saving.py"), str(cluster.folder))
     agent = cluster.run("--cold", "--nproc-per-node", "2", "--preempt-grace", "120", *script)
     cluster.until_stepping(1)
@@ -27,6 +28,7 @@ def test_ranks_save_at_a_step_and_the_node_leaves_with_91(cluster: Cluster, name
 
 
 def test_ranks_that_do_not_listen_are_killed_after_the_grace(cluster: Cluster) -> None:
+    """The exit code is that of the signal (A12.1)."""
     script = (str(SCRIPTS / "deaf.py"), str(cluster.folder))
     agent = cluster.run("--cold", "--nproc-per-node", "2", "--preempt-grace", "1", *script)
     cluster.until_stepping(1)

@@ -72,6 +72,7 @@ def test_scancel_has_it_saved(slurm: Slurm) -> None:
 
 
 def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm) -> None:
+    """`--requeue`: the next attempt restores the step that was saved (A12.3)."""
     job = submit(slurm, "--requeue")
     until_saved(slurm)
     slurm.call("scontrol", "requeue", job)

@@ -36,6 +36,7 @@ def limits(of: str) -> list[str]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_rank_that_hangs_is_named_and_training_goes_on(cluster: Cluster, kind: str) -> None:
+    """Each kind of hang has the right rank, phase and stack (A3.2)."""
     phase, section, letter, words = KINDS[kind]
     limit_s = FIRST_STEP_S if kind == "start" else LIMIT_S
     where = {"start": "first-step", "outside": "outside"}.get(kind, section or "data")
@@ -122,6 +123,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("kind", ["sdk", "unmodified"])
 def test_a_process_group_that_gives_up_before_us_is_warned_of(cluster: Cluster, kind: str) -> None:
+    """A process group of one minute is compared with a limit of 90 s (A3.6)."""
     script = cluster.folder / "impatient.py"
     script.write_text(GROUP)
     agent = cluster.run("--limit", "data=90", str(script), kind)

@@ -52,7 +52,7 @@ def two_nodes(cluster: Cluster) -> list[int]:
 def test_a_stopped_agent_costs_no_restart_while_nobody_steps(
     impatient: Cluster, phase: str
 ) -> None:
-    """A4.3: unreachable is not failed."""
+    """A15.2: unreachable is not failed."""
     cluster, hold = impatient, impatient.folder / "hold"
     if phase == "start-up":
         hold.touch()

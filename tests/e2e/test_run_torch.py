@@ -33,6 +33,7 @@ def test_a_warm_training_survives_a_killed_forge_and_a_killed_rank(cluster: Clus
 
 @pytest.mark.timeout(120)
 def test_the_rank_that_raised_is_named_though_it_left_its_group_first(cluster: Cluster) -> None:
+    """Three ranks with gloo, and no decorator (A4.5)."""
     cluster.run("--nproc-per-node", "3", str(SCRIPTS / "gloo.py"), str(cluster.folder))
     for restart, rank in enumerate((1, 0)):
         cluster.until_stepping(restart + 1, 60)

@@ -1,4 +1,4 @@
-"""No training ends, and none is restarted, for what only watches and records it."""
+"""No training ends, and none is restarted, for what only watches and records it (A2.4)."""
 
 import os
 import signal

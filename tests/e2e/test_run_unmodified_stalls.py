@@ -21,6 +21,7 @@ def ranks(cluster: Cluster) -> dict[int, Any]:
 
 @pytest.mark.timeout(600)
 def test_collectives_are_progress_and_who_is_missing_in_one_is_named(cluster: Cluster) -> None:
+    """A rank that never joins a collective is found, with its place (A3.2)."""
     script = (str(SCRIPTS / "unmodified.py"), str(cluster.folder), f"{2 * LIMIT_S:g}")
     limits = ("--limit", f"outside={LIMIT_S:g}", "--limit", "first-step=120")
     cluster.run("--nproc-per-node", "2", *limits, *script)

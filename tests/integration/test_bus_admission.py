@@ -114,6 +114,7 @@ async def test_a_job_that_was_never_let_in_is_not_cut_off(nats: DevServer) -> No
 async def test_accounts_of_an_older_release_get_what_this_one_needs(
     tmp_path: Path, job: str
 ) -> None:
+    """A new server with the accounts of an old one (A15.3)."""
     state = tmp_path / "state"
     async with dev_server(state) as nats:
         operator = nats.operator

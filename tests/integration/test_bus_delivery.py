@@ -80,6 +80,7 @@ async def test_a_killed_listener_is_known_to_be_gone_at_once(
 async def test_a_listener_who_is_only_paused_is_never_gone(
     shared_nats: DevServer, job: str
 ) -> None:
+    """Silence is a timeout, and no word that it is gone (A15.2)."""
     settings = shared_nats.settings(SERVICE)
     subject = subjects.order(job, "n1")
     async with connect(settings, "sender") as bus, listener(settings, job) as process:
@@ -95,6 +96,7 @@ def quick(settings: BusSettings) -> BusSettings:
 
 
 async def test_while_we_are_away_nobody_is_gone(nats: DevServer, job: str) -> None:
+    """While our own connection is away, nothing is known of others (A15.2)."""
     subject = subjects.order(job, "n1")
     async with connect(quick(nats.settings(SERVICE)), "sender") as bus:
         await stopped(nats.pid)
@@ -166,5 +168,6 @@ async def test_an_agent_answers_its_orders_and_may_write_into_no_other_inbox(
 async def test_an_agent_cannot_ask_who_listens_to_another_job(
     agent: NatsBus,
 ) -> None:
+    """The question is denied (A13.2)."""
     with pytest.raises(BusDeniedError):
         await agent.deliver(subjects.order("job-b", "n1"), order("job-b"), within_s=40)

@@ -1,4 +1,4 @@
-"""Each way of not getting onto the bus has its own line, in time."""
+"""Each way of not getting onto the bus has its own line, in time (A2.7, A14.8)."""
 
 import asyncio
 import json
@@ -132,6 +132,7 @@ async def test_a_server_that_is_too_old() -> None:
 
 
 async def test_a_server_without_jetstream(tmp_path: Path) -> None:
+    """The line names the option that is missing (A1.5)."""
     async with server_with(tmp_path, {}) as port:
         error = await refused(BusSettings(url=f"nats://127.0.0.1:{port}"))
     assert isinstance(error, JetStreamOffError)

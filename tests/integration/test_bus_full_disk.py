@@ -61,6 +61,7 @@ async def fill(bus: NatsBus) -> None:
 async def test_a_full_disk_of_the_server_is_said_and_loses_nothing(
     small_disk: Path, tmp_path: Path
 ) -> None:
+    """The disk is enlarged, and every fact is there (A14.4)."""
     async with dev_server(small_disk) as nats:
         settings = settings_of(nats, request_within_s=1.0)
         async with connect(settings, "test", spool=tmp_path / "spool") as bus:

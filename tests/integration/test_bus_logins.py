@@ -124,6 +124,7 @@ class Operator:
 
 
 async def test_credentials_that_expired(tmp_path: Path) -> None:
+    """The error has the file and the date (A14.8)."""
     operator, creds = Operator(), tmp_path / "user.creds"
     async with server_with(tmp_path, operator.config(tmp_path / "js")) as port:
         operator.write_user(creds, int(time.time()) - 60)
@@ -134,6 +135,7 @@ async def test_credentials_that_expired(tmp_path: Path) -> None:
 
 
 async def test_credentials_that_expire_are_read_anew_without_a_restart(tmp_path: Path) -> None:
+    """The connection is rebuilt with the new file (A13.6)."""
     operator, creds = Operator(), tmp_path / "user.creds"
     async with server_with(tmp_path, operator.config(tmp_path / "js")) as port:
         settings = BusSettings(

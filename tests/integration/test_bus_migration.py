@@ -65,6 +65,7 @@ async def made_at(bus: NatsBus) -> dict[str, Any]:
 
 
 async def test_everstep_up_takes_its_old_state_along(tmp_path: Path, job: str) -> None:
+    """Facts and documents of an older bus are there under the new one (A15.3)."""
     state = tmp_path / "state"
     async with old_bus(state / "nats", state / "nats" / "store", job) as bus:
         before = await filled(bus, job)

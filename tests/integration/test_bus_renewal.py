@@ -64,7 +64,7 @@ async def claims_in(path: Path | None) -> Claims:
 async def test_a_live_connection_outlives_its_login_and_loses_nothing(
     nats: DevServer, tmp_path: Path
 ) -> None:
-    """A8: facts go on while one login after another would have ended the connection."""
+    """A8: facts go on while one login after another would have ended the connection (A13.6)."""
     async with connect(nats.settings("admin"), "setup") as bus:
         await topology.init(bus.jetstream)
     settings = await login_of(nats, tmp_path, "j", VALID_S)
@@ -93,6 +93,7 @@ async def test_a_live_connection_outlives_its_login_and_loses_nothing(
 async def test_a_login_that_nobody_renewed_ends_and_a_new_file_brings_it_back(
     nats: DevServer, tmp_path: Path
 ) -> None:
+    """The client reads the new file by itself (A13.6)."""
     async with connect(nats.settings("admin"), "setup") as bus:
         await topology.init(bus.jetstream)
     settings = await login_of(nats, tmp_path, "j", 3)
@@ -124,6 +125,7 @@ async def test_a_renewed_login_is_kept_elsewhere_where_its_file_cannot_be_writte
 
 
 async def test_services_renew_their_login_alike(tmp_path: Path) -> None:
+    """A service's first login ends, and its connection is not rebuilt (A13.6)."""
     async with dev_server(tmp_path, valid_s=VALID_S) as nats, renewing(nats):
         settings = nats.settings(SERVICE)
         first = await claims_in(settings.credentials_file)
@@ -140,6 +142,7 @@ async def asked(bus: NatsBus, job: str, token: str) -> Message:
 
 
 async def test_nobody_gets_the_login_of_another_job(nats: DevServer, tmp_path: Path) -> None:
+    """An agent asks for another job's login, and is refused (A13.2)."""
     settings = await login_of(nats, tmp_path, "a", 600)
     of_b = nats.operator.login(agents_name("b")).token
     async with renewing(nats), connect(settings, "agent") as agent:

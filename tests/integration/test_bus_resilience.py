@@ -65,6 +65,7 @@ async def down(nats: DevServer, bus: NatsBus) -> AsyncIterator[None]:
 async def test_facts_recorded_while_the_server_is_away_arrive_in_order(
     nats: DevServer, bus: NatsBus
 ) -> None:
+    """290 facts wait in the spool (A14.1)."""
     for number in range(10):
         await bus.record(ended(number))
     async with down(nats, bus):
@@ -80,6 +81,7 @@ async def test_facts_recorded_while_the_server_is_away_arrive_in_order(
 async def test_killing_the_server_under_load_loses_nothing_and_doubles_nothing(
     nats: DevServer, bus: NatsBus
 ) -> None:
+    """Three kills, and each fact is there once (A14.1)."""
     count, is_over = 0, False
 
     async def load() -> None:
@@ -124,6 +126,7 @@ async def _close(bus: NatsBus) -> None:
 async def test_after_the_data_were_wiped_the_streams_come_back_and_facts_go_on(
     nats: DevServer, bus: NatsBus, tmp_path: Path
 ) -> None:
+    """The streams are made again, and the reader begins anew (A14.3)."""
     await bus.record(ended(1))
     await bus.flush(40)
     async with bus.facts(None) as reader, asyncio.TaskGroup() as tasks:
@@ -170,6 +173,7 @@ async def test_beats_sent_while_the_server_is_away_are_bounded_and_the_newest_ar
 
 
 async def test_a_server_that_hangs_is_left_and_found_again(nats: DevServer) -> None:
+    """Silence without RST is noticed by pings (A14.5)."""
     settings = settings_of(nats, ping_interval_s=0.1)
     async with connect(settings, "pinging") as bus:
         await stopped(nats.pid)  # no RST, no FIN: only silence
@@ -191,6 +195,7 @@ async def test_a_server_that_was_stopped_is_not_started_again(nats: DevServer) -
 async def test_a_handler_that_takes_long_costs_no_connection(
     nats: DevServer, bus: NatsBus, how: str
 ) -> None:
+    """Async and blocking handlers; others are answered meanwhile (A14.6)."""
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(_: Message) -> Message:
@@ -230,6 +235,7 @@ def block(seconds: float) -> None:
 async def test_a_followed_document_is_seen_although_its_announcement_was_lost(
     nats: DevServer,
 ) -> None:
+    """The follower reads back what it did not hear (A14.5)."""
     async with connect(settings_of(nats, verify_every_s=0.1), "following") as bus:
         await topology.init(bus.jetstream)
         config = (await bus.jetstream.api("STREAM.INFO.KV_LIMITS"))["config"]
@@ -248,6 +254,7 @@ async def test_a_followed_document_is_seen_although_its_announcement_was_lost(
 async def test_a_follower_sees_what_changed_while_it_was_cut_off(
     nats: DevServer, bus: NatsBus
 ) -> None:
+    """The connection is cut, then the server is killed (A14.5)."""
     async with connect(settings_of(nats), "other") as other:
         limits = bus.documents("LIMITS")
         async with limits.follow("j") as news:
@@ -355,6 +362,7 @@ async def test_facts_that_the_stream_dropped_unread_are_counted(bus: NatsBus) ->
 async def test_a_server_killed_right_after_it_acknowledged_still_has_the_fact(
     tmp_path: Path,
 ) -> None:
+    """With `sync_interval: always` (A14.4)."""
     async with (
         dev_server(tmp_path / "always", sync="always") as nats,
         connect(settings_of(nats), "test", spool=tmp_path / "spool") as bus,

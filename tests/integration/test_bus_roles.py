@@ -1,4 +1,4 @@
-"""What an agent of job A may say and hear: its own subjects, and nothing of job B."""
+"""What an agent of job A may say and hear: its own subjects, and nothing of job B (A13.2)."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

@@ -103,6 +103,7 @@ async def test_images_are_released_by_the_agents_that_have_them(bus: NatsBus) ->
 
 
 async def test_too_few_copies_are_said_repaired_and_said_to_be_over(bus: NatsBus) -> None:
+    """A node is lost: copies are ordered elsewhere, and the record has both (A9.5)."""
     rendezvous = Rendezvous()
     await bus.record(formed(JOB, 4))
     for slot in range(4):

@@ -75,6 +75,7 @@ async def test_retention_keeps_the_last_the_pinned_and_what_the_files_pin(
 
 
 async def test_the_brake_holds_retention(bus: NatsBus, root: str) -> None:
+    """Nothing is deleted until the brake is off (A15.4)."""
     braked = ControlDocument(
         settings={"catalog.keep_last": "1"}, changed_by="ann", reason="", is_braked=True, modes={}
     )
@@ -128,6 +129,7 @@ async def test_what_dead_saves_have_left_goes_with_retention(bus: NatsBus, root:
 
 
 async def test_nobody_deletes_the_last_good_one(bus: NatsBus, root: str) -> None:
+    """The request is refused, and the files stay (A8.1)."""
     async with at_work(bus):
         await publish(bus, root, 100)
         await until_async(
@@ -147,6 +149,8 @@ async def test_nobody_deletes_the_last_good_one(bus: NatsBus, root: str) -> None
 async def test_whoever_dies_while_it_deletes_leaves_files_that_the_next_one_finds(
     bus: NatsBus, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A cleanup that broke off leaves the newest one whole (A8.1)."""
+
     async def hangs(*_: object) -> int:
         await asyncio.Event().wait()
         return 0

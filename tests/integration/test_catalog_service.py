@@ -64,6 +64,7 @@ async def test_what_was_committed_is_listed_read_back_and_located(bus: NatsBus, 
 
 
 async def test_a_flipped_bit_is_found_and_nobody_is_sent_to_it(bus: NatsBus, root: str) -> None:
+    """The catalog sends restores to the older checkpoint, and records why (A8.8)."""
     save(root, JOB, 100)
     hash_ = save(root, JOB, 200)
     flip(root, 200)
@@ -173,6 +174,7 @@ async def test_what_somebody_has_removed_is_missing_to_whoever_asks(
 async def test_a_root_that_is_out_of_reach_makes_nothing_missing(
     bus: NatsBus, root: str, tmp_path: Path
 ) -> None:
+    """A place that is unmounted has lost nothing (A15.2)."""
     async with at_work(bus):
         await publish(bus, root, 100)
         await until_async(lambda: steps(bus), "it is known", holds=lambda found: found == [100])

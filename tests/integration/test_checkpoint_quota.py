@@ -37,6 +37,7 @@ def refusals(rank: Saving) -> list[dict[str, Any]]:
 
 
 def test_before_a_byte_is_written_and_said_once(folder: Path) -> None:
+    """The refusal names the setting to raise (A9.6)."""
     most = 5 << 20
     with saving(folder, keeps=True, buffers=3, whose=about(folder, most)) as rank:
         rank.saver.prepare(STATE)

@@ -120,7 +120,7 @@ def test_the_manifest_has_the_hash_of_each_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_lazy", [True, False])
 def test_what_is_saved_is_the_state_at_the_call(in_memory: Path, is_lazy: bool) -> None:
-    """Everything changes at once after it: parameters by a step, the rest directly."""
+    """Everything changes at once after it: parameters by a step, the rest directly (A8.3)."""
     training = Training()
     with saving(in_memory, is_lazy=is_lazy) as rank:
         for step in range(1, 13):
@@ -177,6 +177,7 @@ def moments(training: Training) -> None:
 def test_what_is_changed_without_its_optimizer_is_never_saved_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Training], None]
 ) -> None:
+    """The save is refused, and the next one is right (A8.3)."""
     training, go_on, copy_beside = Training(), threading.Event(), staging._copy_beside
     with saving(tmp_path) as rank:
         rank.save(1, training.state)
@@ -238,6 +239,7 @@ def test_the_newest_image_stays_until_there_is_a_newer_one(tmp_path: Path) -> No
 
 
 def test_two_hundred_saves_leave_nothing_behind(in_memory: Path) -> None:
+    """Memory, descriptors, threads, processes and files stay as they were (A8.4)."""
     state = {"a": torch.randn(1 << 18), "value": {"step": 0}}
     me = psutil.Process()
 
@@ -272,6 +274,7 @@ def test_two_hundred_saves_leave_nothing_behind(in_memory: Path) -> None:
 
 
 def test_a_state_larger_than_its_memory_comes_in_waves(tmp_path: Path) -> None:
+    """The buffers never exceed the limit (A8.4)."""
     state = all_kinds() | {"large": torch.randn(1 << 17)}
     expected = copy.deepcopy(state)
     with saving(tmp_path, memory_limit=1 << 16) as rank:

@@ -256,6 +256,7 @@ os.fsync = broken
 def test_a_writer_that_exits_or_raises_is_told_and_the_next_save_works(
     folder: Path, monkeypatch: pytest.MonkeyPatch, act: str, error: str, said: str
 ) -> None:
+    """`os._exit(17)` and an exception in the writer (A8.2)."""
     marker = folder / "break"
     (folder / "sitecustomize.py").write_text(BREAKS.format(marker=str(marker), act=act))
     monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -1,4 +1,4 @@
-"""States that change on their way to the global tier: saved as they were, or refused."""
+"""States that change on their way to the global tier: saved as they were, or refused (A8.3)."""
 
 import pytest
 

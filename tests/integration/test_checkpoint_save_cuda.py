@@ -15,6 +15,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("is_lazy", [True, False])
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, is_lazy: bool) -> None:
+    """Steps on the GPU follow each call at once (A8.3)."""
     weight = torch.nn.Parameter(torch.randn(4 << 20, device="cuda"))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
     with saving(tmp_path, is_lazy=is_lazy, optimizers=(optimizer,)) as rank:
@@ -29,7 +30,7 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, is_lazy: bool) -
 
 
 def test_what_is_changed_without_its_optimizer_is_never_saved_wrong(tmp_path: Path) -> None:
-    """The copy takes longer than the change, which torch does not count."""
+    """The copy takes longer than the change, which torch does not count (A8.3)."""
     weight = torch.nn.Parameter(torch.randn(128 << 20, device="cuda"))
     average = torch.randn_like(weight)
     optimizer = torch.optim.SGD([weight], lr=0.1)

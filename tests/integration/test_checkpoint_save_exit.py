@@ -56,6 +56,7 @@ def leave(folder: Path, launched: str, way: str, storage: str, on_error: str = "
 def test_the_last_save_is_durable_however_the_script_ends(
     tmp_path: Path, launched: str, way: str, code: int
 ) -> None:
+    """A return, an exit, an exception and SIGTERM (A8.6)."""
     left = leave(tmp_path, launched, way, "works")
     assert left.code == code, left.said
     assert (THEIRS in left.said) is (way == "raise")
@@ -77,6 +78,7 @@ def test_the_last_save_is_durable_however_the_script_ends(
 def test_a_last_save_that_fails_is_the_exit_reason(
     tmp_path: Path, launched: str, way: str, storage: str, on_error: str
 ) -> None:
+    """The exit code is 1, and one line names the save (A8.6)."""
     left = leave(tmp_path, launched, way, storage, on_error)
     assert left.code == 1, left.said
     (line,) = [one for one in left.said.splitlines() if OURS in one]
@@ -97,6 +99,7 @@ def test_a_last_save_that_fails_is_the_exit_reason(
 def test_the_trainings_own_end_stays_the_reason(
     tmp_path: Path, launched: str, way: str, storage: str, code: int
 ) -> None:
+    """The script's exception and exit code are not replaced (A8.6)."""
     left = leave(tmp_path, launched, way, storage)
     assert left.code == code, left.said
     assert (THEIRS in left.said) is (way == "raise")

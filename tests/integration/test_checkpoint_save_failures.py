@@ -61,6 +61,7 @@ def kill(rank: Saving) -> None:
 
 
 def test_a_dead_writer_is_told_at_once_and_the_next_save_works(folder: Path) -> None:
+    """The error has rank and step, and the training goes on (A8.2)."""
     with saving(folder) as rank:
         rank.save(1, STATE)
         rank.finish()
@@ -77,6 +78,7 @@ def test_a_dead_writer_is_told_at_once_and_the_next_save_works(folder: Path) -> 
 
 
 def test_with_retry_another_writer_takes_over(folder: Path) -> None:
+    """The save that failed is made by the next writer (A8.2)."""
     with saving(folder, on_error="retry") as rank:
         rank.queue.delivery.warm()
         kill(rank)
@@ -86,6 +88,7 @@ def test_with_retry_another_writer_takes_over(folder: Path) -> None:
 
 
 def test_with_fatal_the_next_call_raises(folder: Path) -> None:
+    """The error names the rank and the step (A8.2)."""
     with saving(folder, on_error="fatal") as rank:
         rank.queue.delivery.warm()
         kill(rank)
@@ -96,6 +99,7 @@ def test_with_fatal_the_next_call_raises(folder: Path) -> None:
 
 
 def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
+    """Later saves are skipped, so that one is waiting at most (A8.5)."""
     with saving(folder) as rank:
         rank.save(1, STATE)
         rank.finish()
@@ -117,6 +121,7 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
 
 
 def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
+    """The lag is recorded each time it has doubled (A8.5)."""
     with saving(folder, timeouts=Timeouts(delayed_after_s=0.1)) as rank:
         stop(writer_of_warm(rank))
         rank.save(1, STATE)
@@ -128,6 +133,7 @@ def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
 
 
 def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
+    """The next save has a new writer (A8.2)."""
     with saving(folder, timeouts=IMPATIENT) as rank:
         stop(writer_of_warm(rank))
         rank.save(1, STATE)
@@ -198,6 +204,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(small: Path) -> None:
 
 
 def test_too_little_shared_memory_is_a_refusal_with_both_numbers(small: Path) -> None:
+    """The save is refused before a byte is copied (A8.4)."""
     state = {"a": torch.zeros(8 << 20, dtype=torch.uint8)}
     about = Whose("job", 1, str(small), has_keeper=True)
     with saving(small.parent, keeps=True, buffers=2, whose=about) as rank:
@@ -228,6 +235,7 @@ def test_a_place_that_is_no_folder_is_named_with_what_to_do(folder: Path) -> Non
 def test_the_end_of_with_raises_unless_there_is_another_reason(
     folder: Path, error: BaseException | None
 ) -> None:
+    """The script's own exception is the one that is raised (A8.6)."""
     (folder / "root").write_text("a file")
     ours = error is None or (isinstance(error, SystemExit) and not error.code)
     with (

@@ -91,6 +91,8 @@ def test_an_image_has_also_what_others_write(folder: Path) -> None:
 
 
 def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
+    """Every rank's error names the rank whose writer died (A8.2)."""
+
     def one(group: Group) -> list[str]:
         with saving(folder, group) as rank:
             rank.save(1, state(group.rank))

@@ -67,6 +67,7 @@ async def test_it_examines_this_node_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_check_that_hangs_is_unknown_and_hides_no_other(tmp_path: Path) -> None:
+    """A hanging check is unknown, and its node healthy (A10.4)."""
     (tmp_path / "proc").mkdir()
     os.mkfifo(tmp_path / "proc" / "loadavg")  # nobody ever writes to it
     settings = ChecksSettings(within_s=20, site={"ok": "/bin/echo fine"})
@@ -105,6 +106,7 @@ async def test_the_bound_for_all_is_kept_also_when_the_process_never_starts_to_s
 async def test_a_process_that_ends_or_talks_nonsense_makes_checks_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
 ) -> None:
+    """A crash, garbage and silence (A10.4)."""
     monkeypatch.setattr("sys.executable", str(script(tmp_path, "python", body)))
     found = await Examiner(ChecksSettings()).examine(["host"], "join")
     (one,) = found.results

@@ -98,6 +98,7 @@ def test_limits_are_shown_with_why_and_whether_health_says_so(run: Run) -> None:
 
 
 def test_the_nodes_with_the_most_strikes_come_first(run: Run) -> None:
+    """`everstep nodes --sort strikes` lists the suspect first (A10.6)."""
     names = run("nodes", "now", "--sort", "strikes", "-o", "name")[1].split()
     assert names == ["n2", "n1"]
     lines = run("nodes", "now")[1].splitlines()
@@ -142,6 +143,7 @@ def test_a_stall_is_explained_in_plain_words(run: Run) -> None:
 
 
 def test_a_job_says_whether_stalls_are_looked_for_and_who_did_what(run: Run) -> None:
+    """`everstep job show` has the state of the watch (A3.8)."""
     code, out, _ = run("job", "show", "now")
     assert code == 0
     assert "stalls    armed: all is known" in out

@@ -49,6 +49,7 @@ async def held_elsewhere(nats: DevServer, name: str) -> tuple[asyncio.subprocess
 async def test_the_lease_of_a_killed_process_is_taken_over_at_once(
     shared_nats: DevServer, job: str
 ) -> None:
+    """The holder lived on this host, so that its death is known (A9.4)."""
     process, token = await held_elsewhere(shared_nats, job)
     async with connect(shared_nats.settings(SERVICE), "next") as bus:
         assert await bus.leases.acquire(job, "us", 60) is None, "it lives"

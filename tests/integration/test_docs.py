@@ -222,6 +222,7 @@ def test_python_in_pages_is_python_and_imports_what_exists(page: Path) -> None:
 
 
 def test_the_example_of_the_readme_is_read_back(tmp_path: Path) -> None:
+    """The README's example runs as it is printed (A1.3)."""
     state = tmp_path / "state"
     kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"}}
     environ = {**kept, "HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}

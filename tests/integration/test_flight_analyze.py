@@ -40,7 +40,7 @@ def analyze(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tup
 
 
 def test_a_rank_that_left_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A7.1: with real dumps, pickle and JSON, of ranks that hang."""
+    """A7.1: with real dumps, pickle and JSON, of ranks that hang (A7.5)."""
     hang("leave", 3, tmp_path)
     past = tmp_path.stat().st_mtime - 60
     for path in (*tmp_path.glob("dump_*"), *tmp_path.glob("json_*")):
@@ -60,6 +60,7 @@ def test_a_rank_that_left_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_two_groups_in_another_order_are_a_circle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Two real ranks hang in gloo (A7.1, A7.5)."""
     hang("order", 2, tmp_path)
     later = tmp_path.stat().st_mtime + 60
     for path in tmp_path.glob("dump_*"):

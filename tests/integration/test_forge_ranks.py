@@ -34,6 +34,7 @@ async def ran(node: Node, *, warm: bool, ranks: int = 1, **extra: str) -> list[A
 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_rank_has_the_environment_that_it_was_given(tmp_path: Path, warm: bool) -> None:
+    """The recorder is armed by default, and a user's own settings stay (A7.4)."""
     odd = os.fsdecode(b"\xff\xfe=odd")
     given = {"ODD": odd, "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
     async with opened(tmp_path, "echo.py", "a b", "--c=d", warm=warm, preload=()) as node:

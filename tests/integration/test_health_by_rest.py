@@ -149,6 +149,7 @@ async def test_a_limit_that_is_set_holds_in_health_and_is_given_back(
 async def test_a_node_is_kept_out_and_let_in_again(
     stack: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One command excludes a node, and one includes it (A10.3)."""
     node = stack.agent.node
     assert await stack.command("node", "exclude", node, "--for", "1h", "--reason", "fan") == 0
 

@@ -204,6 +204,7 @@ async def test_a_document_that_was_lost_is_made_again(
 async def test_what_a_newer_release_has_written_is_left_alone(
     shared_nats: DevServer, job: str, tmp_path: Path
 ) -> None:
+    """An older health service goes on, and does not write over it (A15.3)."""
     strange = b'{"type":"limits_document.v2"}'
     async with (
         connect(shared_nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,

@@ -181,6 +181,7 @@ async def test_two_replicas_decide_once_and_the_second_takes_over(
 async def test_strikes_are_counted_over_restarts_of_health_and_of_the_bus(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
+    """Three jobs lose a node, and it is suspect (A10.6)."""
     settings = nats.settings(SERVICE)
 
     async def lose(count: int) -> None:
@@ -291,6 +292,7 @@ async def test_an_agent_cannot_exclude_nodes_of_others(
 async def test_the_brake_keeps_health_from_excluding(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
+    """What health would exclude is only recorded (A15.4)."""
     async with (
         connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
         at_work(bus, QUICK),
@@ -310,6 +312,7 @@ async def test_the_brake_keeps_health_from_excluding(
 async def test_what_a_newer_release_has_written_about_nodes_is_left_alone(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
+    """An older health service does not write over it (A15.3)."""
     strange = b'{"type":"nodes_document.v2"}'
     await own.documents("NODES").put(CLUSTER, strange, revision=0)
     async with (

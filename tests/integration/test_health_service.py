@@ -140,6 +140,7 @@ async def test_two_observers_record_one_loss_and_one_return(
 async def test_a_server_that_goes_and_comes_back_costs_nobody_a_node(
     nats: DevServer, job: str, tmp_path: Path
 ) -> None:
+    """A hanging NATS server loses no node (A15.2)."""
     settings = msgspec.structs.replace(
         nats.settings(SERVICE), reconnect_jitter_s=0.01, reconnect_wait_s=0.1
     )

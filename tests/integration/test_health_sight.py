@@ -150,6 +150,7 @@ async def test_a_node_that_nobody_hears_is_lost_though_the_others_train_on() -> 
 
 
 async def test_a_stall_is_located_and_a_second_one_again() -> None:
+    """Two stalls of one rank are two facts (A3.4)."""
     async with watched() as world:
         for number in (1, 2):
             await world.run(5)

@@ -52,6 +52,7 @@ async def arrive(folder: Path, ids: set[str]) -> None:
 async def test_a_wiped_bus_comes_back_and_the_record_keeps_what_it_had(
     nats: DevServer, bus: NatsBus, tmp_path: Path
 ) -> None:
+    """NATS has lost its data, and the database has every fact once (A11.2, A14.3)."""
     before = await record(bus, 20)
     await arrive(tmp_path, before)
     shutil.rmtree(tmp_path / "own-nats" / "nats" / "store")
@@ -67,6 +68,7 @@ async def test_a_wiped_bus_comes_back_and_the_record_keeps_what_it_had(
 async def test_what_was_recorded_while_the_bus_was_away_is_projected_when_it_is_back(
     nats: DevServer, bus: NatsBus, tmp_path: Path
 ) -> None:
+    """Facts wait in spools, and arrive (A11.2)."""
     await arrive(tmp_path, await record(bus, 1))
     await stopped(nats.pid)
     ids = await record(bus, 50)

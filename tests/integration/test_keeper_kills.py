@@ -67,6 +67,7 @@ async def settled(node: Node, ranks: int) -> dict[int, int]:
 
 
 async def test_stop_asks_then_kills(tmp_path: Path, foreign: int) -> None:
+    """Ranks that ignore SIGTERM are killed after the grace (A4.7)."""
     async with opened(tmp_path, "stay.py", "deaf") as node:
         await node.start(2)
         await settled(node, 2)
@@ -113,6 +114,7 @@ async def test_stop_does_not_wait_for_a_grace_that_nobody_needs(tmp_path: Path) 
 
 
 async def test_stop_leaves_nothing_of_a_large_family(tmp_path: Path, foreign: int) -> None:
+    """200 children of a rank end with it, and a foreign process lives on (A4.7)."""
     async with opened(tmp_path, "stay.py", "family", "200", "bare") as node:
         await node.start(1)
         await settled(node, 1)
@@ -141,6 +143,7 @@ async def test_a_killed_rank_is_told_at_once_and_its_children_go_with_the_round(
 
 
 async def test_a_killed_warden_takes_the_ranks_with_it(tmp_path: Path, foreign: int) -> None:
+    """Ranks and their children end, and a foreign process lives on (A12.2)."""
     async with opened(tmp_path, "stay.py", "family", "20") as node:
         await node.start(2)
         await settled(node, 2)
@@ -197,6 +200,7 @@ async def agent(folder: Path, kind: str, children: str) -> AsyncIterator[tuple[P
 
 @pytest.mark.parametrize("kind", ["cold", "warm"])
 async def test_a_killed_agent_leaves_nothing(tmp_path: Path, foreign: int, kind: str) -> None:
+    """Warden, ranks and children end, and a foreign process lives on (A12.2)."""
     async with agent(tmp_path, kind, "bare") as (process, warden):
         family = [warden, *below(warden)]
         process.kill()
@@ -205,6 +209,7 @@ async def test_a_killed_agent_leaves_nothing(tmp_path: Path, foreign: int, kind:
 
 
 async def test_the_next_agent_kills_what_two_dead_ones_left(tmp_path: Path, foreign: int) -> None:
+    """Leftovers are found by their tag; a foreign process lives on (A12.2)."""
     async with agent(tmp_path / "first", "cold", "tagged") as (process, warden):
         instance = "first" + str(process.pid)
         stop(process.pid)  # so that it cannot clean up after its warden
@@ -217,6 +222,7 @@ async def test_the_next_agent_kills_what_two_dead_ones_left(tmp_path: Path, fore
 
 
 async def test_two_agents_of_one_node_do_not_touch_each_other(tmp_path: Path) -> None:
+    """One agent ends its ranks, and the other agent's ranks live on (A2.8)."""
     async with opened(tmp_path / "one", "stay.py", "still") as one:
         await one.start()
         await settled(one, 1)
@@ -285,6 +291,7 @@ async def test_signals_go_to_ranks_that_can_take_them(tmp_path: Path) -> None:
 
 
 async def test_a_long_runtime_directory_works(tmp_path: Path) -> None:
+    """Sockets work although the folder's path is longer than a socket's may be (A13.4)."""
     folder = tmp_path / ("long" * 40)
     async with opened(folder, "stay.py", "still") as node:
         await node.start()

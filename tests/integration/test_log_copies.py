@@ -41,6 +41,7 @@ async def until_copied(database: Database, ref: BlobRef) -> Kept:
 
 
 async def test_what_real_agents_store_is_copied(api: Api, shared_nats: DevServer, job: str) -> None:
+    """History keeps its own copy of the end of a log (A4.4)."""
     async with (
         connect(shared_nats.settings("service"), "history") as bus,
         copying(api, bus.blobs),

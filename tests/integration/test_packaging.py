@@ -113,6 +113,7 @@ def test_the_wheel_has_what_is_easily_forgotten(built: Built, name: str) -> None
 
 
 def test_the_wheel_runs_everywhere(built: Built) -> None:
+    """The wheel holds Python alone, for every platform (A1.1)."""
     assert built.wheel.name.endswith("-py3-none-any.whl")
 
 
@@ -154,6 +155,7 @@ def test_all_brings_what_every_other_extra_brings(built: Built) -> None:
 
 
 def test_the_base_alone_works_and_says_what_the_command_needs(built: Built, tmp_path: Path) -> None:
+    """Without an extra, the SDK of the wheel is imported (A1.1)."""
     site = tmp_path / "site"
     with zipfile.ZipFile(built.wheel) as archive:
         archive.extractall(site)
@@ -234,6 +236,7 @@ def call(environment: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("extra", IMPORTS)
 def test_an_extra_alone_installs_and_works(built: Built, environment: Path, extra: str) -> None:
+    """Pip installs the wheel into an empty environment, and it works (A1.1)."""
     install(environment, f"{built.wheel}[{extra}]" if extra else str(built.wheel))
     imported = call(environment, "python", "-W", "error", "-c", f"import {IMPORTS[extra]}")
     assert imported.returncode == 0, imported.stderr

@@ -108,6 +108,7 @@ async def test_an_agent_whose_connection_is_closed_is_replaced_at_once(
 async def test_a_node_that_health_suspects_makes_way_for_a_spare_though_health_is_away(
     nats: DevServer, tmp_path: Path, job: str
 ) -> None:
+    """A suspect is skipped; a damaged register suspects nobody (A10.4, A10.6)."""
     async with (
         connect(nats.settings(ADMIN), "agents") as bus,
         connect(nats.settings(SERVICE), "rendezvous", spool=tmp_path) as own,
@@ -145,6 +146,7 @@ async def test_a_node_that_health_suspects_makes_way_for_a_spare_though_health_i
 async def test_replicas_take_turns_and_the_death_of_one_is_not_noticed(
     shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
 ) -> None:
+    """All nodes report a failure at once, and it is one incident (A11.5)."""
     settings, nodes = shared_nats.settings(SERVICE), 12
     async with AsyncExitStack() as stack:
         doomed = await stack.enter_async_context(AsyncExitStack())
@@ -195,6 +197,7 @@ async def test_every_fact_is_recorded_once_and_taken_out_of_the_document(
 async def test_while_the_bus_is_away_nothing_is_decided_and_all_goes_on_after(
     nats: DevServer, tmp_path: Path, job: str
 ) -> None:
+    """NATS is killed: the round stays, and the next one forms (A2.6, A15.2)."""
     async with connect(nats.settings(ADMIN), "setup") as bus:
         await topology.init(bus.jetstream)
     async with (

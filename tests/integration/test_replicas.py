@@ -64,6 +64,7 @@ async def test_the_two_newest_steps_are_held_and_their_memory_is_used_again(tmp_
 async def test_any_one_of_eight_nodes_may_be_lost_and_any_two_that_are_no_partners(
     tmp_path: Path,
 ) -> None:
+    """Every set of one and two, with the same bytes (A9.1)."""
     count = 8
     of = cliques([Place(slot, f"rack-{slot // 2}") for slot in range(count)], 2, None, {})
     partner = {slot: Neighbours(of).after(slot)[0] for slot in range(count)}
@@ -104,6 +105,7 @@ async def fetched(tmp_path: Path, source: Node) -> Node:
 async def test_what_is_of_another_world_or_job_or_a_later_round_is_not_fetched(
     tmp_path: Path,
 ) -> None:
+    """The older state of this world is fetched (A9.2)."""
     source = made("source", tmp_path / "source")
     source.save(0, 30, buffer="a", world=4)
     source.save(0, 20, buffer="b", round=3)
@@ -115,6 +117,7 @@ async def test_what_is_of_another_world_or_job_or_a_later_round_is_not_fetched(
 async def test_a_state_that_is_not_what_its_hash_says_is_passed_over_for_an_older_one(
     tmp_path: Path,
 ) -> None:
+    """One bit was flipped (A9.2)."""
     source = made("source", tmp_path / "source")
     torn = bytearray(state_of(0, 20))
     torn[SIZE // 2] ^= 1
@@ -125,6 +128,7 @@ async def test_a_state_that_is_not_what_its_hash_says_is_passed_over_for_an_olde
 
 
 async def test_a_torn_state_is_not_kept_and_said_once(tmp_path: Path) -> None:
+    """The keeper refuses bytes that do not match their hash (A9.2)."""
     one, other = made("one", tmp_path / "one"), made("other", tmp_path / "other")
     async with running([one, other]):
         one.keep.begins(order(0, peers=[other.peer(1)]))
@@ -141,6 +145,7 @@ async def test_a_torn_state_is_not_kept_and_said_once(tmp_path: Path) -> None:
 
 
 async def test_more_than_the_quota_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
+    """The keeper names what is needed and what is left (A9.6)."""
     small = replace(PATIENT, held_most_bytes=SIZE + SIZE // 2)
     one, other = made("one", tmp_path / "one"), made("other", tmp_path / "other", small)
     async with running([one, other]):
@@ -195,6 +200,7 @@ def put(call: Call, node: Node, step: int) -> None:
 async def test_dead_and_silent_keepers_hold_up_nobody_and_who_comes_back_is_served(
     tmp_path: Path,
 ) -> None:
+    """The third keeper has the state meanwhile (A9.5)."""
     one = made("one", tmp_path / "one", replace(PATIENT, silent_s=1.0))
     good, late = (made(name, tmp_path / name) for name in ("good", "late"))
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, closing(socket.socket()) as own:
@@ -310,6 +316,7 @@ async def test_an_agent_that_comes_back_finds_what_the_dead_one_has_held(tmp_pat
 
 
 async def test_all_ranks_of_a_slot_have_the_same_step_or_none(tmp_path: Path) -> None:
+    """One rank lacks the newest step, so all take the older one (A9.2)."""
     source, new = made("source", tmp_path / "source"), made("new", tmp_path / "new")
     source.save(0, 10, buffer="a")
     source.save(0, 20, buffer="b")

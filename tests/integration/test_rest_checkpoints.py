@@ -166,6 +166,7 @@ async def test_readers_may_look_and_not_touch(api: Api, operator: httpx2.AsyncCl
 async def test_how_saving_goes_is_told_from_the_record(
     api: Api, operator: httpx2.AsyncClient, root: str
 ) -> None:
+    """REST has the lag and the number of waiting saves of each node (A8.5)."""
     facts = [
         ("checkpoint_failed", {"step": 400, "tier": "global", "stage": "write", "node": "n1",
                                "reason": "the disk is full"}),

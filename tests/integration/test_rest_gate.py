@@ -66,6 +66,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_nothing_is_told_without_a_token(api: Api, path: str) -> None:
+    """Every path answers 401 (A13.1)."""
     async with api.client() as client:
         answer = await client.get(path)
     assert problem(answer) == (401, "token_missing")
@@ -162,6 +163,7 @@ async def test_only_an_administrator_makes_and_revokes_tokens(api: Api) -> None:
 
 
 async def test_secrets_are_not_kept_and_not_shown_again(api: Api) -> None:
+    """Neither REST nor the database has a token's secret (A13.5)."""
     async with api.client(await api.token("admin")) as admin:
         made = await admin.post("tokens", json={"name": "dash", "scope": "read"})
         listed = await admin.get("tokens")
@@ -266,6 +268,7 @@ async def test_a_method_that_is_not_possible_is_named(
 
 
 async def test_sizes_are_limited(api: Api) -> None:
+    """Bodies, URLs and headers that are too large are refused (A13.3)."""
     await api.open(max_body_bytes=100, max_url_bytes=200, max_header_bytes=1000)
 
     async def pieces() -> AsyncIterator[bytes]:

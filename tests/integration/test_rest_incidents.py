@@ -54,6 +54,7 @@ def copier(api: Api, most_bytes: int = 1 << 20) -> LogCopier:
 async def test_one_question_answers_why_it_happened(
     api: Api, reader: httpx2.AsyncClient, seed: int | None
 ) -> None:
+    """One GET has rank, cause, evidence, decision, budgets and nodes (A4.6, A11.1)."""
     facts = list(whole())
     if seed is not None:
         random.Random(seed).shuffle(facts)
@@ -85,6 +86,7 @@ async def test_one_question_answers_why_it_happened(
 async def test_a_stall_is_told_with_its_limit_and_with_who_stopped_first(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
+    """The GET of a stall has the section, the limit and its source (A11.1)."""
     await api.add(*stalled("j"))
     found = await get(reader, "jobs/j/incidents/stalled")
     stall = found["stall"]
@@ -113,6 +115,7 @@ async def test_a_stall_that_was_over_is_no_part_of_a_later_crash(
 
 
 async def test_a_ledger_sums_to_its_wall_time(api: Api, reader: httpx2.AsyncClient) -> None:
+    """The phases add up, and lost steps are counted (A11.1)."""
     await api.add(*whole())
     (incident,) = (await get(reader, "incidents"))["items"]
     ledger = incident["ledger"]
@@ -224,6 +227,7 @@ async def test_incidents_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -
 
 
 async def test_a_job_says_what_is_left_of_its_budgets(api: Api, reader: httpx2.AsyncClient) -> None:
+    """REST has what is left of each budget (A4.6)."""
     await api.add(*whole())
     found = await get(reader, f"jobs/{JOB}")
     assert (found["incidents"], found["restarts"], found["max_restarts_per_hour"]) == (1, 1, 4)
@@ -236,6 +240,7 @@ async def test_a_job_says_what_is_left_of_its_budgets(api: Api, reader: httpx2.A
 async def test_decisions_are_listed_with_what_came_of_them(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
+    """Each decision has its mode and its outcome (A4.6)."""
     said = make("action_decided", job="j", action="exclude", mode="observe")
     done = make("action_decided", job="j", action="restart", mode="enforce")
     taken = make("action_taken", job="j", action="restart", decision=done.id, outcome="done")
@@ -300,6 +305,7 @@ async def test_streams_that_were_kept_apart_are_shown_apart(
 async def test_a_copy_outlives_the_evidence_stream_and_the_bus(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
+    """The log is in REST after the bus and its data are gone (A4.4, A11.2)."""
     await api.add(*whole(await stored(api)))
     assert await copier(api).copy_all() == 1
     api.bus._server.blobs.clear()

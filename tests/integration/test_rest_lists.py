@@ -32,6 +32,7 @@ async def every_item(client: httpx2.AsyncClient, path: str, **query: Any) -> lis
 async def test_a_page_stays_what_it_is_while_facts_arrive(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
+    """A cursor neither repeats nor skips a fact (A11.6)."""
     first = [make("rank_exited", job=f"j{n}") for n in range(7)]
     await api.add(*first)
     page = await get(reader, "facts", limit=3, order="desc")
@@ -258,6 +259,7 @@ async def test_one_fact_larger_than_a_page_is_still_shown(api: Api) -> None:
 async def test_it_answers_while_the_bus_is_away(
     api: Api, reader: httpx2.AsyncClient, database: Database
 ) -> None:
+    """Jobs and status are read from the database (A11.2)."""
     await api.add(make("job_started"))
     api.is_bus_connected = False
     assert (await get(reader, "jobs"))["items"][0]["job"] == "j"

@@ -224,6 +224,7 @@ async def test_an_id_that_is_none_of_ours_is_refused(api: Api) -> None:
 
 
 async def test_hundreds_of_listeners_come_and_go_and_leave_nothing(api: Api) -> None:
+    """150 listeners, and none is left (A11.6)."""
     token = await api.token()
     await api.open(max_listeners_per_token=200)
     facts = [make("rank_exited") for _ in range(40)]

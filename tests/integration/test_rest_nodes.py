@@ -68,6 +68,7 @@ async def names(client: httpx2.AsyncClient, **query: Any) -> list[str]:
 async def test_the_nodes_with_the_most_strikes_come_first(
     nodes: Api, reader: httpx2.AsyncClient
 ) -> None:
+    """The list of nodes is sorted by strikes (A10.6)."""
     assert await names(reader) == ["n1", "n2", "n3", "n4"]
     await nodes.add(
         make("node_suspected", node="n3", strikes=3, job=CLUSTER),
@@ -138,6 +139,7 @@ async def test_checks_of_a_node_are_listed_newest_first(
 
 
 async def test_what_people_want_of_nodes_is_asked_of_who_decides(nodes: Api) -> None:
+    """One POST includes a node, and one sets the brake (A10.3, A15.4)."""
     health, rendezvous = Health(), Health()
     await nodes.add(make("round_formed", job="j", round=1, members=()))
     bus = nodes.bus
@@ -176,6 +178,7 @@ async def test_what_people_want_of_nodes_is_asked_of_who_decides(nodes: Api) -> 
 
 
 async def test_without_health_nothing_is_done(nodes: Api) -> None:
+    """REST answers 503, and names what is away (A10.4)."""
     async with nodes.client(await nodes.token("operate")) as operator:
         answer = await operator.post("nodes/n1:exclude", json={})
     body = answer.json()

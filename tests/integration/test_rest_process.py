@@ -104,6 +104,7 @@ async def shown(client: httpx2.AsyncClient, count: int) -> list[Any]:
 async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
     service: Service, nats: DevServer
 ) -> None:
+    """REST of a real process answers while NATS is down (A11.2)."""
     facts = [make("rank_exited", rank=rank) for rank in range(20)]
     async with service.client() as client, connect(nats.settings("service"), "sender") as sender:
         for fact in facts:

@@ -148,6 +148,7 @@ def test_a_training_that_is_to_stop_saves_that_step_once_and_waits_for_it(
 def test_a_loss_that_is_no_number_sends_the_next_round_to_an_older_checkpoint(
     tmp_path: Path, watch: testing.Watch
 ) -> None:
+    """The checkpoint is marked, and the next restore rejects it (A9.3)."""
     first = Training(tmp_path)
     first.saves.restore(first.state)
     first.steps(1, 10)

@@ -13,6 +13,7 @@ from tests.scripted import run
 def test_wherever_writers_are_killed_a_verified_checkpoint_is_there_as_new_as_the_last(
     tmp_path: Path,
 ) -> None:
+    """A kill at each operation of a save (A5.5, A8.1)."""
     found = run("killing.py", tmp_path, "each", within_s=150)
     assert found["wrong"] == []
     assert found["killed"] >= 200
@@ -27,6 +28,7 @@ def test_wherever_writers_are_killed_a_verified_checkpoint_is_there_as_new_as_th
 def test_writers_killed_while_they_send_to_an_object_store_leave_nothing_torn(
     tmp_path: Path,
 ) -> None:
+    """Eight kills, and a real S3 server (A8.1)."""
     with s3_server(tmp_path, KILLS) as environ:
         url = f"s3://{BUCKET}/killed"
         found = run("killing.py", tmp_path, 8, 3, url, within_s=100, environ=environ)

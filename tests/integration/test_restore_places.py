@@ -119,6 +119,7 @@ def test_a_job_remembers_how_often_it_has_failed_in_all_its_launches(
 
 
 def test_what_a_training_ends_with_is_saved_once(tmp_path: Path) -> None:
+    """A training that resumes with nothing left to do has no failure (A3.5)."""
     with Checkpointer(tmp_path / "root", every=4, job="ends") as saves:
         for step in range(1, 7):
             saves.step(step, state(step))
@@ -140,6 +141,7 @@ def test_what_a_training_ends_with_is_saved_once(tmp_path: Path) -> None:
 def test_an_operator_may_allow_a_fresh_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without that, a broken checkpoint stops the training (A8.7)."""
     with Checkpointer(tmp_path / "root", job="fresh") as saves:
         saves.save(3, state(3))
     (tmp_path / "root" / step_name(3) / "__0_0.distcp").unlink()

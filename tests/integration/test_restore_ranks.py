@@ -49,6 +49,7 @@ def test_the_losses_after_a_restore_are_those_of_the_undisturbed_training(
 
 @pytest.mark.timeout(120)
 def test_a_flipped_bit_is_told_on_all_ranks(seen: Seen) -> None:
+    """One rank's image is damaged, and every rank knows (A8.8)."""
     for rank in range(2):
         [reason] = seen[3, rank]["passed"]
         assert "rank-1" in reason

@@ -39,6 +39,7 @@ def test_what_must_not_be_loaded_is_installed_here(name: str) -> None:
 
 
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
+    """Neither torch nor a client of NATS is imported (A1.1)."""
     loaded = loaded_by("import trainer_sdk")
     assert "trainer_sdk" in loaded
     roots = {name.partition(".")[0] for name in loaded}

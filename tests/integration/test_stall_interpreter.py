@@ -75,6 +75,7 @@ async def _settled(folder: Path, *, runs: bool) -> Interpreter:
 
 @pytest.mark.parametrize("how", ["asleep", "busy", "lock"])
 async def test_a_rank_that_hangs_in_python_says_where(tmp_path: Path, how: str) -> None:
+    """The line where it hangs is read (A3.2)."""
     with hanging(tmp_path, how):
         found = await _settled(tmp_path, runs=True)
         assert found.at.startswith("<string>:")
@@ -82,6 +83,7 @@ async def test_a_rank_that_hangs_in_python_says_where(tmp_path: Path, how: str) 
 
 @pytest.mark.parametrize("how", ["gil", "gil-of-another-thread"])
 async def test_one_that_holds_the_lock_is_told_apart(tmp_path: Path, how: str) -> None:
+    """A hang that holds the interpreter's lock is recognised (A3.2)."""
     with hanging(tmp_path, how):
         await _settled(tmp_path, runs=False)
         # Torch's recorder needs no Python: it answers all the same.

@@ -181,6 +181,7 @@ async def test_facts_that_arrive_during_a_rebuild_wait_for_their_turn(
 
 
 async def test_a_kind_from_the_future_is_kept_as_it_is(database: Database, log: FactLog) -> None:
+    """An older history keeps the bytes (A15.3)."""
     known = make("rank_exited")
     message = delivered(known, 1)
     future = message.data.replace(b"rank_exited.v1", b"rank_evaporated.v7")

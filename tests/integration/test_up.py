@@ -116,6 +116,7 @@ def wait_gone(pid: int, within_s: float = WITHIN_S) -> None:
 
 
 def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None:
+    """Once ready, all checks pass, ports are on loopback, and REST wants a token (A1.2, A13.1)."""
     told = ready(up("-o", "json"))
     token = (state / "token").read_text().strip()
     status = get(f"{told['api']}/api/v1/status", token)

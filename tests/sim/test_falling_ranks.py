@@ -21,13 +21,13 @@ def named(seeds: range, leaves_s: float = 0.0) -> Counter[bool]:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_the_one_that_raised_is_named(chunk: int) -> None:
-    """Also where its agent is late, or its process takes its time to exit."""
+    """Also where its agent is late, or its process takes its time to exit (A4.5)."""
     found = named(range(chunk * 250, chunk * 250 + 250))
     assert found[True] >= 0.99 * found.total(), found
 
 
 @pytest.mark.parametrize("leaves_s", [0.003, 0.1])
 def test_one_that_leaves_its_group_before_its_script_ends_is_named(leaves_s: float) -> None:
-    """All do, in about that time: their connections close first, and others tell of it before."""
+    """All connections close first, and others tell of it before the rank does (A4.5)."""
     found = named(range(200), leaves_s=leaves_s)
     assert found[True] >= 0.99 * found.total(), found

@@ -34,6 +34,7 @@ def test_a_thousand_schedules(chunk: int) -> None:
 
 
 def test_schedules_in_which_the_document_is_lost() -> None:
+    """300 schedules with random faults keep all invariants (A14.3)."""
     fleets = [play(seed, forgets=True) for seed in range(300)]
     assert sum(fleet.record.rounds for fleet in fleets) > 500
 

@@ -138,6 +138,7 @@ class Training:
 
 
 def test_twenty_thousand_rank_steps_without_a_finding(tmp_path: Path, clock: Clock) -> None:
+    """Slow input, saves, evaluations and restarts, with limits that are learned (A3.1)."""
     for seed in range(4):
         training = Training(tmp_path, clock, seed)
         training.train(5000)
@@ -145,6 +146,7 @@ def test_twenty_thousand_rank_steps_without_a_finding(tmp_path: Path, clock: Clo
 
 
 def test_what_was_learned_finds_a_stall(tmp_path: Path, clock: Clock) -> None:
+    """The rank and the section that stopped first are named (A3.2)."""
     training = Training(tmp_path, clock, 1)
     training.train(2000)
     training.node.ranks[0].run.begin("forward")
@@ -160,5 +162,6 @@ def test_what_was_learned_finds_a_stall(tmp_path: Path, clock: Clock) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(10))
 def test_a_million_rank_steps_without_a_finding(tmp_path: Path, clock: Clock, chunk: int) -> None:
+    """Forty more trainings of the same kind (A3.1)."""
     for seed in range(100 + chunk * 4, 100 + chunk * 4 + 4):
         Training(tmp_path, clock, seed).train(25_000)

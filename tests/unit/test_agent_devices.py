@@ -9,6 +9,7 @@ from tests.fakes.nvml import Card, FakeNvml
 
 
 async def test_it_waits_until_the_driver_has_taken_the_memory_back(tmp_path: Path) -> None:
+    """A driver that is made up holds memory for two looks (A12.6)."""
     looks = iter([{7: 100, 8: 50}, {8: 50}, {}])
     asked: list[Collection[int]] = []
 
@@ -21,6 +22,7 @@ async def test_it_waits_until_the_driver_has_taken_the_memory_back(tmp_path: Pat
 
 
 async def test_who_still_holds_memory_in_the_end_is_named(tmp_path: Path) -> None:
+    """The report has the processes and their bytes (A12.6)."""
     done = await wait_until_free(
         [7, 8], 0.0, NotedClock(), driver=tmp_path, look=lambda _: {8: 50, 7: 1}
     )

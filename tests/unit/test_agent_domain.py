@@ -158,6 +158,7 @@ def test_only_slot_0_tells_of_the_first_step_and_once() -> None:
 
 
 def test_an_agent_that_slept_through_two_rounds_stops_its_old_ranks() -> None:
+    """The agent stops its ranks and stands by as a spare (A2.3)."""
     agent = running(round=1)
     answer = Reported(round=3, is_current=False)
     acts = agent.reported(Tell(1, "rank_exited", "it did"), answer, now=1)
@@ -267,6 +268,7 @@ def test_a_refusal_is_said_once_and_asked_again_when_told_to() -> None:
 
 
 def test_a_rank_whose_script_returned_and_that_does_not_exit_is_done() -> None:
+    """After 30 s the rank is killed, and counts as finished (A12.5)."""
     agent = Agent(Limits(exit_within_s=30))
     agent.ordered(start())
     agent.rank_runs(0)
@@ -289,6 +291,7 @@ def test_ranks_that_cannot_be_started_are_told() -> None:
 
 
 def test_a_last_rank_that_does_nothing_at_all_is_done() -> None:
+    """After two idle minutes the rank is killed, and counts as finished (A12.5)."""
     agent = running()
     assert agent.last_ranks == frozenset()
     agent.rank_gone(1, DONE)

@@ -53,6 +53,7 @@ def test_an_end_has_a_name_and_a_sentence(ending: Exit, how: str, text: str) -> 
     ],
 )
 def test_what_follows_from_a_lost_peer_is_no_cause(ending: Exit) -> None:
+    """Errors of a connection or a timeout are secondary (A4.5)."""
     assert ending.is_secondary
     assert ending.fingerprint.startswith(SECONDARY)
 
@@ -106,4 +107,5 @@ def test_an_end_that_is_forgiven_is_good() -> None:
     ],
 )
 def test_an_exception_may_say_that_the_program_is_wrong(ending: Exit, is_of_code: bool) -> None:
+    """Errors of imports, syntax and flags are told from those that may pass (A4.1)."""
     assert ending.is_of_code == is_of_code

@@ -99,6 +99,7 @@ def write(of: Rank, data: bytes, stream: str = "stdout") -> None:
 async def test_lines_come_with_their_node_and_rank_as_they_are_written(
     tmp_path: Path, terminal: Terminal
 ) -> None:
+    """Each line begins with its node and global rank (A4.4)."""
     ranks = [rank(tmp_path, number) for number in (0, 1)]
     async with shown_on(terminal) as console:
         for one in ranks:

@@ -66,6 +66,7 @@ def test_whose_output_it_is(logs: LogFiles) -> None:
 
 @pytest.mark.parametrize("level", ["llama", "llama/round-1", "llama/round-1/rank-0"])
 def test_a_link_on_the_way_is_refused(logs: LogFiles, tmp_path: Path, level: str) -> None:
+    """A folder that is a link is not followed (A13.3)."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     link = tmp_path / "logs" / level
@@ -77,6 +78,7 @@ def test_a_link_on_the_way_is_refused(logs: LogFiles, tmp_path: Path, level: str
 
 
 def test_a_link_in_place_of_a_file_is_refused(logs: LogFiles, tmp_path: Path) -> None:
+    """What the link names is not touched (A13.3)."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     folder = logs.make(1, 0)
@@ -104,6 +106,7 @@ def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("job", ["../x", "", "a/b", "."])
 def test_a_job_cannot_lead_elsewhere(tmp_path: Path, job: str) -> None:
+    """A job's name with a path is refused (A13.3)."""
     with pytest.raises(BadNameError):
         LogFiles(tmp_path, job)
 
@@ -141,6 +144,7 @@ def test_the_end_is_never_longer_than_asked(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_in_it(tmp_path: Path) -> None:
+    """The end of a log is masked before it is sent (A13.5)."""
     (tmp_path / "password").write_text("hunter22-of-tail\n")
     read_secret(tmp_path / "password")
     path = written(tmp_path, b"ValueError: hunter22-of-tail evs_abcdef\n")

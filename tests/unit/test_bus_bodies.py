@@ -44,6 +44,7 @@ def test_a_damaged_body_is_named(stored: bytes) -> None:
 
 
 def test_a_body_that_would_grow_past_the_limit_is_not_opened() -> None:
+    """A small body that unpacks to a large one (A13.3)."""
     bomb = zstandard.compress(bytes(MAX_BODY_BYTES + 1))
     assert len(bomb) < 10_000
     with pytest.raises(DocumentDamagedError, match=f"{MAX_BODY_BYTES} is the limit"):

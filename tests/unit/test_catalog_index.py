@@ -199,6 +199,7 @@ def test_what_is_in_memory_can_be_restored_by_as_many_ranks_only() -> None:
 
 
 def test_too_few_copies_are_said_once_they_last_and_repaired_elsewhere() -> None:
+    """Under-replicated, repaired, restored: each is a fact (A9.5)."""
     held = [stored(JOB, slot, f"n{slot ^ 1}") for slot in range(4)]
     made = index(formed(JOB, 4), *held)
     judge(made, 1, 60.0, now())

@@ -47,6 +47,7 @@ RULES = st.builds(
 def test_what_must_stay_stays(
     known: list[KnownCheckpoint], rules: Rules, restored: int | None
 ) -> None:
+    """Whatever the rules are, the last verified checkpoint of a place is kept (A8.1)."""
     found = judged(known, rules, restored_step=restored)
     assert {id(one.checkpoint) for one in found} == {id(one) for one in known}
     gone = [one.checkpoint for one in found if not one.is_kept]

@@ -1,4 +1,4 @@
-"""A place that goes away while it is looked at says nothing about what was in it."""
+"""A place that goes away while it is looked at says nothing about what was in it (A15.2)."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -41,6 +41,7 @@ def test_a_buffer_keeps_its_memory_while_the_size_stays() -> None:
 
 
 def test_too_little_room_is_told_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal has what is needed and what is left (A8.4)."""
     monkeypatch.setattr(arena, "available_bytes", lambda _: SIZE - 1)
     with pytest.raises(NoRoomError, match="has 0 MiB left, and the save needs 1 MiB") as told:
         Buffer().fit(SIZE)

@@ -60,6 +60,7 @@ def node(tmp_path: Path) -> Node:
 def test_a_healthy_card_of_any_kind_is_ok_however_often_it_is_looked_at(
     profile: str, tmp_path: Path
 ) -> None:
+    """PCIe, HGX, NVL72, MIG, an old driver and missing values (A10.2)."""
     node = Node(tmp_path, fakes.PROFILES[profile]())
     for _ in range(3):
         assert {result.state for result in node.look()} == {"ok"}

@@ -89,6 +89,7 @@ def test_memory_errors_that_were_not_corrected_fail_a_node(tmp_path: Path) -> No
 def test_a_clock_that_may_be_wrong_is_a_warning(
     tmp_path: Path, clock: KernelClock, state: str
 ) -> None:
+    """`everstep check` reports a clock that is not kept (A1.5)."""
     (one,) = host_clock.kept(look_at(tmp_path, {}), lambda: clock)
     assert one.state == state
 
@@ -130,6 +131,7 @@ def test_room_is_judged_by_what_is_free(room: Room, found: list[str]) -> None:
 
 
 def test_small_shared_memory_is_a_warning_and_says_how_to_enlarge_it(tmp_path: Path) -> None:
+    """`everstep check` finds a /dev/shm of 64 MiB, and names the option (A1.5)."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     docker = Room(64 * MIB, 60 * MIB, 0, 0)
     (one,) = host_room.shared_memory(look_at(tmp_path, {}), lambda path: docker)

@@ -65,6 +65,7 @@ class Node:
 def test_no_card_fails_for_links_that_it_does_not_have(
     tmp_path: Path, profile: str, states: list[str]
 ) -> None:
+    """Cards without links are unsupported, and never failed (A10.2)."""
     node = Node(tmp_path, fakes.PROFILES[profile]())
     for _ in range(3):
         assert [result.state for result in node.look()] == states
@@ -147,6 +148,7 @@ def test_links_of_the_fifth_generation_count_elsewhere(tmp_path: Path) -> None:
 def test_links_that_cannot_be_read_are_not_taken_for_lost(
     tmp_path: Path, error: int, states: list[str]
 ) -> None:
+    """A driver that answers "not supported" fails no link (A10.2)."""
     node = Node(tmp_path, fakes.hgx())
     node.look()
     node.change(4, broken={"nvmlDeviceGetNvLinkState": error})

@@ -106,6 +106,7 @@ def test_ranks_of_a_foreign_launcher_have_to_set_it(tmp_path: Path) -> None:
 
 
 def test_without_ranks_it_looks_at_whoever_asks(tmp_path: Path) -> None:
+    """`everstep check` finds a flight recorder that is off, and names the remedy (A1.5)."""
     files = {"proc/self/environ": "TORCH_FR_BUFFER_SIZE=0\0"}
     (one,) = RecorderProbe().examine(look_at(tmp_path, files))
     assert one.state == "warning"

@@ -1,4 +1,4 @@
-"""Xids alone, in company, in bursts: a table is replayed."""
+"""Xids alone, in company, in bursts: a table is replayed (A10.1)."""
 
 import pytest
 from hypothesis import given

@@ -61,6 +61,7 @@ def test_every_check_answers_on_this_machine(tmp_path: Path) -> None:
 
 
 def test_an_api_that_is_named_but_away_is_critical(tmp_path: Path) -> None:
+    """A closed port of the API is named, with the setting to correct (A1.5)."""
     environ = {"HOME": str(tmp_path), "EVERSTEP_CLIENT__URL": "http://127.0.0.1:1"}
     (found,) = doctor.api(Invocation(environ=environ))
     assert found.level is Level.CRITICAL
@@ -71,6 +72,7 @@ def test_an_api_that_is_named_but_away_is_critical(tmp_path: Path) -> None:
 
 
 def test_a_bus_that_is_named_but_away_is_critical(tmp_path: Path) -> None:
+    """A closed port of the bus is named (A1.5)."""
     environ = {"HOME": str(tmp_path), "EVERSTEP_BUS__URL": "nats://127.0.0.1:1"}
     (found,) = doctor.bus(Invocation(environ=environ))
     assert found.level is Level.CRITICAL

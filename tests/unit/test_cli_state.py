@@ -80,6 +80,7 @@ def test_where_it_is(tmp_path: Path) -> None:
 
 
 def test_it_is_for_this_user_only(state: StateDir) -> None:
+    """The state directory has mode 0700 (A13.4)."""
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
     state.path.chmod(0o755)
     state.create()

@@ -90,6 +90,7 @@ def test_a_rank_without_a_dump_is_evidence() -> None:
 
 
 def test_a_missing_dump_that_explains_nothing_accuses_nobody() -> None:
+    """The rank at fault is named although another left no dump (A7.2)."""
     job = _job()
     fake.leave(job, 5, 9)
     job.without_dump.add(12)
@@ -109,6 +110,7 @@ def test_a_missing_dump_that_explains_nothing_accuses_nobody() -> None:
 def test_a_call_that_differs_is_named_with_the_difference(
     changes: dict[str, object], word: str
 ) -> None:
+    """Another operation, size or type (A7.1)."""
     job = _job()
     fake.change(job, 5, 11, **changes)  # the third call of the default group
     report = _report(job)
@@ -130,12 +132,14 @@ def test_two_ranks_that_disagree_are_both_suspects() -> None:
 def test_a_call_too_few_or_too_many_names_the_rank(
     mend: Callable[[fake.Job, int, int], None],
 ) -> None:
+    """One call is skipped, or made twice (A7.1)."""
     job = _job()
     mend(job, 5, 10)
     assert _culprits(_report(job)) == {5}
 
 
 def test_groups_called_in_another_order_are_a_circle() -> None:
+    """Two ranks wait for each other in two groups (A7.1)."""
     two, three = fake.Group("9", "two", (0, 1)), fake.Group("10", "three", (0, 1))
     calls = {0: [fake.Call(two), fake.Call(three)], 1: [fake.Call(three), fake.Call(two)]}
     fault = _report(fake.Job(2, [two, three], calls)).faults[0]
@@ -150,7 +154,7 @@ def test_a_device_that_does_not_start_is_named() -> None:
 
 
 def test_all_joined_and_stuck_is_inconclusive_and_says_so() -> None:
-    """A confident wrong verdict is worse than none."""
+    """A confident wrong verdict is worse than none (A7.1)."""
     job = _job()
     job.endless.add(("0", 3))
     report = _report(job)
@@ -168,6 +172,7 @@ def test_a_job_that_moves_accuses_nobody() -> None:
 
 
 def test_a_full_ring_still_tells_and_says_what_it_lost() -> None:
+    """The ring buffer has overflowed (A7.1)."""
     job = _job(steps=40)
     job.ring = 10
     fake.leave(job, 5, 100)
@@ -177,6 +182,7 @@ def test_a_full_ring_still_tells_and_says_what_it_lost() -> None:
 
 
 def test_what_could_not_be_read_is_a_note_and_a_missing_dump() -> None:
+    """An empty dump is evidence against its rank (A7.1, A7.2)."""
     job = _job()
     fake.leave(job, 5, 9)
     analysis = FlightAnalysis()
@@ -193,6 +199,7 @@ def test_what_could_not_be_read_is_a_note_and_a_missing_dump() -> None:
 
 
 def test_a_transfer_names_the_end_that_never_came() -> None:
+    """A receive between two ranks has no sender (A7.1)."""
     pair = fake.Group("0", "default_pg", (0, 1))
     dumps = fake.play(fake.Job(2, [pair], {0: [fake.Call(pair)], 1: [fake.Call(pair)]}))
     receive = dict(dumps[0]["entries"][0])

@@ -40,6 +40,7 @@ class _Runs:
 
 
 def test_pickle_and_json_say_the_same() -> None:
+    """Both formats, with every pickle protocol (A7.1)."""
     dump = _dumps()[0]
     by_json = read_dump(json.dumps(dump).encode(), 0)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -47,7 +48,7 @@ def test_pickle_and_json_say_the_same() -> None:
 
 
 def test_a_pickle_that_wants_to_run_something_does_not(tmp_path: Path) -> None:
-    """A7.3."""
+    """A pickle that imports is refused with every protocol (A7.3)."""
     proof = tmp_path / "it-ran"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         hostile = pickle.dumps({"entries": [], "version": _Runs(proof)}, protocol=protocol)
@@ -70,7 +71,7 @@ def test_a_pickle_that_wants_to_run_something_does_not(tmp_path: Path) -> None:
     ],
 )
 def test_everything_but_data_is_refused(content: bytes) -> None:
-    """A7.3."""
+    """Whatever is more than plain data (A7.3)."""
     with pytest.raises(NotDataError):
         load_data(content)
 
@@ -139,7 +140,7 @@ def test_the_oldest_formats_are_read() -> None:
 
 
 def test_an_unknown_version_is_said_and_read_all_the_same() -> None:
-    """A7.1."""
+    """A version of the future (A7.1)."""
     summary = read_dump(json.dumps(_dumps()[0] | {"version": "7.1"}).encode(), 0)
     assert summary.groups
     assert any("7.1" in problem for problem in summary.problems)
@@ -185,7 +186,7 @@ def _bomb() -> bytes:
 
 
 def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
-    """A7.3: limits on memory hold, and the other dumps are read."""
+    """A7.3: limits on memory hold, and the other dumps are read (A13.3)."""
     fake.write(_dumps(), tmp_path)
     (tmp_path / "_dump_3.json").write_bytes(_bomb())
     (tmp_path / "_dump_9.json").touch()

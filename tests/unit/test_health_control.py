@@ -58,6 +58,7 @@ def test_what_is_no_switch_is_refused_with_what_there_is(
 
 
 def test_the_brake_stops_health_and_people_alike() -> None:
+    """Exclusions of health and of people are only observed (A15.4)."""
     document = switched(blank(), {"modes.exclude": "enforce"}, "ann", "r")
     assert (enforces_exclusions(blank()), binds(blank())) == (False, True)
     assert (enforces_exclusions(document), binds(document)) == (True, True)
@@ -123,6 +124,7 @@ def test_standings_are_told_the_worst_first() -> None:
 
 
 def test_health_that_knows_nothing_calls_every_node_unknown() -> None:
+    """Without evidence a node is unknown (A10.4)."""
     nothing = Register(NodesDocument(), RULES)
     (found,) = standings(["n1"], nothing, [], {}, NOW)
     assert found.state == "unknown"

@@ -221,6 +221,7 @@ SCENES = st.lists(
 def test_no_finding_while_blind_and_none_of_a_member_while_the_others_move(
     scenes: list[tuple[float, set[str], bool, bool]],
 ) -> None:
+    """Random scenes of silence, blindness and progress (A15.2)."""
     world = World(4, slots=3)
     for lasts_s, silent, is_blind, is_moving in scenes:
         world.silent, world.is_blind, world.is_moving = silent, is_blind, is_moving

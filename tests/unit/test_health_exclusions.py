@@ -1,4 +1,4 @@
-"""Who is excluded, by which mode, for how long, and when health must stop."""
+"""Who is excluded, by which mode, for how long, and when health must stop (A10.3)."""
 
 from dataclasses import replace
 from datetime import datetime

@@ -9,6 +9,7 @@ DAY_S = 86400.0
 
 
 def test_three_strikes_in_seven_days_over_all_jobs_make_a_node_suspect() -> None:
+    """The reason lists the strikes (A10.6)."""
     world = Nodes()
     world.lost("n1")
     world.wait(3 * DAY_S)
@@ -133,6 +134,7 @@ def test_only_failures_whose_class_says_so_speak_against_a_node(
 
 
 def test_a_check_must_fail_in_two_windows() -> None:
+    """Neither repetition within a window nor time alone is enough (A10.3)."""
     world = Nodes()
     for _ in range(5):  # again and again, within one window
         world.examined("n1", failed("gpu", subject="GPU-1", reason="row remapping failed"))
@@ -160,6 +162,7 @@ def test_a_check_that_passes_in_between_begins_anew() -> None:
 
 
 def test_a_check_that_cannot_tell_or_did_not_run_clears_nothing() -> None:
+    """An unknown result is neither good nor bad (A15.2)."""
     world = Nodes()
     world.examined("n1", failed("gpu"))
     world.wait(RULES.check_window_s)
@@ -182,6 +185,7 @@ def test_a_check_that_comes_and_goes_makes_strikes() -> None:
 
 
 def test_when_a_check_fails_everywhere_the_check_is_to_blame() -> None:
+    """No node has a strike while the check is distrusted (A10.5)."""
     world = Nodes()
     names = [f"n{number}" for number in range(6)]
     for name in names:
@@ -208,6 +212,7 @@ def test_when_a_check_fails_everywhere_the_check_is_to_blame() -> None:
 def test_a_check_is_distrusted_from_half_of_its_nodes_and_three_on(
     bad: int, well: int, is_distrusted: bool
 ) -> None:
+    """The limits of that rule (A10.5)."""
     world = Nodes()
     for number in range(bad):
         world.examined(f"bad{number}", failed("nic", "drain"))

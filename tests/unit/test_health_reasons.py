@@ -81,6 +81,7 @@ def test_steps_and_collectives_that_are_finished_prove_it_without_an_age() -> No
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 10])
 def test_when_all_fall_silent_the_bus_is_blamed_first(nodes: int) -> None:
+    """Silence of all nodes has a longer limit (A15.2)."""
     world = World(nodes)
     world.run(10)
     world.silent = set(world.names)
@@ -104,6 +105,7 @@ def test_other_jobs_are_no_witnesses() -> None:
 
 
 def test_nobody_is_lost_while_the_observer_is_cut_off() -> None:
+    """Ten minutes without the bus, and no node is lost (A15.2)."""
     world = World(4)
     world.run(10)
     world.is_blind = True
@@ -132,6 +134,7 @@ def test_who_has_not_come_back_after_the_bus_did_has_more_time() -> None:
 
 
 def test_an_observer_that_was_stopped_finds_nobody_lost_when_it_wakes() -> None:
+    """Ten minutes of SIGSTOP, and no node is lost (A15.2)."""
     world = World(4)
     world.run(10)
     world.sleep(600)

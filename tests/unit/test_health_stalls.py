@@ -221,6 +221,7 @@ def test_collectives_that_name_nobody_tell_nothing(collectives: dict[int, str]) 
 
 @pytest.mark.parametrize("silent", ["n0", "n2"])
 def test_while_a_node_is_not_heard_nothing_is_certain(silent: str) -> None:
+    """A node whose beats are missing makes a finding uncertain (A3.7)."""
     world = World()
     world.run(3)
     world.stop(2, at=world.now - 1)
@@ -259,6 +260,7 @@ def test_a_stall_is_told_once_however_many_ranks_say_so() -> None:
 
 
 def test_a_second_stall_of_one_rank_is_another_one() -> None:
+    """Each of the two stalls has its own finding (A3.4)."""
     world = World()
     world.run(3)
     for _ in range(2):
@@ -295,6 +297,7 @@ def test_beats_alone_tell_of_a_stall_and_of_its_end() -> None:
 
 
 def test_nothing_of_a_round_reaches_the_next() -> None:
+    """Stalls of a round that is over are not found in the next one (A3.3, A15.2)."""
     world = World()
     world.run(3)
     world.stop_all(at=world.now)

@@ -1,6 +1,6 @@
 """An agent that is stopped while its ranks and its warden live: no reason for a restart.
 
-A4.3: what is unreachable is not failed.
+A15.2: what is unreachable is not failed.
 """
 
 import pytest

@@ -35,6 +35,7 @@ def test_it_is_there_for_as_long_as_its_agent(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_agent_of_the_same_node_and_job_has_left_is_taken_over(tmp_path: Path) -> None:
+    """Images that are still needed are kept (A9.4)."""
     left = leave(tmp_path, "j", "n1")
     (left / "offer.json").write_text("{}")
     (left / "coded" / "part").mkdir(parents=True)
@@ -47,6 +48,7 @@ def test_what_a_dead_agent_of_the_same_node_and_job_has_left_is_taken_over(tmp_p
 def test_what_dead_agents_of_other_jobs_have_left_is_removed_and_the_living_are_not_touched(
     tmp_path: Path,
 ) -> None:
+    """Orphans go, by their job (A9.4)."""
     dead = leave(tmp_path, "other", "n1")
     with ExitStack() as stack:
         alive = stack.enter_context(opened_images("another", "n1", tmp_path))
@@ -178,6 +180,7 @@ def test_two_agents_never_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_agent_that_is_killed_with_the_lock_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The next agent has the folder and the images (A9.4)."""
     code = (
         "import sys, pathlib\n"
         "from everstep_services.agent.checkpoints.folder import opened_images\n"

@@ -176,7 +176,7 @@ class One:
 def test_each_name_acts_where_it_is_open_and_nowhere_else(
     tmp_path: Path, clock: Clock, place: str, way: str
 ) -> None:
-    """A2.3: silence is found at the limit of where it is."""
+    """A3.2: silence is found at the limit of where it is."""
     silence = PLACES[place]
     shut = [name for name in NAMES if name not in silence.open]
     for names in (*([name] for name in silence.open), shut):

@@ -55,6 +55,7 @@ LOST = NodeLost(
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_bytes_of_every_release_still_say_the_same(path: Path) -> None:
+    """Messages of each release are decoded (A15.3)."""
     old = path.read_bytes()
     message = decode(old)
     assert type(message).__name__ == path.stem
@@ -110,12 +111,14 @@ def test_a_golden_file_is_never_overwritten(
 
 
 def test_an_unknown_field_from_a_newer_sender_is_ignored() -> None:
+    """An older reader decodes a newer message (A15.3)."""
     newer = encode(LOST)[:-1] + b',"gpu_temp_c":71,"more":{"deep":[1,{"x":null}]}}'
     assert decode(newer) == LOST
     assert decode_as(newer, NodeLost) == LOST
 
 
 def test_more_items_of_an_array_part_from_a_newer_sender_are_ignored() -> None:
+    """An older reader decodes a longer array (A15.3)."""
     newer = b'[3,"node-07",24,8,"gpu",[1]]'
     assert msgspec.json.decode(newer, type=Member) == Member(
         slot=3, node="node-07", first_rank=24, ranks=8
@@ -123,6 +126,7 @@ def test_more_items_of_an_array_part_from_a_newer_sender_are_ignored() -> None:
 
 
 def test_a_fact_from_the_future_is_named_and_its_envelope_is_read() -> None:
+    """An unknown kind still has job, time and id (A15.3)."""
     newer = encode(LOST).replace(b"node_lost.v1", b"node_lost.v2")
     with pytest.raises(UnknownMessageError) as caught:
         decode(newer)
@@ -232,6 +236,7 @@ def test_hostile_bytes_are_refused_by_name(data: bytes) -> None:
 
 
 def test_a_message_past_the_limit_is_refused_before_it_is_looked_at() -> None:
+    """The error has the size (A13.3)."""
     data = b'{"type":"done.v1","text":"' + b"x" * MAX_MESSAGE_BYTES + b'"}'
     for read in (decode, envelope):
         with pytest.raises(MessageTooLargeError) as caught:

@@ -27,6 +27,7 @@ async def test_metrics_name_the_build_and_what_components_count() -> None:
 
 
 async def test_a_blocked_loop_shows_in_the_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    """A metric and a line have the lag (A14.6)."""
     metrics, clock = Metrics("history"), HandClock(late_s=2.5)
     async with asyncio.TaskGroup() as tasks:
         measuring = tasks.create_task(measure_loop_lag(metrics, clock, every_s=0.5))

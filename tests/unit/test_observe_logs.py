@@ -173,6 +173,7 @@ def test_secrets_are_known_by_their_form(text: str, safe: str) -> None:
     st.text(),
 )
 def test_a_secret_is_in_no_log_line(secret: str, before: str, after: str) -> None:
+    """Any secret, anywhere in a record, in both forms of logs (A13.5)."""
     secret = f"<{secret}>"
     remember_secret(secret)
     record = logging.LogRecord(
@@ -189,6 +190,7 @@ def test_a_secret_is_in_no_log_line(secret: str, before: str, after: str) -> Non
 
 
 def test_whatever_was_read_as_a_secret_is_masked_line_by_line(tmp_path: Path) -> None:
+    """Each line of a file of secrets (A13.5)."""
     file = tmp_path / "secret"
     file.write_text("-----BEGIN SEED-----\n  SUAKX7-of-logs  \n-----END SEED-----\n")
     read_secret(file)

@@ -58,6 +58,7 @@ def test_only_failed_checks_count_against_a_node(state: str) -> None:
 
 
 def test_an_excluded_node_is_refused_until_its_time_is_over_or_the_brake_is_on() -> None:
+    """An exclusion has an end (A10.3, A15.4)."""
     until = WALL + timedelta(seconds=100)
     found = Exclusion(node="n0", by="ann", reason="bad cable", until=until)
     world = World(spec(2))
@@ -186,6 +187,7 @@ def test_a_drained_node_is_replaced_and_sent_away() -> None:
 
 
 def test_a_stall_is_left_alone_under_the_brake_and_a_death_is_not() -> None:
+    """The decision is only observed (A15.4)."""
     world = World(spec(1)).started("n0")
     world.control = Control(is_braked=True)
     world.report("n0", "rank_stalled")

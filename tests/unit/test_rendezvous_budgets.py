@@ -44,6 +44,7 @@ def run(
 
 
 def test_the_budget_is_the_number_of_restarts() -> None:
+    """Three restarts are allowed, and three are made (A5.5)."""
     found = run([failure(fingerprint=f"{n}", lived_s=100) for n in range(9)], max_restarts=3)
     assert [one.action for one in found] == ["restart"] * 3 + ["stop"]
     assert (found[-1].exit_code, found[-1].rule) == (1, "stop.restarts_spent")
@@ -66,6 +67,7 @@ def test_what_is_nobodys_failure_costs_nothing(cause: str) -> None:
 
 
 def test_steady_progress_gives_restarts_back() -> None:
+    """With progress the budget refills; without it a restart is the last (A4.2)."""
     far = [failure(step=100 * n, steps_s=1800.0, lived_s=2000, fingerprint="") for n in range(1, 9)]
     assert {one.action for one in run(far, max_restarts=1)} == {"restart"}
     still = [failure(step=100, steps_s=1800.0, lived_s=2000, fingerprint="") for _ in range(3)]
@@ -73,6 +75,7 @@ def test_steady_progress_gives_restarts_back() -> None:
 
 
 def test_a_crash_loop_is_slowed_down_to_six_restarts_in_ten_minutes() -> None:
+    """Rounds of 2 s: the delay grows from 5 s to 300 s (A4.3)."""
     found = run([failure(fingerprint="") for _ in range(9)])
     assert [one.delay_s for one in found[:7]] == [0, 5, 15, 45, 135, 300, 300]
     at, times = 0.0, []
@@ -92,6 +95,7 @@ def test_lost_nodes_are_no_crash_loop() -> None:
 def test_the_same_failure_twice_is_confirmed_once_and_then_advised_against(
     step: int | None,
 ) -> None:
+    """One more try, then advice, or the stop that was asked for (A4.1)."""
     found = run([failure(step=step) for _ in range(2)])
     assert [one.action for one in found] == ["restart", "restart"]
     assert found[0].advice == ""
@@ -102,7 +106,7 @@ def test_the_same_failure_twice_is_confirmed_once_and_then_advised_against(
 
 
 def test_a_script_that_cannot_start_is_tried_once_more_after_a_moment_and_then_stopped() -> None:
-    """A4.1."""
+    """The second failure stops the job with 93 and says why (A4.1)."""
     found = run([failure(**CANNOT_START) for _ in range(9)], may_stop_start=True)
     assert [(one.action, one.delay_s) for one in found] == [("restart", 5), ("stop", 0)]
     assert found[0].backoff == "1 round failed within 60 s and without progress"
@@ -152,6 +156,7 @@ def test_what_may_be_an_accident_never_stops_the_job(repeated: dict[str, object]
 
 
 def test_failures_with_progress_between_are_never_deterministic() -> None:
+    """The same failure at later steps never stops the job (A4.2)."""
     found = run([failure(step=10 * n) for n in range(1, 6)], may_stop=True, no_progress_limit=2)
     assert {one.action for one in found} == {"restart"}
 
@@ -176,6 +181,7 @@ def test_a_long_round_that_nobody_counted_the_steps_of_says_nothing() -> None:
 
 
 def test_the_brake_lets_only_hard_limits_stop_a_job() -> None:
+    """Under the brake a stop is advice (A15.4)."""
     past = Past(idle_rounds=9)
     rules = Rules(spec(no_progress_limit=3), SETTINGS, is_braked=True)
     judged = judge(failure(step=0), past, rules)

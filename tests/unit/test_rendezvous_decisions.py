@@ -1,4 +1,4 @@
-"""Every decision is on record, with what else was possible and what came of it."""
+"""Every decision is on record, with what else was possible and what came of it (A4.6)."""
 
 from datetime import timedelta
 
@@ -145,6 +145,7 @@ def test_an_exclusion_is_on_record_once_enforced_or_observed() -> None:
 
 
 def test_a_backoff_is_said_to_all_in_one_line_and_to_those_who_ask_later() -> None:
+    """The delay and its cause reach every agent (A4.3)."""
     world = World(spec(1))
     world.join("n0")
     for _ in range(2):
@@ -187,6 +188,7 @@ def dismissed(world: World, node: str) -> list[int]:
 
 
 def test_a_drained_node_without_which_the_job_cannot_go_on_asks_to_be_requeued() -> None:
+    """Its agent exits with 90 (A12.3)."""
     world = World(spec(2)).started("n0", "n1")
     world.apply(DrainNode(job="j", node="n1", by="ann", reason="fan"))
     world.back("n0", "n1")

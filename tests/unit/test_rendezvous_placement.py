@@ -71,6 +71,7 @@ def test_segments_of_four(domains: dict[str, range], size: int, placed: list[str
 
 
 def test_a_suspect_gets_a_slot_only_where_there_is_nobody_else() -> None:
+    """Spares come before suspects (A10.6)."""
     first, bad = Candidate("a", infra_rank=0, is_suspect=True), Candidate("b", is_suspect=True)
     assert in_order(assign([first, Candidate("c"), Candidate("d")], 2, 1, {})) == ["c", "d"]
     assert in_order(assign([first, bad, Candidate("c")], 2, 1, {})) == ["a", "c"]

@@ -40,6 +40,7 @@ def placed(doc: RoundDocument) -> list[object]:
 
 
 def test_a_round_goes_on_as_it_was_formed_and_comes_to_its_good_end() -> None:
+    """Agents report their round, and its document is as before (A14.3)."""
     before = elastic()
     world = forgotten(before)
     assert [come_back(world, node) for node in ("n1", "n0")] == ["member", "member"]

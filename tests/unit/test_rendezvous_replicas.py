@@ -54,6 +54,7 @@ def test_every_slot_has_as_many_keepers_and_each_keeps_as_many(factor: int, coun
 def test_a_state_is_kept_in_another_failure_domain_where_that_can_be(
     count: int, domain: int
 ) -> None:
+    """No keeper shares its owner's domain (A9.1)."""
     near = Neighbours(cliques(places(count, domain), 2, None, {}))
     assert all(near.after(slot)[0] // domain != slot // domain for slot in range(count))
 
@@ -85,6 +86,7 @@ def test_one_node_keeps_nothing_for_others() -> None:
 
 
 def test_mirrors_survive_all_pairs_but_partners_and_parts_survive_all() -> None:
+    """Every set of lost nodes is counted (A9.1)."""
     pairs = cliques(places(16), 2, None, {})
     assert survivors(pairs, 2, 1, 1) == 1.0
     assert survivors(pairs, 2, 1, 2) == 1 - 8 / 120

@@ -104,6 +104,7 @@ def test_a_spare_takes_the_lost_nodes_slot_and_nobody_else_moves() -> None:
 def test_a_suspect_makes_way_for_a_spare_at_the_next_round_and_stays_as_one(
     control: Control, members: list[str]
 ) -> None:
+    """Where there is a spare, a suspect node is skipped (A10.6)."""
     world = World(spec(2)).started("n0", "n1")
     world.join("n2")
     world.control = control
@@ -129,6 +130,7 @@ def test_the_loss_of_a_node_is_the_cause_of_what_its_peers_reported() -> None:
 
 
 def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:
+    """Secondary errors that are heard first are replaced by the cause (A4.5)."""
     world = World(spec(8)).started(*names(8))
     for number in (3, 1, 7, 5):
         world.report(f"n{number}", "rank_exited", fingerprint="secondary:x", exit_code=1)
@@ -192,7 +194,7 @@ def formed_again(world: World) -> World:
 
 
 def test_a_script_that_no_rank_can_start_ends_the_job_after_one_more_try() -> None:
-    """A4.1."""
+    """Every rank fails before a step: one more try, then the job ends (A4.1)."""
     world = World(spec(2))
     world.join("n0", "n1")
     formed_again(world)
@@ -238,6 +240,7 @@ def test_a_script_that_has_made_a_step_once_is_tried_again() -> None:
 
 
 def test_reports_of_an_old_round_or_another_agent_change_nothing() -> None:
+    """A late report is refused, and the document stays as it was (A2.3)."""
     world = World(spec(2)).started("n0", "n1")
     before = world.doc
     assert not world.report("n0", "rank_exited", round=0).is_current
@@ -247,6 +250,7 @@ def test_reports_of_an_old_round_or_another_agent_change_nothing() -> None:
 
 
 def test_an_agent_that_was_away_for_two_rounds_comes_back_as_a_spare() -> None:
+    """Its old round is refused, and it joins as a spare (A2.3)."""
     world = World(spec(2), last_call_s=1.0).started("n0", "n1")
     world.join("n2")
     world.report("n0", "rank_exited", exit_code=1)
@@ -414,6 +418,7 @@ def test_an_agent_that_leaves_ends_the_round_and_is_on_record() -> None:
 
 
 def test_the_ledger_says_where_the_time_went() -> None:
+    """The phases of an incident add up to its wall time (A11.1)."""
     world = World(spec(2)).started("n0", "n1")
     world.report("n0", "rank_exited", exit_code=1, last_progress_age_s=0.5)
     world.tick(0.5)

@@ -91,6 +91,7 @@ def test_no_excuse_holds_for_long_without_being_asked_for_again() -> None:
 
 
 def test_a_rank_that_stalls_again_is_asked_about_again() -> None:
+    """The second stall begins its wait anew (A3.4, A15.2)."""
     world = running()
     stall(world)
     world.report("n1", "rank_recovered", rank=2)
@@ -142,6 +143,7 @@ def test_a_replica_that_takes_over_asks_itself_and_first_lets_agents_come_back()
 
 
 def test_the_brake_that_comes_while_others_are_asked_holds() -> None:
+    """A stall ends no round once the brake is on (A15.4)."""
     world = running()
     stall(world)
     world.control = Control(is_braked=True)

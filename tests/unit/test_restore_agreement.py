@@ -70,6 +70,7 @@ def test_nothing_anywhere_is_a_fresh_start_and_is_said(place: Place) -> None:
 def test_an_explicit_step_that_is_missing_is_an_error_that_names_those_there_are(
     place: Place,
 ) -> None:
+    """Even where a fresh start is allowed (A8.7)."""
     place.publish(10, state(10))
     place.publish(20, state(20))
     with pytest.raises(RestoreError, match=r"step 15 cannot be restored .* there are 20, 10"):
@@ -104,6 +105,7 @@ def test_older_steps_are_looked_for_until_one_will_do(place: Place) -> None:
 
 
 def test_a_storage_that_cannot_be_listed_is_no_reason_to_start_anew(place: Place) -> None:
+    """The restore stops, unless the memory has a state (A8.7, A15.2)."""
     place.root.write_text("a file, where a folder should be")
     with pytest.raises(RestoreError, match="cannot be listed"):
         restore(place)
@@ -162,6 +164,7 @@ def test_an_agent_that_says_nothing_is_waited_for_only_so_long(place: Place) -> 
 def test_nodes_that_cannot_be_asked_may_have_all_there_is_where_there_are_no_files(
     place: Place, has_root: bool, is_sure: bool, is_fresh: bool
 ) -> None:
+    """A node out of reach is no fresh start (A8.7, A15.2)."""
     for rank in range(2):
         place.images(rank).mkdir(parents=True)
         said = {"round": 2, "complete": False, "reason": "node-07 is away", "is_sure": is_sure}
@@ -195,6 +198,7 @@ def test_object_stores_have_the_files_of_a_save_in_a_folder_of_their_own(place: 
 def test_of_eight_nodes_with_mirrors_any_but_a_pair_of_partners_may_be_lost(
     tmp_path: Path, lost: list[int], partners: bool
 ) -> None:
+    """A lost pair is restored from files, with the reason (A9.1)."""
     place = Place(tmp_path, world_size=8)
     place.publish(10, state(10))
     for rank in set(range(8)) - set(lost):

@@ -33,6 +33,7 @@ def field(*ranks: list[Offer], published: tuple[Offer, ...] = ()) -> Field:
 
 
 def test_the_newest_step_that_all_have_is_chosen_and_who_lacks_a_newer_one_is_named() -> None:
+    """All ranks agree on one step (A9.2)."""
     seen = field([offer(MEMORY, 30), offer(MEMORY, 20)], [offer(MEMORY, 20)])
     chosen = choose(seen)
     assert chosen is not None
@@ -54,6 +55,7 @@ def test_each_rank_takes_its_nearest_tier_and_tiers_may_be_mixed() -> None:
 
 @pytest.mark.parametrize("changed", [{"round": 2}, {"layout": "other"}, {"job": "other"}])
 def test_states_of_different_identities_are_never_mixed(changed: dict[str, Any]) -> None:
+    """Another round, layout or job makes two ranks' states unfit (A9.2)."""
     seen = field([offer(MEMORY, 30)], [offer(MEMORY, 30, **changed)])
     assert choose(seen) is None
     assert {one.rank for one in missing(seen, None)} == {0, 1}

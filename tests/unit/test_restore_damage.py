@@ -63,6 +63,7 @@ def _cut(path: Path) -> None:
 def test_a_damaged_checkpoint_of_files_is_passed_over_for_an_older_one(
     place: Place, damage: Callable[[Place], object]
 ) -> None:
+    """Each kind of damage is passed over, and recorded (A8.8)."""
     place.publish(10, state(10))
     place.publish(20, state(20))
     damage(place)
@@ -81,6 +82,7 @@ CORRUPT = [name for name in DAMAGE if "shard" in name or "bit" in name or "cut" 
 def test_what_is_not_what_was_saved_is_quarantined_and_not_read_again(
     place: Place, what: str
 ) -> None:
+    """The quarantine is recorded with its reason (A8.8)."""
     place.publish(10, state(10))
     path = place.publish(20, state(20))
     DAMAGE[what](place)
@@ -154,6 +156,7 @@ def test_what_retention_removes_meanwhile_is_not_called_corrupt(
 def test_when_all_are_damaged_the_training_stops_rather_than_start_anew(
     place: Place, damage: Callable[[Place], object]
 ) -> None:
+    """Only `--allow-fresh-start` begins anew (A8.7)."""
     place.publish(20, state(20))
     damage(place)
     with pytest.raises(RestoreError, match=r"no checkpoint in .* --allow-fresh-start"):
@@ -178,6 +181,7 @@ IMAGE_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
 def test_an_image_of_another_identity_never_reaches_the_model(
     place: Place, changes: dict[str, Any], reason: str
 ) -> None:
+    """Another job, world size, owner, round or layout is refused (A9.2)."""
     place.publish(10, state(10))
     place.keep(20, 0, state(20))
     place.keep(20, 1, state(666), **changes)
@@ -186,6 +190,7 @@ def test_an_image_of_another_identity_never_reaches_the_model(
 
 
 def test_a_torn_image_or_index_is_passed_over(place: Place) -> None:
+    """An image that was cut off is not loaded (A9.2)."""
     place.publish(10, state(10))
     everywhere(place, 20)
     folder = place.images(1) / "own/rank-1/buffer-20"
@@ -224,6 +229,7 @@ def test_an_image_that_is_written_over_after_it_was_verified_is_never_loaded(
 
 
 def test_a_flipped_bit_in_memory_leads_to_the_copy_that_a_peer_has_held(place: Place) -> None:
+    """One flipped bit of an image in memory (A8.8)."""
     everywhere(place, 20)
     place.keep(20, 1, state(20), held=True)
     flip_bit(place.images(1) / "own/rank-1/buffer-20" / IMAGE, 12_345)
@@ -250,6 +256,7 @@ def restores_step_10_in_spite_of(place: Place, path: Path, where: float) -> None
 )
 @given(where=st.floats(0, 1, exclude_max=True), data=st.data())
 def test_one_bit_flipped_anywhere_is_found(place: Place, where: float, data: st.DataObject) -> None:
+    """Any bit of any image or index (A8.8)."""
     if not place.root.exists():
         place.publish(10, state(10))
         everywhere(place, 20)
@@ -270,6 +277,7 @@ def test_one_bit_flipped_anywhere_is_found(place: Place, where: float, data: st.
 def test_one_bit_flipped_anywhere_in_the_files_is_found(
     place: Place, where: float, data: st.DataObject
 ) -> None:
+    """Any bit of any file of a checkpoint (A8.8)."""
     if not place.root.exists():
         place.publish(10, state(10))
         place.publish(20, state(20))
@@ -326,6 +334,7 @@ class Harmful:
 
 @pytest.mark.parametrize("tier", ["memory", "global"])
 def test_no_code_of_a_checkpoint_runs(place: Place, tier: str) -> None:
+    """A hostile object in a saved value (A13.3)."""
     saved = state(10) | {"step": Harmful()}
     if tier == "global":
         place.publish(10, saved)
@@ -338,6 +347,7 @@ def test_no_code_of_a_checkpoint_runs(place: Place, tier: str) -> None:
 
 
 def test_no_code_in_torchs_metadata_runs(place: Place) -> None:
+    """A hostile pickle in the place of torch's metadata (A13.3)."""
     path = place.publish(10, state(10))
     octets = pickle.dumps(Harmful())
     (path / METADATA).write_bytes(octets)

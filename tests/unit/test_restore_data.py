@@ -52,6 +52,7 @@ rounds = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, m
 def test_interrupted_or_not_and_by_however_many_ranks_the_same_samples_are_used(
     rounds: list[tuple[int, int]], size: int, batch_size: int, seed: int, shuffle: bool
 ) -> None:
+    """World sizes change between the rounds (A8.10)."""
     used: list[int] = []
     state = None
     for world_size, steps in rounds:
@@ -153,6 +154,7 @@ class Loader:
 
 @pytest.mark.parametrize("tier", ["memory", "global"])
 def test_a_loader_that_keeps_its_place_goes_on_from_there(tmp_path: Path, tier: str) -> None:
+    """The position of a data loader is restored (A8.10)."""
     place = Place(tmp_path)
     loader = Loader(3)
     state = {"data": PerRank(loader), "weights": torch.ones(2)}
@@ -168,6 +170,7 @@ def test_a_loader_that_keeps_its_place_goes_on_from_there(tmp_path: Path, tier: 
 def test_a_loader_of_another_world_size_is_refused_before_anything_is_loaded(
     tmp_path: Path,
 ) -> None:
+    """The refusal leaves the state as it was (A8.10)."""
     saved = Place(tmp_path)
     saved.publish(3, {"data": PerRank(Loader(3)), "weights": torch.ones(2)}, world_size=4)
     other = PerRank(Loader())
@@ -187,6 +190,7 @@ def draw() -> list[Any]:
 
 @pytest.mark.parametrize("tier", ["memory", "global"])
 def test_random_numbers_go_on_where_they_were(tmp_path: Path, tier: str) -> None:
+    """Generators are restored from memory and from files (A8.10)."""
     place = Place(tmp_path)
     state = {"random": RngState(), "weights": torch.ones(2)}
     if tier == "global":
@@ -202,6 +206,7 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path, tier: str) -> None
 def test_random_numbers_of_another_world_size_are_left_as_the_script_seeds_them(
     tmp_path: Path, said: set[str]
 ) -> None:
+    """A line says that they were not restored (A8.10)."""
     place = Place(tmp_path)
     place.publish(3, {"random": RngState(), "weights": torch.ones(2)})
     other = RngState()
@@ -218,6 +223,7 @@ def test_random_numbers_of_another_world_size_are_left_as_the_script_seeds_them(
 
 
 def test_a_manifest_can_say_that_it_has_a_position() -> None:
+    """A sampler and a loader have one, and generators have none (A8.10)."""
     assert has_position([torch.zeros(1), PositionedSampler(4, batch_size=1)])
     assert has_position([PerRank(Loader())])
     assert not has_position([torch.zeros(1), RngState()])

@@ -1,4 +1,4 @@
-"""A loss that is no number soon after a load: what was loaded is not loaded again."""
+"""A loss that is no number soon after a load: what was loaded is not loaded again (A9.3)."""
 
 import math
 from collections.abc import Callable
@@ -131,6 +131,7 @@ def test_an_image_that_was_written_over_is_not_brought_back(place: Place) -> Non
 
 
 def test_when_every_one_is_marked_the_training_stops_and_says_why(place: Place) -> None:
+    """All are in quarantine, and nothing begins anew (A8.7)."""
     place.publish(10, state(10))
     fail_after(resume(place)[2], 1)
     with pytest.raises(

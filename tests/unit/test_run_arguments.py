@@ -226,7 +226,7 @@ def rules(*words: str, **settings: Any) -> LimitRules:
 
 
 def test_timeouts_of_ft_launcher_become_limits_that_say_where_they_come_from() -> None:
-    """A10.1: its options mean what they mean there."""
+    """The options of ft_launcher mean what they mean there."""
     made = rules(
         *("--ft-initial-rank-heartbeat-timeout", "600", "--ft-rank-heartbeat-timeout", "30"),
         *("--ft-rank-section-timeouts", "setup:600,step:60,eval:none", "--limit", "step=90"),

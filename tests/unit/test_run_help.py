@@ -44,6 +44,7 @@ def test_notes_name_sections_and_keys_that_there_are() -> None:
 
 
 def test_every_exit_code_has_a_line() -> None:
+    """The exit codes for a scheduler, each with its meaning (A12.3)."""
     lines = page(100).partition("Exit codes:\n")[2].splitlines()
     codes = [line.split()[0] for line in lines if line.startswith("  ")]
     assert codes == ["0", "1", "2", "90", "91", "92", "93", "94", "128+N"]

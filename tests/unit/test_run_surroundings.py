@@ -58,6 +58,7 @@ def test_a_malformed_place_is_one_line(home: Path, name: str, text: str) -> None
 
 
 def test_slurm(home: Path) -> None:
+    """Requeues and array tasks have names of their own (A12.3)."""
     environ = {
         "SLURM_JOB_ID": "77",
         "SLURM_RESTART_COUNT": "2",
@@ -136,6 +137,7 @@ def test_what_only_torch_can_count_is_counted_by_torch() -> None:
     ],
 )
 def test_secrets_of_a_command_are_masked(words: list[str], shown: tuple[str, ...]) -> None:
+    """Keys, tokens and passwords among a script's arguments (A13.5)."""
     assert masked(words) == shown
 
 

@@ -200,6 +200,7 @@ def test_a_page_that_begins_otherwise_is_not_trusted(tmp_path: Path) -> None:
 
 
 def test_a_new_page_is_another_file_than_the_one_before(tmp_path: Path) -> None:
+    """A rank of an earlier round cannot write into the page of the next (A3.3)."""
     path = str(tmp_path / "page")
     make_page(path)
     left = mapped(path)

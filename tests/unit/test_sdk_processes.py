@@ -253,6 +253,7 @@ def test_an_agent_that_is_gone_changes_nothing(rank: ScriptRank) -> None:
 def test_a_notice_to_all_processes_does_not_end_a_rank_that_has_a_session(
     rank: ScriptRank,
 ) -> None:
+    """SIGUSR1 and SIGUSR2 reach a rank without a handler (A12.1)."""
     notices = "os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2)"
     out = rank.run(f"{BEGIN}import os, signal\n{notices}\nprint(run.is_watched)")
     assert out == "True\n"

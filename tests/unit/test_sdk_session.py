@@ -149,6 +149,7 @@ def test_generators_that_end_their_sections_late_leave_nothing_open(
 def test_sections_that_are_begun_again_and_again_do_not_grow_for_ever(
     watch: Watch, run: Session
 ) -> None:
+    """Open sections take a bounded amount of memory (A6.4)."""
     for _ in range(5000):
         run.begin("skipped")
     assert len(run._book.main.opened) <= 1025
@@ -173,6 +174,7 @@ def test_deep_sections_are_timed_though_only_the_outer_are_shown(
 def test_names_that_there_is_no_room_for_count_as_one(
     watch: Watch, run: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Names of sections take a bounded amount of memory (A6.4)."""
     for number in range(100):
         with run.section(f"step {number}"):
             pass
@@ -397,6 +399,7 @@ def test_the_latest_durations_of_steps_are_known(watch: Watch, run: Session) -> 
 def test_a_session_without_an_agent_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Without a launcher every call works, and one line is printed (A1.4)."""
     from trainer_sdk.joining import own_link
 
     for _ in range(2):

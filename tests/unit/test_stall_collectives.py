@@ -147,6 +147,7 @@ async def test_gloo_says_when_the_last_collective_was_entered(
 async def test_a_wall_clock_that_is_set_makes_nobody_early_or_late(
     recorder: Recorder, tmp_path: Path, jump_s: float
 ) -> None:
+    """The time of a collective stays right when the clock jumps by an hour (A3.1)."""
     clock = recorder.clock
     async with worker_server(tmp_path, recorder.answers):
         recorder.active = trace(entry(0, recorder.wall_s()), g0=1)

@@ -124,6 +124,7 @@ def play(folder: Path, clock: Clock, seeds: range) -> list[Schedule]:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_a_thousand_orders_of_events(tmp_path: Path, clock: Clock, chunk: int) -> None:
+    """Ranks die with sections open, and the next round has no finding of them (A3.3)."""
     played = play(tmp_path, clock, range(chunk * 250, chunk * 250 + 250))
     # They are worth something: ranks did stall.
     assert sum(len(one.findings) for one in played) > 100
@@ -133,11 +134,13 @@ def test_a_thousand_orders_of_events(tmp_path: Path, clock: Clock, chunk: int) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("chunk", range(10))
 def test_twenty_thousand_orders_of_events(tmp_path: Path, clock: Clock, chunk: int) -> None:
+    """Twenty thousand more seeds of the same kind (A3.3)."""
     play(tmp_path, clock, range(10_000 + chunk * 2000, 10_000 + (chunk + 1) * 2000))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_two_stalls_of_one_rank_are_two_findings(tmp_path: Path, clock: Clock, seed: int) -> None:
+    """A rank that recovers in between is found each time (A3.4)."""
     rng = random.Random(seed)
     schedule = Schedule(tmp_path, clock, seed, ranks=1)
     run = schedule.ranks[0].run

@@ -74,6 +74,7 @@ def test_a_rank_stalls_at_its_limit_and_not_before(node: Node) -> None:
 
 
 def test_a_stall_is_said_once_and_another_one_again(node: Node) -> None:
+    """A rank that stalls, moves and stalls again is found twice (A3.4)."""
     run = node.ranks[0].run
     node.ranks[1].run.pause()
     node.ranks[1].run.resume()
@@ -100,6 +101,7 @@ def test_a_rank_that_is_no_longer_looked_at_does_not_move_again(node: Node) -> N
 
 
 def test_a_paused_rank_is_never_judged_and_excuses_who_waits_for_it(node: Node) -> None:
+    """A pause for a debugger is no stall, however long it is (A3.1)."""
     node.ranks[0].run.pause()
     node.ranks[1].run.begin("data")
     news = node.wait(20_000)
@@ -186,6 +188,7 @@ def test_heartbeats_are_progress(node: Node) -> None:
 
 
 def test_our_own_absence_is_nobodys_stall(node: Node) -> None:
+    """After SIGSTOP and SIGCONT of agent and ranks nobody has stalled (A3.1)."""
     for rank in node.ranks:
         rank.run.begin("data")
     node.wait(5)
@@ -268,6 +271,7 @@ def test_learned_limits_apply_and_those_set_by_hand_win() -> None:
 
 
 def test_the_table_shows_every_limit_in_its_order() -> None:
+    """The table has our limits, the process group's and the scheduler's (A3.6)."""
     limits = limits_of(data=90)
     others = Others(600.0, None, 600.0, 30.0)
     rows = table(limits, others)
@@ -298,6 +302,7 @@ def warnings(limits: Limits, others: Others) -> list[str]:
 
 
 def test_a_process_group_that_gives_up_first_is_warned_of() -> None:
+    """The warning names the limit that is too long, and the option (A3.6)."""
     (warning,) = warnings(limits_of(data=90), Others(60.0))
     assert "gives up after 1 min, before a stall in data is found (90 s, configured)" in warning
     assert warning.endswith("a longer timeout, or set --limit data=30")
@@ -309,6 +314,7 @@ def test_a_process_group_that_gives_up_first_is_warned_of() -> None:
 
 
 def test_a_default_past_which_a_process_group_gives_up_is_said_and_no_warning() -> None:
+    """A default that comes too late is mentioned, without a warning (A3.6)."""
     (said,) = misorders(limits_of(), Others(60.0))
     assert not said.is_warning
     assert "gives up after 1 min, before a stall is found (30 min, default)" in said.text
@@ -350,6 +356,7 @@ def test_a_default_past_which_a_process_group_gives_up_is_said_and_no_warning() 
 def test_the_table_shows_what_torch_does_where_nobody_says_otherwise(
     environ: dict[str, str], has_nccl: bool, rows: list[str]
 ) -> None:
+    """The table has the defaults of torch and of NCCL's monitor (A3.6)."""
     others = others_of(environ, preempt_grace_s=600, scheduler_grace_s=None, has_nccl=has_nccl)
     lines = [" ".join(line.split()) for line in table(Limits(LimitRules()), others)]
     assert lines[lines.index("evaluation 2 h default") + 1 : -1] == rows

@@ -281,6 +281,7 @@ class Unmodified(Training):
 def test_a_day_without_a_false_finding(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, kind: type[Training]
 ) -> None:
+    """Slow first steps, evaluation, saves, pauses, SIGSTOP and clock jumps of an hour (A3.1)."""
     node = Node(tmp_path, clock)
     wall = {"ahead_s": 0.0}
     monkeypatch.setattr(time, "time", lambda: clock.now + wall["ahead_s"])
@@ -312,6 +313,7 @@ def test_a_day_without_a_false_finding(
 
 
 def test_the_same_day_finds_a_rank_that_has_stalled(tmp_path: Path, clock: Clock) -> None:
+    """The same judge names the rank and the section of a real hang (A3.2)."""
     node = Node(tmp_path, clock)
     training = Training(node)
     training.starts()

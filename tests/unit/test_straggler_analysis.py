@@ -29,7 +29,7 @@ def report_of(tmp_path: Path, plan: Plan) -> Report:
 def test_the_slow_rank_is_named_with_its_cause_and_its_price(
     tmp_path: Path, what: str, pipeline: int
 ) -> None:
-    """A6.1, simulated."""
+    """Simulated ranks: slow computation, and slow input (A6.1)."""
     plan = Plan(4, data=4, pipeline=pipeline, steps=40, slow=(Slow(2, 0.3, 10, what=what),))
     (found,) = report_of(tmp_path, plan).findings
     assert (found.kind, found.ranks, found.cause) == ("rank", (2,), what)
@@ -46,6 +46,7 @@ def test_a_rank_that_recovers_was_slow(tmp_path: Path) -> None:
 
 
 def test_time_outside_of_operations_is_the_hosts(tmp_path: Path) -> None:
+    """Late entry into a collective is the host's time (A6.1)."""
     rows = data_parallel(steps=30, slow=1, by=0.0)
     late = [
         (rank, step, op, start + (0.2 if rank == 1 and op == "all_reduce" else 0), took - 0.2 * (
@@ -58,7 +59,7 @@ def test_time_outside_of_operations_is_the_hosts(tmp_path: Path) -> None:
 
 
 def test_a_slow_last_stage_is_by_design(tmp_path: Path) -> None:
-    """A6.3."""
+    """The last stage of a pipeline has more work, and nobody is blamed (A6.3)."""
     report = report_of(tmp_path, Plan(5, data=4, pipeline=4, steps=20, last_stage=0.5))
     assert report.findings == ()
     (design,) = report.designs
@@ -75,6 +76,7 @@ def test_a_slow_last_stage_is_by_design(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [True, False], ids=["lengths known", "lengths not known"])
 def test_lengths_of_sequences_are_by_design(tmp_path: Path, *, known: bool) -> None:
+    """Unequal work is reported as a design, and nobody is blamed (A6.3)."""
     plan = Plan(6, data=8, steps=40, noise=VARIABLE, lengths_shown=known)
     report = report_of(tmp_path, plan)
     assert report.findings == ()
@@ -89,6 +91,7 @@ def test_a_slow_rank_among_unequal_sequences_is_still_found(tmp_path: Path) -> N
 
 
 def test_a_slow_link_is_found_at_the_rank_that_its_links_have_in_common(tmp_path: Path) -> None:
+    """A slow link has the cause `network` (A6.1)."""
     plan = Plan(7, data=6, pipeline=3, steps=40, noise=QUIET, link_s=0.02, slow=(
         Slow(8, 2.0, what="network"),))  # fmt: skip
     report = report_of(tmp_path, plan)
@@ -132,6 +135,7 @@ def test_times_that_are_rounded_are_no_dependencies_lost(tmp_path: Path, digits:
 
 
 def test_roles_are_inferred_where_nobody_declares_them(tmp_path: Path) -> None:
+    """Pipeline stages are told apart without a declaration (A6.3)."""
     columns = simulate(Plan(10, data=4, pipeline=3, steps=12, slow=(Slow(5, 0.3),))).columns
     for name in ("data_rank", "pipeline_rank"):
         del columns[name]

@@ -43,6 +43,7 @@ def run(
 
 
 def test_a_slow_rank_is_found_once_within_three_windows() -> None:
+    """The rank that is a tenth slower is named, and no other (A6.1)."""
     found = run([noisy(8, seed, r5=1.1) for seed in range(20)])
     assert [type(one) for one in found] == [Found]
     (one,) = found
@@ -52,6 +53,7 @@ def test_a_slow_rank_is_found_once_within_three_windows() -> None:
 
 
 def test_one_slow_window_is_a_hiccup() -> None:
+    """One slow window is too few (A6.2)."""
     windows = [noisy(8, seed, **({"r5": 3.0} if seed == 6 else {})) for seed in range(20)]
     assert run(windows) == []
 
