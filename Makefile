@@ -18,7 +18,7 @@ IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-all test-compose check bench docs docs-serve up down clean
+.PHONY: help setup demo test test-all test-compose acceptance check bench docs docs-serve up down clean
 
 help:         ## Say what each target does
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {sub(/:.*/, "", $$1); printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test-compose: export EVERSTEP_API_PORT := 17070
 test-compose: export EVERSTEP_NATS_PORT := 14222
 test-compose: $(VENV)/.has-test  ## Start compose.yaml on ports of its own, test it, remove it (needs Docker)
 	@$(COMPOSE_RUN) $(IN_VENV)pytest -p no:randomly -m compose tests/e2e/test_compose*.py
+
+acceptance: $(VENV)/bin/pip-knows-groups  ## Which tests prove what users hold us to, and what none proves
+	@$(IN_VENV)python -m tests.acceptance
 
 check: $(VENV)/.has-dev  ## What can be checked without running anything; stops at the first complaint
 	@$(call say,ruff format) && $(IN_VENV)ruff format --check .
