@@ -29,7 +29,7 @@ def further(cluster: Cluster, steps: int) -> None:
 def test_a_training_runs_on_whatever_is_away(
     pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
-    """Each service is killed, then all; the training makes steps on (A2.6, A10.4, A14.1, A15.1)."""
+    """Each service is killed, then all, and the training goes on (A2.6, A10.4, A14.1, A15.1)."""
     cluster = new_cluster(pieces, job)
     for node in ("node-1", "node-2"):
         cluster.steady("--nnodes", "2", node=node)
