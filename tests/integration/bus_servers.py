@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from operator import not_
 from pathlib import Path
@@ -68,10 +68,21 @@ async def speaking(first: bytes) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def relay(url: str, refusals: list[bytes | None]) -> AsyncIterator[str]:
-    """The server at that address, after it has refused as many clients; None is without a word."""
+async def relay(
+    url: str, refusals: Sequence[bytes | None] = (), before_answer: bytes = b""
+) -> AsyncIterator[str]:
+    """The server at that address, after it has refused as many clients; None is without a word.
+
+    To each of the others it says `before_answer` before it answers for the first time.
+    """
     host, port = url.removeprefix("nats://").split(":")
     clients: set[asyncio.Task[None] | None] = set()
+    left = list(refusals)
+
+    async def greet(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        to.write(await source.readline())
+        to.write(before_answer + await source.readline())
+        await pipe(source, to)
 
     async def pipe(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):
@@ -81,20 +92,21 @@ async def relay(url: str, refusals: list[bytes | None]) -> AsyncIterator[str]:
     async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clients.add(asyncio.current_task())
         from_server, to_server = await asyncio.open_connection(host, int(port))
-        if refusals:
+        if left:
             info = await from_server.readline()
-            if (refusal := refusals.pop()) is not None:
+            if (refusal := left.pop()) is not None:
                 writer.write(info + refusal)
             to_server.close()
             writer.close()
         else:
-            await asyncio.gather(pipe(reader, to_server), pipe(from_server, writer))
+            answering = greet if before_answer else pipe
+            await asyncio.gather(pipe(reader, to_server), answering(from_server, writer))
         clients.discard(asyncio.current_task())
 
     server = await asyncio.start_server(on_client, "127.0.0.1", 0)
     async with server:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    assert not refusals
+    assert not left
     await until_async(lambda: clients, "every client has closed its socket", holds=not_)
 
 

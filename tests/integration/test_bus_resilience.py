@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from everstep import subjects
 from everstep.bus import connect, topology
@@ -20,7 +21,7 @@ from everstep.bus.errors import FactsWaitingError, SpoolFullError
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode, encode
 from tests.integration.bus_facts import beat, ended, numbers, settings_of
-from tests.integration.bus_servers import stopped
+from tests.integration.bus_servers import relay, stopped
 from tests.waiting import turns, until_async
 
 
@@ -319,6 +320,22 @@ async def test_without_a_bus_a_process_starts_and_records(
         os.kill(nats.pid, signal.SIGCONT)
         await early.flush(20)
     assert await numbers(bus, 1) == [1]
+
+
+async def test_a_busy_server_that_says_twice_who_it_is_is_connected_to(
+    nats: DevServer, bus: NatsBus, tmp_path: Path
+) -> None:
+    """It does so when many log in at once; whoever took that for the answer sent nothing more."""
+    info = b'INFO {"server_id":"S","version":"2.12.0","proto":1,"max_payload":1048576}\r\n'
+    async with relay(nats.url, before_answer=info) as url:
+        settings = structs.replace(settings_of(nats), url=url)
+        async with connect(settings, "meant", spool=tmp_path / "meant") as meant:
+            await meant.record(ended(1))
+            await meant.flush(20)
+            cut(meant)
+            await meant.record(ended(2))
+            await meant.flush(20)
+    assert await numbers(bus, 2) == [1, 2]
 
 
 async def test_no_reader_is_left_on_the_server(bus: NatsBus) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
+import msgspec
 from nats import errors as nats_errors
 from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription
@@ -20,16 +21,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLOSE_WITHIN_S = 2.0
+_INFO = b"INFO "
 
 
 class MendedClient(Client):
-    """nats-py's client, mended in six places.
+    """nats-py's client, mended in seven places.
 
     It tells no password to a server without TLS when TLS was asked for; a server that dies before
     it has said who it is counts as lost, not as something else than NATS; a PONG that a
     cancelled caller no longer waits for does not break the connection for everybody; who is
     cancelled while it waits for a write is cancelled; so is who is cancelled at the moment when a
-    try to connect fails; and plain messages can be heard without the
+    try to connect fails; a server that says twice who it is before it answers is heard all the
+    same; and plain messages can be heard without the
     queue and the task that nats-py has for each subscription.
     """
 
@@ -100,24 +103,33 @@ class MendedClient(Client):
         self._go_on()
         transport = self._transport
         assert transport is not None
-        line_of = partial(_line_of, type(transport), transport)
+        line_of = partial(self._line_of, type(transport), transport, iter([True]))
         transport.readline = line_of  # type: ignore[method-assign]
         await super()._process_connect_init()
+
+    async def _line_of(
+        self, kind: type[Transport], transport: Transport, is_first: Iterator[bool]
+    ) -> bytes:
+        """The next line of a server that we only just meet.
+
+        The first one says who it is. A busy server says that again before it answers, and nats-py
+        takes the second one for the answer: then it never sends anything.
+        """
+        expects_info = next(is_first, False)
+        while True:
+            line = bytes(await kind.readline(transport))
+            if not line:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, "the server has closed the connection while it was made"
+                )
+            if expects_info or not line.startswith(_INFO):
+                return line
+            await self._process_info(msgspec.json.decode(line.removeprefix(_INFO)))
 
     def _connect_command(self) -> bytes:
         if self.options.get("tls") and not self._server_info.get("tls_required"):
             raise nats_errors.SecureConnWantedError
         return bytes(super()._connect_command())
-
-
-async def _line_of(kind: type[Transport], transport: Transport) -> bytes:
-    """The next line of a server that we only just meet."""
-    line = bytes(await kind.readline(transport))
-    if not line:
-        raise ConnectionResetError(
-            errno.ECONNRESET, "the server has closed the connection while it was made"
-        )
-    return line
 
 
 async def _cancellable(waiting: Awaitable[T]) -> T:
