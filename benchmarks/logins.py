@@ -26,6 +26,7 @@ from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.admission import admit
 from everstep.bus.devserver import DevServer, dev_server
+from everstep.bus.library import MendedClient
 from everstep.bus.login import Login
 from everstep.bus.roles import agents_name
 from tests.integration.bus_servers import server_with
@@ -183,7 +184,8 @@ async def many_agents(server: DevServer, jobs: int, agents: int) -> None:
     async def join(number: int, stack: AsyncExitStack) -> None:
         nonlocal again
         login = logins[number]
-        client = await nats.connect(
+        client = MendedClient()
+        await client.connect(
             server.url, user_jwt_cb=login.token.encode, signature_cb=login.answer,
             connect_timeout=60,
         )  # fmt: skip

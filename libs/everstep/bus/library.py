@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from nats import errors as nats_errors
-from nats.aio.client import Client, Srv
+from nats.aio.client import PING_PROTO, PONG_PROTO, Client, Srv
 from nats.aio.subscription import Subscription
 from nats.aio.transport import Transport
 
@@ -31,8 +31,8 @@ class MendedClient(Client):
     it has said who it is counts as lost, not as something else than NATS; a PONG that a
     cancelled caller no longer waits for does not break the connection for everybody; who is
     cancelled while it waits for a write is cancelled; so is who is cancelled at the moment when a
-    try to connect fails; a server that says twice who it is before it answers is heard all the
-    same; and plain messages can be heard without the
+    try to connect fails; a server that speaks of something else before it answers is heard all
+    the same; and plain messages can be heard without the
     queue and the task that nats-py has for each subscription.
     """
 
@@ -112,8 +112,8 @@ class MendedClient(Client):
     ) -> bytes:
         """The next line of a server that we only just meet.
 
-        The first one says who it is. A busy server says that again before it answers, and nats-py
-        takes the second one for the answer: then it never sends anything.
+        The first one says who it is. Before it answers, a busy server may say that again, or ask
+        whether we are there. nats-py takes either for the answer, and then never sends anything.
         """
         expects_info = next(is_first, False)
         while True:
@@ -122,9 +122,12 @@ class MendedClient(Client):
                 raise ConnectionResetError(
                     errno.ECONNRESET, "the server has closed the connection while it was made"
                 )
-            if expects_info or not line.startswith(_INFO):
+            if expects_info or not line.startswith((_INFO, PING_PROTO)):
                 return line
-            await self._process_info(msgspec.json.decode(line.removeprefix(_INFO)))
+            if line == PING_PROTO:
+                transport.write(PONG_PROTO)
+            else:
+                await self._process_info(msgspec.json.decode(line.removeprefix(_INFO)))
 
     def _connect_command(self) -> bytes:
         if self.options.get("tls") and not self._server_info.get("tls_required"):
