@@ -212,12 +212,11 @@ class Restoring:
             reason = f"step {self._step} cannot be restored from {self._places()}: "
             reason += _list(passed) if passed else f"there is none; {self._agreeing.others()}"
         reason += f"; {plain}" if (plain := self._plain()) else ""
-        reason = self._group.follow(reason, str)
-        if not self._group.rank:
+        if not self._group.rank:  # before the others know: the first that raises ends the round
             self._teller.tell(
                 "restore_failed", reason=reason, wanted_step=self._step, rejected=passed[:_MOST]
             )
-        return RestoreError(reason)
+        return RestoreError(self._group.follow(reason, str))
 
     def _plain(self) -> str:
         """What rank 0 sees of checkpoints that torch has written without us."""
