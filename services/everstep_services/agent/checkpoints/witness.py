@@ -3,14 +3,17 @@
 <state_dir>/kept/<job>@<node>.json    until the job has ended well, or may begin from scratch
 """
 
+import asyncio
 import logging
-import os
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from everstep.clock import Clock
+from trainer_sdk.checkpoint.durability import put_durably
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +36,25 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+def beside_the_loop(work: Callable[[], None]) -> None:
+    """In a thread: a disk may take its time."""
+    asyncio.get_running_loop().run_in_executor(None, work)
+
+
 class Witness:
-    """One agent's. Its calls block, for a small file; what cannot be written is only logged."""
+    """One agent's. It writes `beside` the rest; what cannot be written is only logged."""
 
     def __init__(
-        self, state_dir: Path, job: str, node: str, clock: Clock, place: str = "memory_dir"
+        self,
+        state_dir: Path,
+        job: str,
+        node: str,
+        clock: Clock,
+        place: str = "memory_dir",
+        beside: Callable[[Callable[[], None]], None] = beside_the_loop,
     ) -> None:
+        self._beside = beside
+        self._writing = threading.Lock()
         self._where, self._what = (
             ("in the memory", "memory") if place == "memory_dir" else ("on the disk", "disk")
         )
@@ -57,7 +73,7 @@ class Witness:
         self._last, now = kept, self._clock.now()
         if is_first or self._written_at is None or now - self._written_at >= _SELDOM_S:
             self._written_at = now
-            self._write(kept)
+            self._beside(self._write)
 
     def lost(self) -> Lost | None:
         """What was here, for ranks that find nothing; None if nothing ever was."""
@@ -73,23 +89,23 @@ class Witness:
 
     def forget(self) -> None:
         """The job has ended well, or a person wants it to begin from scratch."""
-        self._last = None
-        with suppress(OSError):
+        with self._writing, suppress(OSError):
+            self._last = None
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """The last one counts."""
-        if self._last is not None:
-            self._write(self._last)
+        self._write()
 
-    def _write(self, kept: Kept) -> None:
-        written = self._path.with_name(f".{self._path.name}")
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            written.write_bytes(msgspec.json.encode(kept))
-            os.replace(written, self._path)
-        except OSError as error:
-            log.warning("kept_state_not_noted path=%s error=%s", self._path, error)
+    def _write(self) -> None:
+        with self._writing:
+            if self._last is None:
+                return
+            try:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                put_durably(self._path, msgspec.json.encode(self._last))
+            except OSError as error:
+                log.warning("kept_state_not_noted path=%s error=%s", self._path, error)
 
     def _read(self) -> Kept | None:
         try:
