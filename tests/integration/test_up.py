@@ -21,6 +21,7 @@ import pytest
 from everstep.bus import BusSettings, connect
 from everstep.ids import new_id
 from everstep.messages import JobEnded
+from everstep_services.agent.left_spools import remember
 from everstep_services.cli.stack.services import SERVICES
 from tests.waiting import until
 
@@ -334,6 +335,31 @@ def test_facts_are_followed_and_kept(
     newest = json.loads(run("facts", "-n", "1", "-o", "json").stdout)
     assert newest["schema"] == "everstep.fact/v1"
     assert [item["id"] for item in newest["items"]] == ids[-1:]
+
+
+async def leave(told: dict[str, Any], folder: Path) -> None:
+    """Facts in a spool, as an agent leaves them that ends while its bus is away."""
+    settings = BusSettings(
+        url=told["bus"], credentials_file=folder.parents[1] / "nats" / "service.creds"
+    )
+    at = datetime.now(UTC)
+    fact = JobEnded(
+        id=new_id(), job="left", at=at, source="test", state="done", exit_code=0, reason="all"
+    )
+    async with connect(settings, folder.name, spool=folder, wait=False) as bus:
+        await bus.record(fact)
+    remember(folder, settings)
+
+
+def test_facts_that_agents_have_left_are_sent_by_whoever_comes_next(
+    up: Up, run: Run, state: Path
+) -> None:
+    told = ready(up("-o", "json"))
+    assert run("down").returncode == 0
+    asyncio.run(leave(told, state / "spool" / "agent-left-n1"))
+    ready(up("-o", "json"))
+    shown(run, "left")
+    assert run("bus", "flush", "-o", "json").returncode == 0
 
 
 def test_tokens_end_to_end(up: Up, run: Run, state: Path) -> None:

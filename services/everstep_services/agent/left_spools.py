@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from everstep.bus.spool import Spool
 log = logging.getLogger(__name__)
 
 LOGIN = "login.json"
+_WITHIN_S = 10.0
 _PATHS = (
     *("password_file", "credentials_file", "renewed_credentials_file", "nkey_seed_file"),
     *("ca_file", "cert_file", "key_file"),
@@ -60,6 +61,12 @@ async def send_left(spools: Path, within_s: float) -> AsyncIterator[Sent]:
             size_bytes = await asyncio.to_thread(_waiting_bytes, folder)
             if size_bytes:
                 yield Sent(folder.name, size_bytes, await _send(folder, within_s))
+
+
+async def send_left_and_log(spools: Path) -> None:
+    """The same, for whoever has other things to do."""
+    async for sent in send_left(spools, _WITHIN_S):
+        log.info("left_facts spool=%s bytes=%d error=%s", *astuple(sent))
 
 
 async def _send(folder: Path, within_s: float) -> str:

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep_services.agent.checkpoints.desk import opened_checkpoints
 from everstep_services.agent.devices import has_devices
-from everstep_services.agent.left_spools import remember, send_left
+from everstep_services.agent.left_spools import remember, send_left_and_log
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.ground import sweep
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNREACHABLE = 94
-_LEFT_WITHIN_S = 10.0
 _SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -194,14 +192,8 @@ async def _connected(
             raise NoControlPlaneError(error) from error
         with suppress(OSError):  # a disk that is full: whoever comes next cannot log in for us
             await asyncio.to_thread(remember, spool, settings)
-        async with beside(_send_left(spool.parent)):
+        async with beside(send_left_and_log(spool.parent)):
             yield bus
-
-
-async def _send_left(spools: Path) -> None:
-    """What agents have left there that ended while their bus was away."""
-    async for sent in send_left(spools, _LEFT_WITHIN_S):
-        log.info("left_facts spool=%s bytes=%d error=%s", *astuple(sent))
 
 
 async def _harmable(

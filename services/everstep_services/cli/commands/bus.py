@@ -214,7 +214,8 @@ def info(invocation: Invocation) -> None:
 def flush(invocation: Invocation) -> None:
     """Send the facts that wait on this node, of processes that ended while their bus was away.
 
-    Each with the login of its own process. `everstep run` does the same when it starts.
+    Each with the login of its own process. `everstep run` and `everstep up` send them, too, when
+    they start.
     """
     from everstep_services.agent.left_spools import send_left
     from everstep_services.cli.state import find_state_dir

@@ -10,6 +10,7 @@ from socket import socket
 
 from everstep import __version__
 from everstep.bus import connect, topology
+from everstep.bus.beside import beside
 from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.roles import ADMIN, SERVICE
 from everstep.clock import SystemClock
@@ -20,6 +21,7 @@ from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
+from everstep_services.agent.left_spools import send_left_and_log
 from everstep_services.cli.buses import server_version
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
@@ -130,7 +132,8 @@ class _Stack:
         await asyncio.to_thread(ground.state.announce, running)
         has_new_token = not self._had_token and ground.state.token_file.exists()
         await asyncio.to_thread(self._tell, Ready(running, has_new_token, ground.phases))
-        await stop.wait()
+        async with beside(send_left_and_log(ground.state.path / "spool")):
+            await stop.wait()
 
     async def let_observe(self, stop: asyncio.Event) -> None:
         """Answer whoever asks how all of them are."""
