@@ -11,6 +11,8 @@ PYTHON ?=
 JOBS ?= 3
 COMPOSE ?= docker compose
 COMPOSE_RUN ?= tools/with-compose
+# The newest for which Node 20 is new enough.
+AZURITE := 3.35.0
 export NO_MKDOCS_2_WARNING := 1
 
 BENCHMARKS := $(filter-out rig,$(basename $(notdir $(wildcard benchmarks/*.py))))
@@ -32,7 +34,7 @@ demo: $(VENV)/.has-demo  ## See it work on this machine: no container, no root, 
 test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real PostgreSQL
 	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix"
 
-test-all: $(VENV)/.has-test  ## All tests that need no GPU
+test-all: $(VENV)/.has-test $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
 	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu" --hypothesis-profile=chaos
 
 test-compose: export EVERSTEP_TEST_COMPOSE := 1
@@ -98,3 +100,6 @@ $(VENV)/.has-dev: pyproject.toml $(VENV)/bin/pip-knows-groups
 	@$(PIP) install -e '.[all]' --group test --group lint --group docs
 	@tools/allow-postgres-as-root
 	@touch $@ $(VENV)/.has-demo $(VENV)/.has-test
+
+$(VENV)/azurite/.has-$(AZURITE): $(VENV)/bin/pip-knows-groups
+	@tools/install-azurite $(VENV)/azurite $(AZURITE)

@@ -1,4 +1,4 @@
-"""Saves into an object store: a real S3 server, each writer a client of its own."""
+"""Saves into an object store: real servers of S3 and Azure, each writer a client of its own."""
 
 import io
 import pickle
@@ -12,6 +12,7 @@ import pytest
 import torch
 import xxhash
 
+from tests.contract.azure_server import CONTAINER, PROGRAM, WHY_NOT, azure_server
 from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import WITHIN_S, saving
 from tests.unit.saved_states import together
@@ -22,12 +23,17 @@ from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.whose import Whose
 
 
-@pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with s3_server(tmp_path) as environment:
+@pytest.fixture(params=["s3", "az"])
+def url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    if request.param == "az" and PROGRAM is None:
+        pytest.skip(WHY_NOT)
+    bucket, server = (CONTAINER, azure_server) if request.param == "az" else (BUCKET, s3_server)
+    with server(tmp_path) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        yield f"s3://{BUCKET}/{uuid.uuid4().hex}"
+        yield f"{request.param}://{bucket}/{uuid.uuid4().hex}"
 
 
 def manifest_in(storage: Storage, step: int) -> Manifest:
