@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,17 @@ def test_who_waits_for_images_that_are_just_removed_has_a_folder_of_its_own(
 ) -> None:
     """The other process ends between any two looks: its folder goes, and its lock with it."""
     folder = str(tmp_path / "images" / "own" / "rank-0")
-    before = [Arena(1, folder)]
+    os.makedirs(folder)
+    before = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT)
     real = fcntl.flock
+    real(before, fcntl.LOCK_EX)
     looks: list[int] = []
 
     def flock(held: int, how: int) -> None:
         looks.append(held)
         if len(looks) == 2:  # what it has opened is removed before it has it
-            before.pop().close(keeps_images=False)
+            shutil.rmtree(folder)
+            os.close(before)
         real(held, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)

@@ -60,7 +60,7 @@ class NoRoomError(Exception):
 
 
 class TakenError(Exception):
-    """Another process uses these images."""
+    """Another process, or another part of this one, uses these images."""
 
 
 class Buffer:
@@ -251,6 +251,12 @@ def _held_in(folder: str) -> Identity | None:
 
 def _locked(folder: str) -> int:
     """Hold the folder as long as this process lives; its last one may be on its way out."""
+    if _is_held_here(folder):
+        raise TakenError(
+            f"another Checkpointer of this process has the images in {folder}, and there is one "
+            "state of a rank in memory: close that one first, or give this one neither keep_memory "
+            "nor memory_every"
+        )
     deadline = time.monotonic() + _WITHIN_S
     while True:
         with suppress(FileNotFoundError):  # the last one has just removed all of it
@@ -282,6 +288,14 @@ def _lock_in(folder: str) -> int | None:
 
 
 _locks: set[int] = set()
+
+
+def _is_held_here(folder: str) -> bool:
+    """Whether it is this process that has the lock."""
+    with suppress(FileNotFoundError):
+        there = os.stat(os.path.join(folder, _LOCK))
+        return any(os.path.samestat(os.fstat(one), there) for one in _locks)
+    return False
 
 
 def _let_go() -> None:

@@ -91,12 +91,11 @@ class Checkpointer:
         self._root = setup.root
         self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
         self._queue = SaveQueue(group.rank, self._teller, on_error, setup.timeouts)
-        self._queue.delivery.warm()
         self._tempo = Tempo()
         self._saver = Saver(setup, self._queue, self._teller, self._tempo, optimizers)
-        self._way_back = WayBack(
-            about, group, self._teller, root=self._root, has_images=keeps or about.has_keeper
-        )
+        self._queue.delivery.warm()
+        # Whoever keeps no images leaves those of another one alone: they are of another state.
+        self._way_back = WayBack(about, group, self._teller, root=self._root, has_images=keeps)
         self._pacing: Pacing | None = None
         self._has_saved_to_stop = self._is_prepared = False
         self._exit_within_s = setup.timeouts.exit_within_s
@@ -235,6 +234,7 @@ class Checkpointer:
         wish = Wish(
             step=step,
             to_root=to_root and bool(self._root),
+            round=self._way_back.round,
             occasion=occasion,
             wait=waits,
             has_data_position=has_position(state.values()),

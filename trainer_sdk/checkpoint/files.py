@@ -33,6 +33,8 @@ class FileSaver:
         self._timeouts = arguments.instance("timeouts", timeouts, Timeouts)
         self._queue = SaveQueue(int(rank), Teller(int(rank), None), on_error, self._timeouts)
         self._arena = Arena(in_flight)
+        self._scheduling = threading.RLock()
+        """Threads that schedule have each a buffer of their own; a signal handler is refused."""
         self._pid = os.getpid()
         self._is_closed = False
         self._ending = leaving.Ending(self._queue.await_all, lambda _: self._close(abort=False))
@@ -58,7 +60,7 @@ class FileSaver:
         where = arguments.path("path", path)
         finalize = arguments.functions("finalize", finalize)
         where = where if "://" in where else _file_at(where)
-        with self._queue.beginning(None, where) as refused:
+        with self._scheduling, self._queue.beginning(None, where) as refused:
             if refused is not None:
                 return self._handle(refused)
             with torch.inference_mode(mode=False):  # later files have this one's memory

@@ -36,6 +36,8 @@ class Wish:
     step: int
     to_root: bool
     """Into the global tier."""
+    round: int | None = None
+    """None for the one that the process was started in."""
     occasion: str = "interval"
     wait: bool = False
     """Wait for a free buffer rather than skip."""

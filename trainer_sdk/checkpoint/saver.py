@@ -53,7 +53,6 @@ class Saver:
         self._queue = queue
         self._teller = teller
         self._group = setup.group
-        self._round = setup.whose.round
         self._readying = Readying(setup, queue, teller)
         self._stager = Stager(setup.waiting)
         self._is_wait_told = False
@@ -97,12 +96,9 @@ class Saver:
     ) -> None:
         """Plan with all ranks, and have the memory made meanwhile: the first save takes it over.
 
-        The image that was restored stays until there is a newer one that comes from it. Saves are
-        of this round from now on.
+        The image that was restored stays until there is a newer one that comes from it.
         """
-        if round_ is not None:
-            self._round = round_
-        self._readying.prepare(state, restored, self._round)
+        self._readying.prepare(state, restored, self._round_of(round_))
 
     def close(self, *, keeps_images: bool) -> None:
         """Copy nothing more, and let go of the memory; images stay if they are wanted."""
@@ -204,9 +200,10 @@ class Saver:
 
     def _order(self, wish: Wish, ready: Ready, save: Save) -> WriteState:
         whose, rank, plan = self._setup.whose, self._group.rank, ready.plan
+        round_ = self._round_of(wish.round)
         identity = Identity(
             job=whose.job,
-            round=self._round,
+            round=round_,
             step=wish.step,
             world_size=self._group.size,
             layout=plan.layout,
@@ -225,7 +222,7 @@ class Saver:
             window_bytes=ready.window,
             root=self._setup.root if wish.to_root else "",
             launch="" if whose.is_counted else _launch(),
-            saving=saving_name(wish.step, self._round, plan.mark, self._count),
+            saving=saving_name(wish.step, round_, plan.mark, self._count),
             shard=shard_name(rank),
             keep=bool(save.buffer.folder),
             bytes_per_s=self._bytes_per_s(wish, ready),
@@ -234,6 +231,9 @@ class Saver:
             user=dict(wish.user),
             within_s=self._setup.timeouts.write_within_s,
         )
+
+    def _round_of(self, given: int | None) -> int:
+        return self._setup.whose.round if given is None else given
 
     def _pace(self, wish: Wish, ready: Ready, called_at: float) -> None:
         is_paced = wish.to_root and not _is_awaited(wish, ready)

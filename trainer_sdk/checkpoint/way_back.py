@@ -22,6 +22,8 @@ from trainer_sdk.checkpoint.whose import Whose
 
 _AGENT_WITHIN_S = 900.0
 """More than agents take: whoever has none any more is ended by its warden."""
+_rounds: dict[str, int] = {}
+"""By root: of this launch since a restore from there, where no agent counts rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,22 @@ class WayBack:
             agent_within_s=_AGENT_WITHIN_S if about.has_keeper else 0.0,
         )
         self._ahead: Ahead | None = None if self._home.images is None else Ahead(self._home)
-        self.round = about.round
-        """The present one: later than all that a restore has seen, where no agent counts them."""
+        self._root = root
+        self._round = about.round
         self._is_counted = about.is_counted
         self._began = monotonic()
         self._restarts = about.restarts
         self._past = Past()
         self._watch: LossWatch | None = None
+
+    @property
+    def round(self) -> int:
+        """The present one: later than all that a restore has seen, where no agent counts them.
+
+        Also than what another `Checkpointer` of this process has seen in the same root: the saves
+        of an earlier round are taken for those of a launch that is over.
+        """
+        return max(self._round, _rounds.get(self._root, 0))
 
     def latest(self) -> Latest | None:
         """All ranks together: what a restore would try first."""
@@ -82,7 +93,9 @@ class WayBack:
         if found is not None:
             self._past = found.past
             if not self._is_counted:
-                self.round = max(self.round, found.last_round + 1)
+                self._round = max(self.round, found.last_round + 1)
+                if self._root:
+                    _rounds[self._root] = self._round
             loaded = Loaded(
                 identity=found.choice.identity,
                 tier=found.tier,
