@@ -1,7 +1,7 @@
 """A checkpoint of the global tier: its files checked by all ranks together, then read by each."""
 
 import io
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapreplace
 
@@ -32,6 +32,7 @@ from trainer_sdk.checkpoint.restore.metadata import read_metadata
 from trainer_sdk.checkpoint.restore.target import Target, fill
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
 
 _BLOCK_BYTES = 16 << 20
 
@@ -90,10 +91,10 @@ class Shards:
         asked = {key: one for key, one in target.values.items() if not target.is_kept(key)}
         self._planner.set_up_planner(asked, described)
         plan = self._planner.finish_plan(self._planner.create_local_plan())
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                key = item.dest_index.fqn
-                self._values[key] = read_value(self._read(item), key)
+        values = [one for one in plan.items if one.type == LoadItemType.BYTE_IO]
+        for item, octets in self._read(values):
+            key = item.dest_index.fqn
+            self._values[key] = read_value(bytes(octets), key)
         check_values(target, self._values)
         check_parameters(target, self._values)
         self._metadata, self._plan = described, plan
@@ -101,10 +102,12 @@ class Shards:
     def load(self, target: Target) -> int:
         """Read it into the live state; how many bytes that were."""
         size = 0
-        for item in sorted(self._plan.items, key=self._position):
-            if item.type == LoadItemType.BYTE_IO or target.is_kept(item.dest_index.fqn):
-                continue
-            octets = self._read(item)
+        tensors = [
+            one
+            for one in self._plan.items
+            if one.type != LoadItemType.BYTE_IO and not target.is_kept(one.dest_index.fqn)
+        ]
+        for item, octets in self._read(tensors):
             size += len(octets)
             saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
             part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
@@ -164,7 +167,16 @@ class Shards:
         self._metadata = read_metadata(octets, place)
         return self._metadata
 
-    def _read(self, item: ReadItem) -> bytes:
+    def _read(self, items: Sequence[ReadItem]) -> Iterator[tuple[ReadItem, memoryview]]:
+        """What was saved of each, in the order in which it lies there."""
+        ranges = [self._range(one) for one in items]
+        try:
+            for number, octets in read_ranges(self._storage, ranges):
+                yield items[number], octets
+        except StorageError as error:
+            raise UnfitError(str(error)) from error
+
+    def _range(self, item: ReadItem) -> Range:
         assert self._metadata is not None
         where = self._metadata.storage_data[item.storage_index]
         name = self._inside + where.relative_path
@@ -174,15 +186,7 @@ class Shards:
             raise UnfitError(
                 f"{item.dest_index.fqn} is stored by an extension of torch, as {where}"
             )
-        try:
-            return self._storage.read(f"{self._name}/{name}", where.offset, where.length)
-        except StorageError as error:
-            raise UnfitError(str(error)) from error
-
-    def _position(self, item: ReadItem) -> tuple[str, int]:
-        assert self._metadata is not None
-        where = self._metadata.storage_data[item.storage_index]
-        return where.relative_path, where.offset
+        return Range(f"{self._name}/{name}", where.offset, where.length)
 
 
 def share(files: Sequence[ShardFile], rank: int, world_size: int) -> list[ShardFile]:

@@ -26,6 +26,7 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.port import MissingError, Octets, Storage, StorageError
+from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
 from trainer_sdk.checkpoint.storage.values import UnreadableError, values_in, why_unread
 
 OWNER = "owner.json"
@@ -173,10 +174,12 @@ def _unread(storage: Storage, one: Shelved, manifest: Manifest) -> str:
     folder = step_name(one.step)
     inside = described.removesuffix(METADATA)
     try:
-        for key, file, begin, length in values_in(storage.read(f"{folder}/{described}")):
-            why = why_unread(storage.read(f"{folder}/{inside}{file}", begin, length))
+        values = [*values_in(storage.read(f"{folder}/{described}"))]
+        ranges = [Range(f"{folder}/{inside}{file}", *where) for _, file, *where in values]
+        for number, octets in read_ranges(storage, ranges):
+            why = why_unread(bytes(octets))
             if why:
-                return f"{key} of {one.path} cannot be restored: {why}"
+                return f"{values[number][0]} of {one.path} cannot be restored: {why}"
     except UnreadableError as error:
         return f"{one.path}/{described} cannot be read by a restore: {error}"
     except StorageError as error:
