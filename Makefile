@@ -20,7 +20,7 @@ IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-all test-compose acceptance check bench docs docs-serve up down clean
+.PHONY: help setup demo test test-all test-compose acceptance check bench bench-quick docs docs-serve up down clean
 
 help:         ## Say what each target does
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {sub(/:.*/, "", $$1); printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,8 +57,11 @@ check: $(VENV)/.has-dev  ## What can be checked without running anything; stops 
 	@$(call say,mkdocs) && $(IN_VENV)mkdocs build --quiet --strict
 
 bench: $(VENV)/.has-test  ## Run every benchmark, one after the other
-	@for script in $$(grep -l __main__ benchmarks/*.py); do \
+	@for script in $$(grep -l __main__ benchmarks/*.py | grep -v /quick.py); do \
 	  $(call say,$$script); $(IN_VENV)python -m "benchmarks.$$(basename "$$script" .py)" || exit 1; done
+
+bench-quick: $(VENV)/.has-test  ## The figures that compare us with others, in one table and two minutes
+	@$(IN_VENV)python -m benchmarks.quick
 
 docs: $(VENV)/.has-dev  ## Write the generated pages, and build the site into site/
 	@$(IN_VENV)python docs/generate.py
