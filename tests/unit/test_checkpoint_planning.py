@@ -13,7 +13,7 @@ from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.manifest import Entry
 from trainer_sdk.checkpoint.planning import PAGE_BYTES, Plan, PlanError, layout_of, make_plan
 from trainer_sdk.checkpoint.reading import fits, flatten, read_form, room_for
-from trainer_sdk.checkpoint.template import around
+from trainer_sdk.checkpoint.template import around, inside
 
 SHAPES = [(), (0,), (1,), (7, 3), (0, 4), (65,), (1024, 3)]
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int8, torch.complex128]
@@ -35,6 +35,24 @@ def test_what_is_around_a_tensor_is_what_torch_puts_there(
     found = torch.load(io.BytesIO(octets), weights_only=True)
     assert found.dtype == dtype
     assert torch.equal(found, tensor)
+    copied = inside(memoryview(octets + bytes(64)), dtype, shape)
+    assert copied is not None
+    assert (copied.dtype, copied.shape) == (dtype, shape)
+    assert torch.equal(copied, tensor)
+
+
+@pytest.mark.parametrize(
+    "form", [(torch.float32, (6,)), (torch.float32, (2, 4)), (torch.int32, (2, 3))]
+)
+def test_a_tensor_in_another_form_is_left_to_torch(form: tuple[torch.dtype, Any]) -> None:
+    head, tail = around(torch.float32, (2, 3))
+    octets = head + bytes(24) + tail
+    assert inside(memoryview(octets), torch.float32, (2, 3)) is not None
+    assert inside(memoryview(octets), *form) is None
+    assert inside(memoryview(octets)[:-1], torch.float32, (2, 3)) is None
+    by_torch = io.BytesIO()
+    torch.save(torch.ones(2, 3), by_torch)  # with a checksum
+    assert inside(by_torch.getbuffer(), torch.float32, (2, 3)) is None
 
 
 @pytest.mark.parametrize("size", [1, 600, 5000, 8000, 12_000, 1 << 16, 10 << 20])

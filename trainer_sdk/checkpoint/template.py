@@ -1,5 +1,6 @@
 """What `torch.save` puts around the data of a tensor: it depends on its type and shape alone."""
 
+import math
 from functools import lru_cache
 from typing import IO, cast
 
@@ -48,3 +49,18 @@ def around(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
         torch.save(torch.empty(shape, dtype=dtype, device="cpu"), cast("IO[bytes]", recorder))
     head, *tail = recorder.parts
     return head, b"".join(tail)
+
+
+def inside(octets: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Such a tensor, in what `torch.save` made of it; None if it is not as this torch writes it.
+
+    That is a tenth of what `torch.load` takes for a small one.
+    """
+    head, tail = around(dtype, shape)
+    end = len(head) + math.prod(shape) * dtype.itemsize
+    if octets[: len(head)] != head or octets[end : end + len(tail)] != tail:
+        return None
+    if end == len(head):
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    data = torch.frombuffer(bytearray(octets[len(head) : end]), dtype=torch.uint8)
+    return data.view(dtype).view(shape)

@@ -33,6 +33,7 @@ from trainer_sdk.checkpoint.restore.target import Target, fill
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
+from trainer_sdk.checkpoint.template import inside
 
 _BLOCK_BYTES = 16 << 20
 
@@ -109,7 +110,9 @@ class Shards:
         ]
         for item, octets in self._read(tensors):
             size += len(octets)
-            saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
+            saved = inside(octets, *self._form(item))
+            if saved is None:
+                saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
             part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
             fill(self._planner.resolve_tensor(item).detach(), part)
             target.loaded(item.dest_index.fqn)
@@ -175,6 +178,16 @@ class Shards:
                 yield items[number], octets
         except StorageError as error:
             raise UnfitError(str(error)) from error
+
+    def _form(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Of the tensor that was saved, or of the part of it that this is read from."""
+        assert self._metadata is not None
+        at, about = item.storage_index, self._metadata.state_dict_metadata[item.storage_index.fqn]
+        assert isinstance(about, TensorStorageMetadata)
+        chunk = about.chunks[at.index or 0]  # where the planner has found it
+        if chunk.offsets != at.offset:
+            chunk = next(one for one in about.chunks if one.offsets == at.offset)
+        return about.properties.dtype, tuple(chunk.sizes)
 
     def _range(self, item: ReadItem) -> Range:
         assert self._metadata is not None
