@@ -1,0 +1,114 @@
+"""What the parts of a report are made from: the steps that count, own times, roles, suspects."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from everstep_services.straggler.domain import whatif
+from everstep_services.straggler.domain.arrays import dense
+from everstep_services.straggler.domain.dependencies import Trace
+from everstep_services.straggler.domain.operations import Array, Operations
+from everstep_services.straggler.domain.own_time import OwnTime, amounts, own_time
+from everstep_services.straggler.domain.roles import role_groups
+from everstep_services.straggler.domain.suspects import Suspect, slow_groups, slow_ranks
+from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.domain.whatif import Decomposed
+
+_WINDOW_STEPS = 10
+
+
+class NothingToCompareError(ValueError):
+    """A trace without two complete steps, or with one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that the parts of a report are made from."""
+
+    parts: Decomposed
+    own: OwnTime
+    roles: tuple[str, ...]
+    role: Array
+    """Of each rank, an index into `roles`."""
+    amount: Array
+    suspects: tuple[Suspect, ...]
+    window: int
+    limits: Limits
+    scored: Array
+    """Ranks × windows: own time over the role group's median, less 1."""
+
+    @property
+    def trace(self) -> Trace:
+        return self.parts.trace
+
+    @property
+    def row_role(self) -> Array:
+        roles: Array = self.role[self.trace.rank]
+        return roles
+
+
+def complete(table: Operations, notes: list[str]) -> Operations:
+    """Only steps that every rank has."""
+    ranks, rank = dense(table.rank)
+    steps, step = dense(table.step)
+    if len(ranks) < 2:
+        raise NothingToCompareError("it has one rank only: there is nothing to compare with")
+    seen = np.zeros((len(steps), len(ranks)), dtype=bool)
+    seen[step, rank] = True
+    whole = np.asarray(seen.all(axis=1))
+    if whole.sum() < 2:
+        raise NothingToCompareError(
+            f"{int(whole.sum())} of its {len(steps)} steps are there on all of its "
+            f"{len(ranks)} ranks, and two are needed"
+        )
+    if whole.all():
+        return table
+    notes.append(f"{int((~whole).sum())} steps that not all ranks have were left out")
+    return table.take(np.flatnonzero(whole[step]))
+
+
+def case_of(parts: Decomposed, limits: Limits, window: int | None, notes: list[str]) -> Case:
+    trace = parts.trace
+    named = role_groups(trace.table)
+    roles = tuple(dict.fromkeys(named.values()))
+    role = np.array([roles.index(named[int(rank)]) for rank in trace.ranks])
+    kept = parts.kept
+    _say_dropped(parts, notes)
+    steps = kept if len(kept) >= 2 else np.arange(len(trace.steps))
+    amount = amounts(parts)
+    own = own_time(parts, steps, amount)
+    width = window or max(1, min(_WINDOW_STEPS, len(steps) // 6))
+    ranks = slow_ranks(own, role, width, limits)
+    groups = slow_groups(parts, steps, width, limits)
+    for name, count in zip(roles, np.bincount(role), strict=True):
+        if count < limits.peers:
+            notes.append(f"role {name!r} has {count} ranks, too few to tell a slow one")
+    return Case(
+        parts=parts,
+        own=own,
+        roles=roles,
+        role=role,
+        amount=amount,
+        suspects=(*ranks.suspects, *groups),
+        window=width,
+        limits=limits,
+        scored=ranks.ratios,
+    )
+
+
+def _say_dropped(parts: Decomposed, notes: list[str]) -> None:
+    dropped = len(parts.error) - len(parts.kept)
+    if dropped:
+        notes.append(
+            f"{dropped} of {len(parts.error)} steps are not reproduced to "
+            f"{whatif.MOST_ERROR * 100:g} % by their dependencies, and were left out"
+        )
+    if not len(parts.kept):
+        notes.append("no step could be replayed: prices are missing")
+
+
+def row_means(values: Array) -> Array:
+    counted = np.isfinite(values)
+    total = np.where(counted, values, 0.0).sum(axis=1)
+    means: Array = np.where(counted.any(axis=1), total / np.maximum(counted.sum(axis=1), 1), np.nan)
+    return means

@@ -1,0 +1,111 @@
+"""What a job would take without what is slow: variants of its trace, replayed together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from everstep_services.straggler.domain import whatif
+from everstep_services.straggler.domain.arrays import combined, means_by
+from everstep_services.straggler.domain.case import Case, row_means
+from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.own_time import lengths_vary
+from everstep_services.straggler.domain.suspects import Suspect
+from everstep_services.straggler.domain.whatif import Decomposed, Variant
+
+_MOST_PRICED_RANKS = 16
+_MOST_PRICED_PARTS = 12
+
+
+@dataclass(slots=True)
+class Questions:
+    """The variants that are replayed together, and the answers."""
+
+    variants: list[Variant]
+    outcome: whatif.Outcome | None = None
+
+    def ask(self, variant: Variant) -> int:
+        self.variants.append(variant)
+        return len(self.variants) - 1
+
+    def answer(self, parts: Decomposed) -> None:
+        if len(parts.kept):
+            self.outcome = whatif.outcome_of(parts, self.variants)
+
+    def price(self, number: int | None) -> float | None:
+        if number is None or self.outcome is None:
+            return None
+        return self.outcome.price(number)
+
+    def saved(self, number: int | None) -> float:
+        """The share of the job's time that this variant saves."""
+        price = self.price(number)
+        return 0.0 if price is None else max(0.0, price / (1 + price))
+
+
+def without(case: Case, suspect: Suspect) -> Variant:
+    """The trace, with a suspect like its peers."""
+    rows, peers = suspect.rows, suspect.peer_rows
+    if suspect.kind == "rank":
+        bad = [one.ranks[0] for one in case.suspects if one.kind == "rank"]
+        trace, rank = case.trace, suspect.ranks[0]
+        others = (case.role == case.role[rank]) & ~np.isin(np.arange(len(case.role)), bad)
+        if not others.any():
+            others = (case.role == case.role[rank]) & (np.arange(len(case.role)) != rank)
+        rows, peers = np.flatnonzero(trace.rank == rank), np.flatnonzero(others[trace.rank])
+    return whatif.like_peers(case.parts, rows, peers, case.amount)
+
+
+def ask_ranks(case: Case, questions: Questions) -> dict[int, int]:
+    """The ranks that are the furthest behind their peers, found or not."""
+    means = row_means(case.scored)
+    order = np.argsort(-np.nan_to_num(means, nan=-np.inf))[:_MOST_PRICED_RANKS]
+    found = {}
+    for rank in order[np.isfinite(means[order])]:
+        others = (case.role == case.role[rank]) & (np.arange(len(case.role)) != rank)
+        rows = np.flatnonzero(case.trace.rank == rank)
+        peers = np.flatnonzero(others[case.trace.rank])
+        variant = whatif.like_peers(case.parts, rows, peers, case.amount)
+        found[int(rank)] = questions.ask(variant)
+    return found
+
+
+def ask_parts(
+    questions: Questions, ideal: Variant, key: Array, parts: Decomposed
+) -> dict[int, int]:
+    """The largest ones of a kind: operations, or roles."""
+    weight = np.bincount(key, weights=parts.lag_s + parts.work_s)
+    largest = np.argsort(-weight)[:_MOST_PRICED_PARTS]
+    if len(weight) == 1:
+        return {}
+    return {
+        int(one): questions.ask(whatif.only(ideal, np.flatnonzero(key == one))) for one in largest
+    }
+
+
+def even_stages(case: Case) -> tuple[Variant | None, Array]:
+    """All roles of a pipeline with the same work a step, and by how much each has more now."""
+    trace = case.trace
+    compute = np.flatnonzero(trace.kinds == Kind.COMPUTE)
+    staged = any(name.startswith("stage ") for name in case.roles)
+    if len(case.roles) < 2 or not (staged or (trace.partner >= 0).any()):
+        return None, np.ones(len(case.roles))
+    by_rank = np.median(case.own.by_cause["compute"], axis=0)
+    stage = np.array([np.median(by_rank[case.role == one]) for one in range(len(case.roles))])
+    factors = stage / max(stage.mean(), 1e-12)
+    if factors.min() <= 0:
+        return None, np.ones(len(case.roles))
+    return whatif.scaled(case.parts, compute, 1 / factors[case.row_role[compute]]), factors
+
+
+def even_lengths(case: Case) -> Variant | None:
+    """All sequences as long as the mean, where their lengths are known or show."""
+    if (case.amount != 1).any():
+        rows = np.flatnonzero(case.amount != 1)
+        return whatif.scaled(case.parts, rows, 1 / case.amount[rows])
+    if not lengths_vary(case.parts):
+        return None
+    trace = case.trace
+    rows = np.flatnonzero((trace.kinds == Kind.COMPUTE) & (trace.table.microbatch >= 0))
+    key = combined(trace.rank[rows], trace.table.op[rows])
+    means = means_by(key, case.parts.work_s[rows], int(key.max()) + 1)[key]
+    return Variant(rows, case.parts.lag_s[rows], means)
