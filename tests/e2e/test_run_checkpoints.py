@@ -120,7 +120,7 @@ def test_before_it_is_taken_away_it_saves_and_the_next_allocation_goes_on_from_t
 
 
 def test_a_requeue_to_the_same_node_finds_its_states_in_memory(cluster: Cluster) -> None:
-    """The end of the first agent had removed them; the end of a job that ended well does (E5)."""
+    """Only the end of a job that ended well removes them (A8.6)."""
     first = training(cluster, every=SELDOM, memory_every=5)
     until_step(cluster, 20)
     first.send(signal.SIGTERM)
@@ -138,7 +138,7 @@ def test_a_requeue_to_the_same_node_finds_its_states_in_memory(cluster: Cluster)
 def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
     cluster: Cluster,
 ) -> None:
-    """Before, it began from scratch, as "there has never been a checkpoint" (E5, A8.7)."""
+    """It says what was there, and does not take it for "there has never been one" (A8.7)."""
     first = training(cluster, every=SELDOM, memory_every=5)
     until_step(cluster, 20)
     first.kill()

@@ -58,7 +58,7 @@ class GoesOn:
 def test_a_synchronous_save_returns_when_it_can_be_restored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, it returned while the writer, which is stopped here, had written nothing."""
+    """Also while the writer, which is stopped here, has written nothing."""
     called: list[str] = []
     with Checkpointer(folder / "root", job=JOB) as saves:
         pid = stopped_writer(saves)

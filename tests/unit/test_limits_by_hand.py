@@ -321,6 +321,9 @@ class TestWarmUp:
     ) -> None:
         rules = LimitRules(configured={"step": LIMIT_S}, warmup_steps=3)
         one = One(tmp_path, clock, Limits(rules))
+        self._third_step_is_bounded(one)
+
+    def _third_step_is_bounded(self, one: One) -> None:
         for _ in range(2):
             one.rank.run.step()
             one.wait(1000)
@@ -332,13 +335,7 @@ class TestWarmUp:
     def test_the_script_may_say_how_many(self, tmp_path: Path, clock: Clock) -> None:
         one = One(tmp_path, clock, limits_of(step=LIMIT_S))
         one.rank.run.warm_up(3)
-        for _ in range(2):
-            one.rank.run.step()
-            one.wait(1000)
-        assert one.found == []
-        one.rank.run.step()
-        one.wait(4)
-        assert one.found == [("step", LIMIT_S)]
+        self._third_step_is_bounded(one)
 
     def test_each_of_them_has_the_limit_of_the_first(self, tmp_path: Path, clock: Clock) -> None:
         configured = {"step": LIMIT_S, "first-step": 50.0}

@@ -83,6 +83,14 @@ def train(model: Model, optimizer: Optimizer, steps: int) -> None:
         optimizer.zero_grad()
 
 
+def put(place: Place, tier: str, state: dict[str, Any]) -> None:
+    """A state of step 3, where ranks look for it."""
+    if tier == "global":
+        place.publish(3, state)
+    else:
+        place.keep(3, 0, state)
+
+
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 @pytest.mark.parametrize("tier", ["memory", "global"])
 def test_an_optimizer_without_a_step_has_its_state_after_a_restore(
@@ -93,10 +101,7 @@ def test_an_optimizer_without_a_step_has_its_state_after_a_restore(
     optimizer = make(model.parameters())
     train(model, optimizer, 3)
     saved = {"model": model, "optimizer": optimizer}
-    if tier == "global":
-        place.publish(3, saved)
-    else:
-        place.keep(3, 0, saved)
+    put(place, tier, saved)
     train(model, optimizer, 2)
 
     other = Model()
@@ -133,10 +138,7 @@ def test_an_optimizer_whose_step_needs_an_argument_has_its_state_after_a_restore
     optimizer = LBFGS(model.used.parameters(), lr=0.1, max_iter=2)
     train_by_closure(model, optimizer, steps)
     saved = {"model": model, "optimizer": optimizer}
-    if tier == "global":
-        place.publish(3, saved)
-    else:
-        place.keep(3, 0, saved)
+    put(place, tier, saved)
     train_by_closure(model, optimizer, 2)
 
     other = Model()
@@ -156,10 +158,7 @@ def test_gradients_before_a_restore_stay_and_refuse_nothing(tmp_path: Path, tier
     optimizer = Adam(model.parameters())
     train(model, optimizer, 3)
     saved = {"model": model, "optimizer": optimizer}
-    if tier == "global":
-        place.publish(3, saved)
-    else:
-        place.keep(3, 0, saved)
+    put(place, tier, saved)
     other = Model()
     again = Adam(other.parameters())
     other(torch.ones(1, 4)).backward()
