@@ -45,6 +45,17 @@ def refused(call: Callable[[], object], name: str) -> str:
     return said
 
 
+def test_ranks_that_were_launched_together_need_a_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be rank 0 of 1, and take the others' states for its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="WORLD_SIZE is 2, and this rank has no process group"):
+        Checkpointer(tmp_path / "root")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    Checkpointer(tmp_path / "root").close()
+
+
 def test_a_wrong_step_is_refused_and_the_next_save_is_good(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "root", on_error="fatal") as saves:
         writer = saves._queue.delivery.writer_pid

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.messages import CheckResult, Exclusion, NodesDocument
 from everstep_services.health.nodes.control import (
@@ -29,12 +30,12 @@ def exclusion(node: str, by: str, hours: float | None = 1) -> Exclusion:
 
 
 def test_switches_are_changed_by_name_and_go_back_to_their_default() -> None:
-    changes = {"brake": "on", "modes.exclude": "enforce", "straggler.enabled": "false"}
+    changes = {"brake": "on", "modes.exclude": "enforce", "catalog.keep_last": "5"}
     document = switched(blank(), changes, "ann", "storm")
     assert (document.is_braked, document.modes) == (True, {"exclude": "enforce"})
-    assert document.settings == {"straggler.enabled": "false"}
+    assert document.settings == {"catalog.keep_last": "5"}
     assert (document.changed_by, document.reason) == ("ann", "storm")
-    assert [value_of(document, name) for name in changes] == ["on", "enforce", "false"]
+    assert [value_of(document, name) for name in changes] == ["on", "enforce", "5"]
     document = switched(document, dict.fromkeys(changes, ""), "bob", "over")
     assert (document.is_braked, document.modes, document.settings) == (False, {}, {})
     assert switched(document, {"brake": "off"}, "eve", "again") == document, "it stood so already"
@@ -48,6 +49,9 @@ def test_switches_are_changed_by_name_and_go_back_to_their_default() -> None:
         ({"modes.frobnicate": "observe"}, "there is no switch 'modes.frobnicate': use brake"),
         ({"frobnicator.enabled": "true"}, "there is no switch 'frobnicator.enabled'"),
         ({"": "on"}, "there is no switch ''"),
+        ({"catalog.keep_last": "abc"}, "catalog.keep_last cannot be 'abc': use a whole number"),
+        ({"catalog.keep_last": "-1"}, "catalog.keep_last cannot be '-1': use a whole number"),
+        ({"health.strikes_limit": "5"}, "hold from the start of their service on"),
     ],
 )
 def test_what_is_no_switch_is_refused_with_what_there_is(
@@ -55,6 +59,11 @@ def test_what_is_no_switch_is_refused_with_what_there_is(
 ) -> None:
     with pytest.raises(BadSwitchError, match=said):
         switched(blank(), changes, "ann", "r")
+
+
+def test_a_setting_that_nothing_follows_any_more_can_be_taken_away() -> None:
+    document = replace(blank(), settings={"health.strikes_limit": "5"})
+    assert switched(document, {"health.strikes_limit": ""}, "ann", "r").settings == {}
 
 
 def test_the_brake_stops_health_and_people_alike() -> None:

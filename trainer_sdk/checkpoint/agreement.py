@@ -66,12 +66,27 @@ class Group:
         return own
 
 
-def group_of_all() -> Group:
+class NoGroupError(RuntimeError):
+    """Other ranks were launched with this one, and it cannot speak to them."""
+
+    def __init__(self, world_size: str) -> None:
+        super().__init__(
+            f"WORLD_SIZE is {world_size}, and this rank has no process group to agree with the "
+            "others: call torch.distributed.init_process_group before Checkpointer(…); where each "
+            "rank trains by itself, give it WORLD_SIZE=1 and a root of its own"
+        )
+
+
+def group_of_all(world_size: str = "") -> Group:
     """All ranks of this process's world; alone, where it has no process group.
 
-    Where collectives need a device, it makes a group of its own: all ranks call this together.
+    `world_size` is what the launcher has told it. Where collectives need a device, it makes a
+    group of its own: all ranks call this together.
     """
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    has_group = dist.is_available() and dist.is_initialized()
+    if not has_group and world_size.isdigit() and int(world_size) > 1:
+        raise NoGroupError(world_size)
+    if not has_group or dist.get_world_size() == 1:
         return Group(None)
     whole = dist.group.WORLD
     if "gloo" not in dist.get_backend(whole):

@@ -65,7 +65,7 @@ class Checkpointer:
         job: str = "",
         timeouts: Timeouts | None = None,
     ) -> None:
-        place = lasting(arguments.path("root", root))
+        self._root = place = lasting(arguments.path("root", root))
         self._every = parse_every(every)
         self._memory_every = arguments.whole("memory_every", memory_every)
         arguments.one_of("on_error", on_error, ON_ERROR)
@@ -74,8 +74,9 @@ class Checkpointer:
         in_flight = arguments.whole("in_flight", in_flight, 1, MOST_BUFFERS - 1)
         optimizers = arguments.objects("optimizers", optimizers, "register_step_pre_hook")
         self._session = session()
-        about = whose(os.environ, arguments.job(job), place)  # noqa: TID251 - a script has no settings file of ours
-        group = group_of_all()
+        environ = os.environ  # noqa: TID251 - a script has no settings file of ours
+        about = whose(environ, arguments.job(job), place)
+        group = group_of_all(environ.get("WORLD_SIZE", ""))
         setup = Setup(
             whose=about,
             group=group,
@@ -88,7 +89,6 @@ class Checkpointer:
             timeouts=timeouts,
             waiting=lambda: self._wait_section("save copy"),
         )
-        self._root = setup.root
         self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
         self._queue = SaveQueue(group.rank, self._teller, on_error, setup.timeouts)
         self._tempo = Tempo()

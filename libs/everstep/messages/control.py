@@ -10,7 +10,7 @@ class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
     """
 
     name: str
-    """Its dotted name: `brake`, `modes.exclude`, `straggler.enabled` …"""
+    """Its dotted name: `brake`, `modes.exclude`, `catalog.keep_last` …"""
     before: str
     """Its value before; empty when there was none."""
     after: str

@@ -334,7 +334,7 @@ class ControlDocument(DocumentBody, frozen=True, kw_only=True, tag="control_docu
     """
 
     settings: Mapping[str, str]
-    """Changed at run time, by dotted name: `{"straggler.enabled": "false"}`."""
+    """Changed at run time, by dotted name: `{"catalog.keep_last": "5"}`."""
     changed_by: str
     """Who wrote it last."""
     reason: str

@@ -12,7 +12,9 @@ from everstep.settings import KNOWN_SECTIONS
 
 ACTUATORS = ("stop", "exclude", "restart", "replace", "shrink")
 MODES = ("observe", "enforce")
-_SETTING = re.compile(r"([a-z][a-z0-9_]*)(\.[a-z][a-z0-9_]*)+")
+COUNTS = ("catalog.keep_last", "catalog.keep_every_steps")
+"""Settings that services follow while they run; all others are read when a service starts."""
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class BadSwitchError(EverstepError):
@@ -35,13 +37,12 @@ def switched(
             is_braked = _one_of(name, value, ("on", "off", "")) == "on"
         elif name.startswith("modes.") and actuator in ACTUATORS:
             _set(modes, actuator, _one_of(name, value, (*MODES, "")))
-        elif _is_setting(name):
-            _set(settings, name, value)
+        elif name in COUNTS:
+            _set(settings, name, _count(name, value))
+        elif name in settings and not value:
+            _set(settings, name, "")
         else:
-            raise BadSwitchError(
-                f"there is no switch {name!r}: use brake, breaker, "
-                f"{', '.join(f'modes.{one}' for one in ACTUATORS)}, or a setting as section.name"
-            )
+            raise BadSwitchError(_no_switch(name))
     new = replace(document, settings=settings, modes=modes, is_braked=is_braked)
     return document if new == document else replace(new, changed_by=by, reason=reason)
 
@@ -97,9 +98,18 @@ def reconciled(
     return replace(document, exclusions=(*kept, *added)), over
 
 
-def _is_setting(name: str) -> bool:
-    found = _SETTING.fullmatch(name)
-    return found is not None and found[1] in KNOWN_SECTIONS
+def _no_switch(name: str) -> str:
+    modes = ", ".join(f"modes.{one}" for one in ACTUATORS)
+    known = f"there is no switch {name!r}: use brake, breaker, {modes}, {' or '.join(COUNTS)}"
+    if name.partition(".")[0] in KNOWN_SECTIONS:
+        return f"{known}; other settings hold from the start of their service on: everstep.toml"
+    return known
+
+
+def _count(name: str, value: str) -> str:
+    if value and not _COUNT.fullmatch(value):
+        raise BadSwitchError(f"{name} cannot be {value!r}: use a whole number, or nothing")
+    return value
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
