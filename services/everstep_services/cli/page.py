@@ -26,8 +26,8 @@ _TOP = """# Commands
 
 Data goes to stdout, talk to stderr. On a terminal lists are tables; into a pipe they are
 tab-separated lines without a head. Programs should ask for `-o json`, whose `schema` names the
-kind of record and its version. Options that many commands share may stand before the command's
-name or after it.
+kind of record and its version. The options of every command may stand before the command's name
+or after it.
 """
 _SHARED = "Options of every command"
 _API = "Options of commands that talk to the API"
