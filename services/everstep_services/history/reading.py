@@ -68,6 +68,8 @@ def _new(
             f"it says job {said.job} and kind {kind} on the subject {message.subject}",
             message.data,
         )
+    if node is not None and not is_name(node):
+        raise BadMessageError(f"it names a node {node[:40]!r}, as none can be called", message.data)
     try:
         body = message.data.decode()
     except UnicodeDecodeError as error:  # in a field that this release does not know
