@@ -16,7 +16,7 @@ KINDS = {
     "sleep": ("section", "data", "S", "it sleeps"),
     "gil": ("section", "data", "S", f"{HELD}; it sleeps"),
     "lock": ("section", "data", "S", "it waits for a lock"),
-    "busy": ("section", "data", "R", "it computes; Python is at stalling.py:"),
+    "busy": ("section", "data", "R", "it computes; its main thread is at stalling.py:"),
     "stopped": ("section", "data", "T", "it is stopped, as by SIGSTOP"),
     "kernel": ("section", "data", "D", "it waits for "),
     "outside": ("step", None, "S", "it sleeps"),

@@ -75,7 +75,7 @@ def test_of_a_process_that_is_gone_nothing_is_said(tmp_path: Path) -> None:
             ("S", "it sleeps"),
             Interpreter(runs=True, at="train.py:11 in load"),
             "",
-            "it sleeps; Python is at train.py:11 in load",
+            "it sleeps; its main thread is at train.py:11 in load",
         ),
         (("R", "it computes, or holds …"), Interpreter(runs=True), None, "it computes"),
         (("R", "it computes, or holds …"), Interpreter(runs=False), None, f"{HELD}; it computes"),
@@ -231,6 +231,6 @@ class TestAStalledRank:
             assert node.stalled == []
             pages.now += 0.6
             node.watch.look()
-            assert node.words == ["Python is at train.py:11 in load"]
+            assert node.words == ["its main thread is at train.py:11 in load"]
             assert asked.count("dump_traceback") == 1
             watching.cancel()

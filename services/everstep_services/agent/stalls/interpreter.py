@@ -109,7 +109,7 @@ def in_words(
         if process.letter == "R":
             parts = ["it computes"]
         if python.at:
-            parts.append(f"Python is at {python.at}")
+            parts.append(f"its main thread is at {python.at}")
         if not python.runs:
             parts.insert(0, "it holds the interpreter's lock: no Python thread of it runs")
     if waits_in:
