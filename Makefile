@@ -15,7 +15,6 @@ COMPOSE_RUN ?= tools/with-compose
 AZURITE := 3.35.0
 export NO_MKDOCS_2_WARNING := 1
 
-BENCHMARKS := $(filter-out rig,$(basename $(notdir $(wildcard benchmarks/*.py))))
 IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
