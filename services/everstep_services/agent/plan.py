@@ -122,9 +122,9 @@ class RunPlan:
     preempt_grace_s: float = 600.0
     """From a preemption signal to this process to SIGKILL: time to save."""
     agree_within_s: float = 2.0
+    """How long ranks wait then for a rendezvous that does not answer."""
     unheard_within_s: float = 600.0
     """How long an agent whose ranks are over waits for a control plane that does not answer."""
-    """How long ranks wait then for a rendezvous that does not answer."""
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
     """Those that say that this node is about to be taken away."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")

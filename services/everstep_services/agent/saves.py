@@ -8,7 +8,6 @@ from everstep.clock import Clock
 from everstep.messages import Fact
 from everstep_services.agent import acts
 from everstep_services.agent.domain import Agent
-from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.records import Records
 from trainer_sdk.page import BadPageError, CountedBy
@@ -28,14 +27,14 @@ class Saves:
 
     def __init__(
         self,
-        plan: RunPlan,
+        scheduler: str,
         agent: Agent,
         rank: Callable[[int], WatchedRank | None],
         records: Records,
         clock: Clock,
         record: Callable[[Fact], None],
     ) -> None:
-        self._plan = plan
+        self._scheduler = scheduler
         self._agent = agent
         self._rank = rank
         self._records = records
@@ -52,7 +51,7 @@ class Saves:
         if not ranks:
             return False
         after_step = act.after_step
-        if after_step is None:
+        if not after_step:  # nobody has named one, or nobody counted steps when it was named
             after_step = max(self._reaches(rank) for rank in ranks)
         for rank in ranks:
             rank.page.ask_to_stop(after_step)
@@ -85,7 +84,7 @@ class Saves:
         """A notice, and what became of it."""
         order, now = self._agent.order, self._clock.now()
         if isinstance(act, acts.Noticed):
-            self._record(self._records.preemption_noticed(self._plan.scheduler.name, act))
+            self._record(self._records.preemption_noticed(self._scheduler, act))
         elif order is not None:
             step = max((self._pace(rank)[0] for rank in self._counting()), default=None)
             self._record(self._records.preemption(order, act, now=now, step=step))

@@ -99,7 +99,9 @@ class AgentService:
             others, record, self._do,
         )  # fmt: skip
         self._progress.stalls = self._stalls.watch
-        self._saves = Saves(plan, self._agent, self._watched, self._records, clock, record)
+        self._saves = Saves(
+            plan.scheduler.name, self._agent, self._watched, self._records, clock, record
+        )
         desks = Desks(
             self._agent, self._questions, self._progress, self._evidence, self._stalls,
             self._saves, checkpoints, self._requests, self._records, record, self._do,

@@ -1,0 +1,64 @@
+"""After which step ranks are told to stop, on pages that the real SDK writes."""
+
+from pathlib import Path
+
+import pytest
+
+from everstep_services.agent.acts import AskToStop
+from everstep_services.agent.domain import Agent
+from everstep_services.agent.part import Limits
+from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.records import Records
+from everstep_services.agent.saves import Saves
+from tests.fakes.clock import FakeClock
+from tests.unit.agent_orders import start
+from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
+
+STEP_S = 10.0
+
+
+def saves_of(folder: Path, ranks: list[StallRank], clock: FakeClock) -> Saves:
+    agent = Agent(Limits())
+    agent.ordered(start())
+    watched = {one.rank: WatchedRank(folder, one.view_of_page) for one in ranks}
+    return Saves("none", agent, watched.get, Records("j", "n", clock), clock, lambda _: None)
+
+
+def stops_after(rank: StallRank) -> int:
+    """It steps until it is told to stop."""
+    while not rank.run.should_stop:
+        rank.run.step()
+    return rank.run.steps_made
+
+
+@pytest.mark.parametrize("named", [0, None], ids=["named-before-they-counted", "not-named"])
+def test_ranks_that_step_by_now_stop_after_a_step_that_none_has_passed(
+    tmp_path: Path, named: int | None
+) -> None:
+    """Some may have looked in this step before they were told, and some not (A12.1)."""
+    pages, clock = Clock(), FakeClock()
+    with clock_of_pages(pages):
+        ranks = [StallRank(tmp_path, number, pages) for number in (0, 1)]
+        saves = saves_of(tmp_path, ranks, clock)
+        assert not saves.ask_to_stop(AskToStop(named)), "nobody looks yet"
+        for _ in range(4):
+            for one in ranks:
+                assert not one.run.should_stop
+                one.run.step()
+            pages.now += STEP_S
+        ranks[0].run.step()  # the other one is a little later
+        assert not ranks[0].run.should_stop
+        assert saves.ask_to_stop(AskToStop(named))
+        first, second = map(stops_after, ranks)
+    assert first == second
+
+
+def test_a_step_that_all_have_agreed_on_is_the_one(tmp_path: Path) -> None:
+    pages, clock = Clock(), FakeClock()
+    with clock_of_pages(pages):
+        rank = StallRank(tmp_path, 0, pages)
+        saves = saves_of(tmp_path, [rank], clock)
+        assert not rank.run.should_stop
+        rank.run.step()
+        assert saves.ask_to_stop(AskToStop(7))
+        assert stops_after(rank) == 7
