@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,7 +18,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("RANK", raising=False)
-    yield tmp_path
+    with mock.patch.dict(os.environ):  # some of these modules write there
+        yield tmp_path
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
