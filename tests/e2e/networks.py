@@ -11,6 +11,8 @@ HUB = "hub"
 _NETWORK = 0x40000000
 """CLONE_NEWNET; Python itself has `os.setns` from 3.12 on."""
 _HOSTS_MOST = 200
+_BRIDGE_ADDRESS = "02:00:0a:d3:00:01"
+"""A bridge without one takes the lowest of its ports': whoever knew the one before is cut off."""
 
 
 class Network:
@@ -30,7 +32,8 @@ class Network:
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._make(HUB)
-            _ip("-n", self._name(HUB), "link", "add", "br0", "type", "bridge")
+            bridge = ("br0", "address", _BRIDGE_ADDRESS, "type", "bridge")
+            _ip("-n", self._name(HUB), "link", "add", *bridge)
             self._up(HUB, "br0", self.address)
             _enter(self._path(HUB))
         except BaseException:
