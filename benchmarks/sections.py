@@ -2,8 +2,8 @@
 
     python -m benchmarks.sections [--nvrx NVRX/bin/python] [--rounds 5]
 
-Exit code 1 when a section pair or a step costs more than 1 µs, or a step of 100 ms more than 0.1 %,
-as medians.
+`cpu` is everstep with the processor times of sections. Exit code 1 when a section pair or a step
+costs more than 1 µs, or a step of 100 ms more than 0.1 %, as medians.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--nvrx", type=Path, metavar="PYTHON", help="one that has NVRx, as a peer")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    pythons = {"limit": sys.executable, "everstep": sys.executable}
+    pythons = dict.fromkeys(("limit", "everstep", "cpu"), sys.executable)
     if asked.nvrx is not None:
         pythons["nvrx"] = str(asked.nvrx)
     found: dict[str, Samples] = {name: {} for name in pythons}

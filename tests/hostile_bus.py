@@ -23,8 +23,10 @@ from everstep.bus.roles import ADMIN, SERVICE
 from everstep.messages import (
     CATALOGUE,
     FACTS,
+    CasesDocument,
     CheckpointsDocument,
     ControlDocument,
+    Explain,
     LimitsDocument,
     ListCheckpoints,
     Message,
@@ -36,6 +38,8 @@ from everstep.messages import (
     ShowLimits,
     ShowNodes,
     ShowRound,
+    ShowScores,
+    StragglersDocument,
     encode,
     kind_of,
 )
@@ -45,6 +49,8 @@ from everstep.messages.orders import BeatNow
 from everstep.messages.questions import ASKS
 from everstep.observe.http import listen
 from everstep.runtime import Parts, serve
+from everstep_services.attribution.replica import opened as open_attribution
+from everstep_services.attribution.settings import AttributionSettings
 from everstep_services.catalog.opening import opened as open_catalog
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.opening import opened as open_health
@@ -54,6 +60,8 @@ from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.service import opened as open_logins
 from everstep_services.rendezvous.opening import opened as open_rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
+from everstep_services.straggler.replica import opened as open_straggler
+from everstep_services.straggler.settings import StragglerSettings
 from tests.message_strategies import JSON, structs
 from tests.unit.history_facts import make
 from tests.unit.rendezvous_world import spec as example_spec
@@ -62,7 +70,7 @@ from tests.waiting import WITHIN_S, until_async
 T = TypeVar("T")
 _numbers = itertools.count(1)
 _DAMAGED = {"j1": "_cluster", "j2": "a.b"}
-SERVED = {"rendezvous", "health", "catalog", "logins"}
+SERVED = {"rendezvous", "health", "catalog", "straggler", "attribution", "logins"}
 JOBS = ["j1", "j2", "_cluster", "-", "x" * 128]
 ODD_JOBS = ["a$b", "\u202ej", "y" * 3000, "a/b", "%s%n"]
 BUCKETS: Mapping[str, type[Message]] = {
@@ -71,6 +79,8 @@ BUCKETS: Mapping[str, type[Message]] = {
     "NODES": NodesDocument,
     "LIMITS": LimitsDocument,
     "CHECKPOINTS": CheckpointsDocument,
+    "CASES": CasesDocument,
+    "STRAGGLERS": StragglersDocument,
 }
 
 
@@ -151,7 +161,7 @@ _SUBJECTS: Sequence[tuple[Callable[[str, str], str], type[Message]]] = [
     ),
     *((lambda job, _, one=one: f"es.fact.{job}.{kind_of(one)}", one) for one in FACTS),
     *[(lambda job, node: f"es.beat.{job}.{_token(node)}", NodeBeat)] * 8,
-    (lambda job, node: f"es.timing.{job}.{_token(node)}", NodeTimings),
+    *[(lambda job, node: f"es.timing.{job}.{_token(node)}", NodeTimings)] * 4,
     (lambda job, node: f"es.lost.{job}.{_token(node)}", NodeLost),
     (lambda job, node: f"es.order.{job}.{_token(node)}.hail", BeatNow),
     # Not of all jobs: the questions about one whose document is damaged are all refused.
@@ -289,6 +299,8 @@ class ControlPlane:
                 open_rendezvous(RendezvousSettings(), bus, spool / "r") as rendezvous,
                 open_health(HealthSettings(), bus, spool / "h") as health,
                 open_catalog(CatalogSettings(), bus, spool / "c") as catalog,
+                open_straggler(StragglerSettings(), bus, spool / "s") as straggler,
+                open_attribution(AttributionSettings(), bus, spool / "a") as attribution,
                 open_history(history, ApiSettings(), bus, listener, None) as kept,
                 open_logins(server.operator.signers, bus) as logins,
                 connect(bus, "prober") as self._bus,
@@ -299,6 +311,8 @@ class ControlPlane:
                     "rendezvous": rendezvous,
                     "health": health,
                     "catalog": catalog,
+                    "straggler": straggler,
+                    "attribution": attribution,
                     "logins": logins,
                 }
                 async with asyncio.TaskGroup() as tasks:
@@ -335,6 +349,8 @@ class ControlPlane:
             ("health", "limits", ShowLimits(job="nobody")),
             ("health", "nodes", ShowNodes(job="_cluster")),
             ("catalog", "list", ListCheckpoints(job="nobody")),
+            ("straggler", "scores", ShowScores(job="nobody")),
+            ("attribution", "explain", Explain(job="nobody", incident="none")),
         ]
         for service, verb, question in asked:
             look = partial(self._is_answered, service, verb, question)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import link as links
 from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.torch_hooks import serve_torch
 from trainer_sdk.launchers import Place, is_worker, job_of
 from trainer_sdk.page import BadPageError, make_page, view_page
 from trainer_sdk.saying import say_once
@@ -98,6 +99,7 @@ def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
     _open_page(own, place, link, Door(os.path.join(folder, SOCKET)))
     os.register_at_fork(after_in_child=link.detach)
     atexit.register(_leave, link, folder, holds, environ)
+    serve_torch(own)
     link.up()
     if not place.local_rank:
         _start_agent(folder, environ)

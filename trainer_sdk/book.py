@@ -4,8 +4,20 @@ from _thread import RLock, _local, get_native_id
 from _weakref import ref
 
 from trainer_sdk import layout
-from trainer_sdk.saying import say_once
-from trainer_sdk.sections import Lane, LongSection, Section, seconds_of
+from trainer_sdk.saying import quoted, say_once
+from trainer_sdk.sections import (
+    DeviceSection,
+    Lane,
+    LongSection,
+    Section,
+    TimedDeviceSection,
+    TimedSection,
+    seconds_of,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_sdk.device_timer import DeviceTimer
 
 SECOND_NS = 1_000_000_000
 _KINDS = {
@@ -35,6 +47,10 @@ class Book:
         """When the last step was finished."""
         self.fresh = 0.0
         """Before this the training was paused, or had not made its first step."""
+        self.is_cpu_timed = False
+        """Plain sections measure the processor time of their thread."""
+        self.device: DeviceTimer | None = None
+        """It measures the time of plain sections on the accelerator."""
         self._learns = False
         self._misuses = 0
         self._lock = RLock()  # a signal handler may come in between
@@ -118,6 +134,25 @@ class Book:
             for section in self._all():
                 section.begin_learning()
 
+    def time_cpu(self, *, is_wanted: bool) -> None:
+        """From now on plain sections measure the processor time of their thread, or do not."""
+        with self._lock:
+            self.is_cpu_timed = is_wanted
+            for lane in self._alive():
+                lane.forget_cpu()
+            self._change_sections()
+
+    def time_device(self, timer: "DeviceTimer | None") -> None:
+        """From now on plain sections measure their time on the accelerator, or do not."""
+        with self._lock:
+            self.device = timer
+            self._change_sections()
+
+    def give_up_device(self, error: Exception) -> None:
+        """Measure no time on the accelerator any more: it cannot be done."""
+        self.time_device(None)
+        say_once(f"times on the accelerator are not measured any more: {quoted(error)}")
+
     def go_on(self, now: float) -> None:
         """A pause is over: nothing that it interrupted has taken the time that it took."""
         self.progress(now)
@@ -144,6 +179,7 @@ class Book:
         self.main = self.only = self.lane()
         self.main.place(words, 0)
         self._lanes = [ref(self.main)]
+        self.time_device(None)  # a fork cannot use what its parent has of CUDA
         for section in self._all():
             section.place(words)
 
@@ -167,7 +203,20 @@ class Book:
 
     def _add(self, number: int, name: str, kind: int) -> Section:
         self._show(number, name, kind)
-        return (LongSection if kind else Section)(self, number, name, learns=self._learns)
+        made = LongSection if kind else self._plain()
+        return made(self, number, name, learns=self._learns)
+
+    def _plain(self) -> type[Section]:
+        """Which class plain sections have."""
+        if self.device is not None:
+            return TimedDeviceSection if self.is_cpu_timed else DeviceSection
+        return TimedSection if self.is_cpu_timed else Section
+
+    def _change_sections(self) -> None:
+        plain = self._plain()
+        for section in self.sections.values():
+            if not isinstance(section, LongSection):
+                section.__class__ = plain
 
     def _show(self, number: int, name: str, kind: int) -> None:
         at = layout.NAMES_AT + number * layout.NAME_WORDS

@@ -14,7 +14,11 @@ Fields are only ever added; another meaning is another magic.
     words 1024-5119  64 rings of the latest 64 durations of each section, doubles
     words 5120-5631  64 names of sections
     words 5632-6143  a ring of the latest 512 durations of steps, doubles; without long phases
-    words 6144-8191  reserved
+    words 6144-7167  64 rings of the latest 16 instants at which each section ended, doubles; the
+                     first ring is that of steps
+    words 7168-7679  64 rings of the latest 8 processor times of threads in each section, doubles;
+                     every fifth end has one
+    words 7680-8191  64 rings of the latest 8 times of each section on the accelerator, doubles
 """
 
 MAGIC = int.from_bytes(b"EVSPAGE1", "little")
@@ -55,6 +59,7 @@ DEFERRED = 31  # a bit for each signal whose default action is deferred
 STOP_AFTER = 32  # 1 + the step after which the script should stop; 0 for go on
 SAVE_AFTER = 33  # 1 + the step after which it should save and go on; 0 for none
 WARMUP_GIVEN = 34  # so many first steps may take long, whatever the script says; 0 for not given
+CPU_TIMED = 35  # 1 where sections should measure the processor time of their thread, too
 
 LANES_AT = 64
 LANES = 8
@@ -73,6 +78,8 @@ SECTION_COUNT = 0  # how often it ended
 SECTION_LONGEST_S = 1  # since the first step of the round
 SECTION_KIND = 2
 SECTION_BEFORE = 3  # how often it had ended when the first step of the round was made
+SECTION_CPU_COUNT = 4  # how many of its processor times were written
+SECTION_DEVICE_COUNT = 5  # how many of its times on the accelerator were written
 
 VALUES_AT = 864
 VALUES_MOST = 24
@@ -88,6 +95,13 @@ NAME_BYTES = 64
 
 STEPS_AT = 5632
 STEPS_ENTRIES = 512
+
+ENDS_AT = 6144
+ENDS_ENTRIES = 16
+CPU_AT = 7168
+CPU_ENTRIES = 8
+DEVICE_AT = 7680
+DEVICE_ENTRIES = 8
 
 OUTSIDE = 0  # the first section: the time outside all others, up to whatever comes next
 OTHERS = SECTIONS_MOST - 1  # the last one: all names that there is no room for
@@ -121,6 +135,7 @@ ERROR_FILE = "error.json"
 ELASTIC_ERROR_FILE = "torchelastic_error.json"
 WORKER_SOCKET = "worker.sock"
 INJECTION_SOCKET = "injection.sock"
+KERNELS_FILE = "kernels.json"
 FLIGHT_PREFIX = "flight_"
 
 # What an agent and its warden hold together, in the agent's runtime directory.

@@ -3,9 +3,9 @@
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -134,6 +134,39 @@ class SectionReading:
     """How often it ended since the first step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """One end of a section, or of a step."""
+
+    number: int
+    """Counted from 1, in this round."""
+    took_s: float | None
+    """None for the first step, and for those that the optimizer counts."""
+    ended_s: float | None
+    """None where it is not among the latest 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a page has that it had not when it was read before."""
+
+    steps: tuple[Ending, ...]
+    sections: Mapping[int, tuple[Ending, ...]]
+    """By the section's number; only those that ended."""
+    counts: Mapping[int, int]
+    """How often each of them has ended in all."""
+    cpu_s: Mapping[int, tuple[float, ...]]
+    """The latest processor times of these sections."""
+    cpu_counts: Mapping[int, int]
+    """How many of them were written in all."""
+    device_s: Mapping[int, tuple[float, ...]]
+    """The latest times of these sections on the accelerator."""
+    device_counts: Mapping[int, int]
+    """How many of them were written in all."""
+    open: tuple[Frame, ...]
+    """The sections that the thread is in that makes the steps, the outermost first."""
+
+
 class BadPageError(Exception):
     """A page holds what no rank writes; it says what."""
 
@@ -195,14 +228,66 @@ class PageView:
             places = (one & (layout.STEPS_ENTRIES - 1) for one in range(first + 1, steps + 1))
             return tuple(_plausible(seconds[layout.STEPS_AT + place]) for place in places)
 
-    def values(self) -> Mapping[str, float]:
-        """What the script has reported last, by name."""
+    def take(
+        self,
+        steps: int,
+        counts: Mapping[int, int],
+        cpu_counts: Mapping[int, int],
+        device_counts: Mapping[int, int],
+    ) -> Taken:
+        """What came after so many steps, and after so many ends of each section.
+
+        Steps are read last: of a section that ended after a step, the step is known.
+        """
         with self._words() as words:
-            known = words[layout.VALUES]
-            if not 0 <= known <= layout.VALUES_MOST:
-                raise BadPageError(f"it has {known} values")
-            starts = (layout.VALUES_AT + one * layout.VALUE_WORDS for one in range(known))
+            seconds = words.cast("B").cast("d")
+            sections: dict[int, tuple[Ending, ...]] = {}
+            cpu: dict[int, tuple[int, tuple[float, ...]]] = {}
+            device: dict[int, tuple[int, tuple[float, ...]]] = {}
+            now = words[layout.SECTIONS_AT : _SECTIONS_END : layout.SECTION_WORDS].tolist()
+            ended = {
+                number: count
+                for number, count in enumerate(now[: _known(words)])
+                if number and count != counts.get(number, 0)
+            }
+            for number in ended:
+                sections[number] = _section_endings(words, seconds, number, counts.get(number, 0))
+                cpu[number] = _times(words, seconds, _CPU, number, cpu_counts.get(number, 0))
+                after = device_counts.get(number, 0)
+                device[number] = _times(words, seconds, _DEVICE, number, after)
+            place = layout.LANES_AT
+            frames = _lane(words, place).frames if words[place + layout.LANE_THREAD] else ()
+            return Taken(
+                steps=_step_endings(words, seconds, steps),
+                sections=sections,
+                counts={
+                    number: _newest(found, ended[number]) for number, found in sections.items()
+                },
+                cpu_s={number: times for number, (_, times) in cpu.items()},
+                cpu_counts={number: count for number, (count, _) in cpu.items()},
+                device_s={number: times for number, (_, times) in device.items()},
+                device_counts={number: count for number, (count, _) in device.items()},
+                open=frames,
+            )
+
+    def time_cpu(self, *, is_wanted: bool) -> None:
+        """Tell the rank whether sections should measure the processor time of their thread."""
+        with self._words() as words:
+            words[layout.CPU_TIMED] = is_wanted
+
+    def values(self, after_ns: int = -1) -> Mapping[str, float]:
+        """What the script has reported last, by name; with `after_ns` only what it reported since.
+
+        That is an instant of this host's monotonic clock.
+        """
+        with self._words() as words:
+            starts = [at for at in _values(words) if words[at + 5] > after_ns]
             return {_text(words, at, _VALUE_NAME_WORDS): _double(words[at + 4]) for at in starts}
+
+    def reported_ns(self, otherwise: int = -1) -> int:
+        """When the script reported something last."""
+        with self._words() as words:
+            return max((words[at + 5] for at in _values(words)), default=otherwise)
 
     def ask_to_stop(self, after_step: int) -> None:
         """Tell the rank that it should stop, once it has finished this step."""
@@ -293,9 +378,21 @@ _NEVER_NEGATIVE = (
     layout.WARMUP,
     layout.WARMUP_GIVEN,
 )
+_ENDS = layout.ENDS_ENTRIES
+_CPU = (layout.SECTION_CPU_COUNT, layout.CPU_AT, layout.CPU_ENTRIES)
+_DEVICE = (layout.SECTION_DEVICE_COUNT, layout.DEVICE_AT, layout.DEVICE_ENTRIES)
 _LANES_END = layout.LANES_AT + layout.LANES * layout.LANE_WORDS
+_SECTIONS_END = layout.SECTIONS_AT + layout.SECTIONS_MOST * layout.SECTION_WORDS
 _VALUE_NAME_WORDS = layout.VALUE_NAME_BYTES // 8
 _MOST_S = layout.SECTIONS_MOST * layout.FRAME_STEP
+
+
+def _values(words: "memoryview[int]") -> Iterable[int]:
+    """Where each value begins."""
+    known = words[layout.VALUES]
+    if not 0 <= known <= layout.VALUES_MOST:
+        raise BadPageError(f"it has {known} values")
+    return (layout.VALUES_AT + one * layout.VALUE_WORDS for one in range(known))
 
 
 def _reading(words: "memoryview[int]") -> PageReading:
@@ -337,6 +434,78 @@ def _known(words: "memoryview[int]") -> int:
     if not 0 <= known <= layout.SECTIONS_MOST:
         raise BadPageError(f"it names {known} sections")
     return known
+
+
+def _count(words: "memoryview[int]", place: int) -> int:
+    count = words[place]
+    if count < 0:
+        raise BadPageError(f"its word {place} is {count}")
+    return count
+
+
+def _section_endings(
+    words: "memoryview[int]", seconds: "memoryview[float]", number: int, after: int
+) -> tuple[Ending, ...]:
+    place = layout.SECTIONS_AT + number * layout.SECTION_WORDS + layout.SECTION_COUNT
+    took = (layout.RINGS_AT + number * layout.RING_ENTRIES, layout.RING_ENTRIES)
+    return _endings(words, seconds, place, took, layout.ENDS_AT + number * _ENDS, after)
+
+
+def _step_endings(
+    words: "memoryview[int]", seconds: "memoryview[float]", after: int
+) -> tuple[Ending, ...]:
+    took = (layout.STEPS_AT, layout.STEPS_ENTRIES)
+    endings = _endings(words, seconds, layout.STEPS, took, layout.ENDS_AT, after)
+    if words[layout.COUNTED_BY] == layout.BY_SDK:
+        return tuple(one if one.took_s else replace(one, took_s=None) for one in endings)
+    return tuple(replace(one, took_s=None) for one in endings)
+
+
+def _endings(
+    words: "memoryview[int]",
+    seconds: "memoryview[float]",
+    count_at: int,
+    took: tuple[int, int],
+    ends_at: int,
+    after: int,
+) -> tuple[Ending, ...]:
+    """The ends after `after` that both rings agree on: what is written meanwhile is left out."""
+    took_at, entries = took
+    count = _count(words, count_at)
+    found = []
+    for one in range(max(after, count - entries, 0) + 1, count + 1):
+        took_s = _plausible(seconds[took_at + (one & (entries - 1))])
+        is_kept = one > count - _ENDS
+        ended_s = _plausible(seconds[ends_at + (one & (_ENDS - 1))]) if is_kept else None
+        found.append((one, took_s, ended_s))
+    newest = _count(words, count_at) + 1  # it may be written already
+    return tuple(
+        Ending(one, took_s, ended_s if one > newest - _ENDS else None)
+        for one, took_s, ended_s in found
+        if one > newest - entries
+    )
+
+
+def _newest(endings: tuple[Ending, ...], otherwise: int) -> int:
+    return endings[-1].number if endings else otherwise
+
+
+def _times(
+    words: "memoryview[int]",
+    seconds: "memoryview[float]",
+    rings: tuple[int, int, int],
+    number: int,
+    after: int,
+) -> tuple[int, tuple[float, ...]]:
+    """How many a ring of this section was given in all, and the latest of them after `after`."""
+    counted_at, rings_at, entries = rings
+    place = layout.SECTIONS_AT + number * layout.SECTION_WORDS + counted_at
+    count = _count(words, place)
+    at = rings_at + number * entries
+    numbers = range(max(after, count - entries) + 1, count + 1)
+    found = [(one, _plausible(seconds[at + (one & (entries - 1))])) for one in numbers]
+    kept = _count(words, place) + 1 - entries  # the next one may be written already
+    return count, tuple(took_s for one, took_s in found if one > kept)
 
 
 def _one_of(names: Mapping[int, N], word: int, what: str) -> N:

@@ -16,12 +16,18 @@ from trainer_sdk.sections import Section, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
-    from typing import Literal
+    from typing import Any, Literal
+
+    from trainer_sdk.kernels import KernelTrace
+    from trainer_sdk.trackers import Tracker
 
 _IN_RING = layout.STEPS_ENTRIES - 1
 _MOST_STEPS = 1 << 62
+_IN_ENDS = layout.ENDS_ENTRIES - 1
 _IN_WARMUP = -1.0
+_EACH_STEP = -1
 _NO_MORE = float("inf")
 
 _PROGRESS_S = layout.PROGRESS_S
@@ -30,6 +36,8 @@ _STEPS = layout.STEPS
 _STEPS_AT = layout.STEPS_AT
 _STOP = layout.STOP_AFTER
 _SAVE = layout.SAVE_AFTER
+_ENDS_AT = layout.ENDS_AT
+_CPU_TIMED = layout.CPU_TIMED
 
 
 class Session:
@@ -48,9 +56,15 @@ class Session:
         self._seconds = seconds_of(link.words)
         self._step = self._steps = 0
         self._longest = 0.0
+        self._settled = 0
+        """What the agent wants of processor times, once that is done; or there is more to do."""
         self._beats = 0
         self._beat = self._longest_beat = 0.0
         self._listens = self._has_seen_stop = False
+        self._has_timed_device = False
+        """It was begun; where it then failed, it is not begun again."""
+        self._kernels: KernelTrace | None = None
+        self._trackers: list[Tracker] = []
         self._book.progress(monotonic())
 
     @property
@@ -125,9 +139,11 @@ class Session:
         self._steps = steps = self._steps + 1
         words, seconds = self._words, self._seconds
         seconds[_STEPS_AT + (steps & _IN_RING)] = took
-        seconds[_PROGRESS_S] = now
+        seconds[_ENDS_AT + (steps & _IN_ENDS)] = seconds[_PROGRESS_S] = now
         words[_STEPS] = steps
         words[_STEP] = step
+        if words[_CPU_TIMED] != self._settled:
+            self._settle()
         return step
 
     def start_at(self, step: int, *, total: int | None = None) -> None:
@@ -170,12 +186,76 @@ class Session:
         """Ask that this node be excluded, or the job be stopped; others decide about it."""
         self._link.say("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
 
+    def trace_kernels(self, *, every_s: float = 10.0) -> bool:
+        """Have the agent learn how long kernels take on this rank's accelerator.
+
+        False where that is not possible: without `cupti-python`, a driver, or beside a profiler.
+        """
+        from trainer_sdk.kernels import KernelTrace
+
+        if self._kernels is None:
+            self._kernels = KernelTrace(self._link.folder, every_s=every_s)
+        return self._kernels.start()
+
+    def time_device(self) -> bool:
+        """Have sections measure their time on this rank's accelerator, too, by CUDA events.
+
+        Nothing waits for these. False where CUDA is not initialised, and where no agent looks.
+        """
+        from trainer_sdk.device_timer import device_timer
+
+        book = self._book
+        if book.device is None and self._link.attached and not self._has_timed_device:
+            try:
+                timer = device_timer()
+            except Exception as error:  # noqa: BLE001 - a torch that is none
+                book.give_up_device(error)
+                return False
+            self._has_timed_device = timer is not None
+            book.time_device(timer)
+            self._settled = _EACH_STEP
+        return book.device is not None
+
+    def report_to_tensorboard(self, folder: str, *, every_s: float = 10.0) -> bool:
+        """Write what is reported, and medians of steps and sections, to TensorBoard, too.
+
+        In `folder/rank-N`. False, after a warning line, where that is not possible.
+        """
+        from trainer_sdk.trackers import TensorBoard, tracker_of
+
+        rank = self._words[layout.RANK] if self._link.attached else os.environ.get("RANK", "0")  # noqa: TID251
+        place = os.path.join(os.fspath(folder), f"rank-{rank}")
+        return self._track(tracker_of(lambda: TensorBoard(place), *self._figures(), every_s))
+
+    def report_to_wandb(self, run: "Any", *, every_s: float = 10.0) -> bool:
+        """Add the same figures to a run of Weights & Biases, in the rows that the script logs.
+
+        `run` is what `wandb.init()` returns. False, after a warning line, where it is none.
+        """
+        from trainer_sdk.trackers import WandbRun, tracker_of
+
+        return self._track(tracker_of(lambda: WandbRun(run), *self._figures(), every_s))
+
     def close(self) -> None:
         """The training is over; what follows is leaving."""
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers.clear()
+        if self._kernels is not None:
+            self._kernels.stop()
         self.end_all()
         now = monotonic()
         self._book.progress(now)
         self._seconds[layout.CLOSED_S] = now
+
+    def _figures(self) -> "tuple[Callable[[], memoryview[int]], Callable[[], int]]":
+        """What a tracker reads: the page, and the step that it has come to."""
+        return lambda: self._words, lambda: self._step
+
+    def _track(self, tracker: "Tracker | None") -> bool:
+        if tracker is not None:
+            self._trackers.append(tracker)
+        return tracker is not None
 
     def _detach(self) -> None:
         """Write to memory of its own from now on: this process does not speak for the rank."""
@@ -209,9 +289,11 @@ class Session:
         words[layout.COUNTED_BY] = layout.BY_SDK
         words[layout.LONGEST_STEP_NS] = 0
         book.progress(now)
+        self._seconds[_ENDS_AT + (self._steps & _IN_ENDS)] = now
         words[_STEPS] = self._steps
         words[_STEP] = step
         book.main.move(now)
+        self._settle()
         if self._beats:
             self._note_beat(now)
         self._longest, self._longest_beat = _IN_WARMUP, _NO_MORE
@@ -222,6 +304,18 @@ class Session:
         if not words[layout.FIRST_STEP_NS]:
             self._link.first_step()
         return step
+
+    def _settle(self) -> None:
+        """Measure processor times as the agent wants, and take times from the accelerator."""
+        book, wanted = self._book, self._words[_CPU_TIMED]
+        if book.is_cpu_timed != bool(wanted):
+            book.time_cpu(is_wanted=bool(wanted))
+        if book.device is not None:
+            try:
+                book.device.resolve()
+            except Exception as error:  # noqa: BLE001 - no error of a measurement is the training's
+                book.give_up_device(error)
+        self._settled = wanted if book.device is None else _EACH_STEP
 
     def _note_step(self, took: float, now: float, steps: int) -> None:
         """Never before has one taken so long; or it is one of those that may take long."""

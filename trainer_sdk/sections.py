@@ -5,7 +5,7 @@ nothing but the time. Whatever comes in between, another thread or a signal hand
 and page in order.
 """
 
-from time import monotonic
+from time import monotonic, thread_time
 
 from trainer_sdk import layout
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, ParamSpec, TypeVar
 
     from trainer_sdk.book import Book
+    from trainer_sdk.device_timer import Pair
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
 # Globals are looked up faster than attributes of a module.
 _DEEPEST = layout.DEEPEST
 _IN_RING = layout.RING_ENTRIES - 1
+_IN_ENDS = layout.ENDS_ENTRIES - 1
+_IN_CPU = layout.CPU_ENTRIES - 1
+_IN_DEVICE = layout.DEVICE_ENTRIES - 1
 _MOST_OPEN = 1024  # no program is so deep: these were begun again and again, and never ended
 _NOT_YET = float("inf")
+_UNTIMED = -1.0
+_CPU_EVERY = 5  # no number of microbatches or workers that people use often
 _COROUTINE = 0x80  # of a function's code
 
 
@@ -32,8 +38,8 @@ class Lane:
     """Where one thread is: its open sections, and since when."""
 
     __slots__ = (
-        *("__weakref__", "_at", "_seconds", "_words", "deep", "depth", "frames", "longest_gap"),
-        *("moved", "number", "sections", "since", "thread"),
+        *("__weakref__", "_at", "_seconds", "_words", "cpu", "deep", "depth", "frames"),
+        *("longest_gap", "moved", "number", "pairs", "sections", "since", "thread"),
     )
 
     def __init__(self, words: "memoryview[int]", number: int | None, thread: int) -> None:
@@ -42,6 +48,10 @@ class Lane:
         """How many of the next are open; one more if there are any in `deep`."""
         self.sections: list[Section | None] = [None] * (_DEEPEST + 1)
         self.since = [0.0] * _DEEPEST
+        self.cpu = [_UNTIMED] * (_DEEPEST + 1)
+        """What the thread had computed when it entered each, where that is measured."""
+        self.pairs: list[Pair | None] = [None] * _DEEPEST
+        """The events of each, where its time on the accelerator is measured."""
         self.deep: list[tuple[Section, float]] = []
         """Those that are too deep to be shown."""
         self.moved = monotonic()
@@ -73,6 +83,11 @@ class Lane:
         self._seconds[layout.LANE_MOVED_S] = self.moved
         words[layout.LANE_THREAD] = self.thread
 
+    def forget_cpu(self) -> None:
+        """What was computed before was not measured."""
+        for depth in range(_DEEPEST):
+            self.cpu[depth] = _UNTIMED
+
     def move(self, now: float) -> None:
         """It has got further, otherwise than by a section that is shown."""
         self.moved = self._seconds[layout.LANE_MOVED_S] = now
@@ -90,7 +105,10 @@ class Section:
     itself, and by several threads at once. It ends in the thread in which it began.
     """
 
-    __slots__ = ("_book", "_ended", "_here", "_longest", "_own", "_ring", "name", "number", "tag")
+    __slots__ = (
+        *("_book", "_cpu", "_device", "_ended", "_ends", "_here", "_longest", "_own", "_ring"),
+        *("name", "number", "tag"),
+    )
 
     def __init__(self, book: "Book", number: int, name: str, *, learns: bool) -> None:
         self._book = book
@@ -108,6 +126,12 @@ class Section:
         self._own = words[at : at + layout.SECTION_WORDS]
         at = layout.RINGS_AT + self.number * layout.RING_ENTRIES
         self._ring = seconds_of(words[at : at + layout.RING_ENTRIES])
+        at = layout.ENDS_AT + self.number * layout.ENDS_ENTRIES
+        self._ends = seconds_of(words[at : at + layout.ENDS_ENTRIES])
+        at = layout.CPU_AT + self.number * layout.CPU_ENTRIES
+        self._cpu = seconds_of(words[at : at + layout.CPU_ENTRIES])
+        at = layout.DEVICE_AT + self.number * layout.DEVICE_ENTRIES
+        self._device = seconds_of(words[at : at + layout.DEVICE_ENTRIES])
 
     def __enter__(self) -> None:
         try:
@@ -144,6 +168,7 @@ class Section:
         took = now - lane.since[depth]
         self._ended = ended = self._ended + 1
         self._ring[ended & _IN_RING] = took
+        self._ends[ended & _IN_ENDS] = now
         self._own[0] = ended
         if took > self._longest:
             self._note(now - took, now)
@@ -178,6 +203,12 @@ class Section:
         self._longest = 0.0
         self._own[layout.SECTION_BEFORE] = self._ended
 
+    def take_device(self, took: float) -> None:
+        """So long it took on the accelerator, some time ago."""
+        count = self._own[layout.SECTION_DEVICE_COUNT] + 1
+        self._device[count & _IN_DEVICE] = took
+        self._own[layout.SECTION_DEVICE_COUNT] = count
+
     def _note(self, since: float, now: float) -> None:
         """Never before has it taken so long; unless there was more in it than itself."""
         took = now - self._book.typical_since(since)
@@ -207,8 +238,118 @@ class Section:
         lane.move(now)
         self._ended = ended = self._ended + 1
         self._ring[ended & _IN_RING] = now - since
+        self._ends[ended & _IN_ENDS] = now
         self._own[0] = ended
         self._note(since, now)
+
+
+class TimedSection(Section):
+    """A plain one that measures the processor time of its thread, too: every fifth time.
+
+    A section becomes one, and a plain one again, between two steps: its class changes, so that a
+    plain one spends nothing on it. To ask the kernel for that time costs more than all the rest.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        Section.__enter__(self)
+        if self._ended % _CPU_EVERY:
+            return
+        lane = self._book.only or self._book.lane()
+        lane.cpu[lane.depth - 1] = thread_time()
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None" = None,
+        error: "BaseException | None" = None,
+        trace: "TracebackType | None" = None,
+    ) -> None:
+        lane = self._book.only or self._book.lane()
+        depth = lane.depth - 1
+        if lane.cpu[depth] < 0.0 or lane.sections[depth] is not self:
+            Section.__exit__(self)
+            return
+        cpu = thread_time() - lane.cpu[depth]
+        lane.cpu[depth] = _UNTIMED
+        count = self._own[layout.SECTION_CPU_COUNT] + 1
+        self._cpu[count & _IN_CPU] = cpu
+        self._own[layout.SECTION_CPU_COUNT] = count
+        Section.__exit__(self)
+
+    enter = __enter__
+    leave = __exit__
+
+
+class DeviceSection(Section):
+    """A plain one that measures its time on the accelerator, too, as the script has asked.
+
+    Another thread may make it a plain one at any moment, so nothing here asks for its class.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        Section.__enter__(self)
+        _begin_on_device(self, self._book)
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None" = None,
+        error: "BaseException | None" = None,
+        trace: "TracebackType | None" = None,
+    ) -> None:
+        _end_on_device(self, self._book)
+        Section.__exit__(self)
+
+    enter = __enter__
+    leave = __exit__
+
+
+class TimedDeviceSection(Section):
+    """A plain one that measures both."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        TimedSection.__enter__(self)  # type: ignore[arg-type]
+        _begin_on_device(self, self._book)
+
+    def __exit__(
+        self,
+        kind: "type[BaseException] | None" = None,
+        error: "BaseException | None" = None,
+        trace: "TracebackType | None" = None,
+    ) -> None:
+        _end_on_device(self, self._book)
+        TimedSection.__exit__(self)  # type: ignore[arg-type]
+
+    enter = __enter__
+    leave = __exit__
+
+
+def _begin_on_device(section: Section, book: "Book") -> None:
+    lane, timer = book.only or book.lane(), book.device
+    depth = lane.depth - 1
+    if timer is None or depth >= _DEEPEST:
+        return
+    try:
+        lane.pairs[depth] = timer.begin(section.number)
+    except Exception as error:  # noqa: BLE001 - no error of a measurement is the training's
+        book.give_up_device(error)
+
+
+def _end_on_device(section: Section, book: "Book") -> None:
+    lane, timer = book.only or book.lane(), book.device
+    depth = lane.depth - 1
+    if timer is None or depth >= _DEEPEST or lane.sections[depth] is not section:
+        return
+    pair, lane.pairs[depth] = lane.pairs[depth], None
+    try:
+        if pair is not None:
+            timer.end(section, pair)
+    except Exception as error:  # noqa: BLE001 - as above
+        book.give_up_device(error)
 
 
 class LongSection(Section):

@@ -168,6 +168,8 @@ class Signal(Line, frozen=True, kw_only=True):
 
     number: int
     ranks: tuple[int, ...] | None = None
+    to_handlers: bool = False
+    """Only to ranks that have a handler for it."""
 
 
 class Undefer(Line, frozen=True, kw_only=True):

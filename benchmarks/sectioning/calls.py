@@ -1,6 +1,6 @@
 """The calls of one contender, timed in a process of its own; prints JSON.
 
-python -m benchmarks.sectioning.calls everstep|nvrx|limit
+python -m benchmarks.sectioning.calls everstep|cpu|nvrx|limit
 """
 
 import json
@@ -8,8 +8,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic_ns, perf_counter_ns
 from types import TracebackType
 
@@ -60,13 +61,15 @@ def in_steps(calls: Calls) -> list[float]:
 
 
 @contextmanager
-def everstep() -> Iterator[Calls]:
+def everstep(*, is_cpu_timed: bool = False) -> Iterator[Calls]:
     """A session on a real page; what it would send is kept in memory."""
     from trainer_sdk.rank_session import session
     from trainer_sdk.testing import watched
 
-    with watched():
+    with watched() as watch:
         run = session()
+        watch._page.time_cpu(is_wanted=is_cpu_timed)
+        run.step()
 
         def pair() -> None:
             with run.section("forward"):
@@ -143,7 +146,12 @@ def limit() -> Iterator[Calls]:
     yield Calls(pair, monotonic_ns, monotonic_ns)
 
 
-CONTENDERS = {"everstep": everstep, "nvrx": nvrx, "limit": limit}
+CONTENDERS: dict[str, Callable[[], AbstractContextManager[Calls]]] = {
+    "everstep": everstep,
+    "cpu": partial(everstep, is_cpu_timed=True),
+    "nvrx": nvrx,
+    "limit": limit,
+}
 
 
 def main(name: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ONE_SHOT = {"setup", "bus-init"}
 AGENTS = {"agent-1", "agent-2"}
-OURS = {"history", "rendezvous", "health", "catalog", "logins", *AGENTS}
+OURS = {"history", "rendezvous", "health", "catalog", "straggler", "logins", *AGENTS}
 LASTING = {"nats", "postgres", *OURS}
 
 NEEDS_CLUSTER = [

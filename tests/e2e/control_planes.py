@@ -87,7 +87,7 @@ class Up:
             self.process.terminate()
 
 
-SERVICES = ("rendezvous", "history", "health", "catalog")
+SERVICES = ("rendezvous", "history", "health", "catalog", "straggler")
 ALL = ("nats", *SERVICES)
 
 
@@ -103,7 +103,7 @@ def running_up(folder: Path, **settings: str) -> Iterator[Up]:
 
 
 class Pieces:
-    """A server and four services, each a process of its own, to be killed and started again."""
+    """A server and five services, each a process of its own, to be killed and started again."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", **settings: str) -> None:
         self.folder = folder

@@ -33,9 +33,9 @@ class Network:
         try:
             self._make(HUB)
             bridge = ("br0", "address", _BRIDGE_ADDRESS, "type", "bridge")
-            _ip("-n", self._name(HUB), "link", "add", *bridge)
+            ip("-n", self._name(HUB), "link", "add", *bridge)
             self._up(HUB, "br0", self.address)
-            _enter(self._path(HUB))
+            enter(self._path(HUB))
         except BaseException:
             self.__exit__()
             raise
@@ -46,7 +46,7 @@ class Network:
         os.close(self._home)
         for name in (*self._nodes, HUB):
             if self._path(name).exists():
-                _ip("netns", "delete", self._name(name))
+                ip("netns", "delete", self._name(name))
 
     def add(self, node: str) -> str:
         """A host on the bridge; its address."""
@@ -54,35 +54,43 @@ class Network:
         port, address = self._port(node), f"10.211.0.{1 + len(self._nodes)}"
         assert len(self._nodes) < _HOSTS_MOST
         self._make(node)
-        own = ("peer", "name", "eth0", "netns", self._name(node))
-        _ip("-n", self._name(HUB), "link", "add", port, "type", "veth", *own)
-        _ip("-n", self._name(HUB), "link", "set", port, "master", "br0", "up")
+        self._lay(node)
+        ip("-n", self._name(HUB), "link", "set", port, "master", "br0", "up")
         self._up(node, "eth0", address)
         return address
+
+    def _lay(self, node: str) -> None:
+        """The cable from the hub's port to the host."""
+        own = ("peer", "name", "eth0", "netns", self._name(node))
+        ip("-n", self._name(HUB), "link", "add", self._port(node), "type", "veth", *own)
 
     @contextmanager
     def on(self, node: str) -> Iterator[None]:
         """What is started within runs on this host."""
-        _enter(self._path(node))
+        enter(self._path(node))
         try:
             yield
         finally:
-            _enter(self._path(HUB))
+            enter(self._path(HUB))
 
     def cut(self, node: str) -> None:
         """Pull its cable: nothing comes or goes, and no connection is told."""
-        _ip("-n", self._name(HUB), "link", "set", self._port(node), "down")
+        ip("-n", self._name(HUB), "link", "set", self._port(node), "down")
 
     def mend(self, node: str) -> None:
-        _ip("-n", self._name(HUB), "link", "set", self._port(node), "up")
+        ip("-n", self._name(HUB), "link", "set", self._port(node), "up")
+
+    def ends(self, node: str) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Of its cable, its own and the hub's: the namespace and the device."""
+        return (self._name(node), "eth0"), (self._name(HUB), self._port(node))
 
     def _make(self, name: str) -> None:
-        _ip("netns", "add", self._name(name))
-        _ip("-n", self._name(name), "link", "set", "lo", "up")
+        ip("netns", "add", self._name(name))
+        ip("-n", self._name(name), "link", "set", "lo", "up")
 
     def _up(self, name: str, device: str, address: str) -> None:
-        _ip("-n", self._name(name), "address", "add", f"{address}/24", "dev", device)
-        _ip("-n", self._name(name), "link", "set", device, "up")
+        ip("-n", self._name(name), "address", "add", f"{address}/24", "dev", device)
+        ip("-n", self._name(name), "link", "set", device, "up")
 
     def _name(self, name: str) -> str:
         return f"{self._tag}-{name}"
@@ -94,13 +102,13 @@ class Network:
         return f"to-{self._nodes.index(node)}"
 
 
-def _ip(*arguments: str) -> None:
+def ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
-def _enter(path: Path) -> None:
+def enter(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _set(descriptor)

@@ -247,6 +247,7 @@ def test_each_container_has_only_its_own_secret() -> None:
         "rendezvous": {"service"},
         "health": {"service"},
         "catalog": {"service"},
+        "straggler": {"service"},
         "logins": {"service", "logins"},
         "bus-init": {"admin"},
         **{agent: {"agent"} for agent in AGENTS},

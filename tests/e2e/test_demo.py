@@ -61,6 +61,25 @@ def test_it_recovers_twice_and_what_it_says_at_the_end_is_so(tmp_path: Path, job
         kill_all(tagged(job))
 
 
+@pytest.mark.timeout(400)
+def test_a_rank_that_becomes_slow_is_named_with_its_cause_and_cleared(
+    tmp_path: Path, job: str
+) -> None:
+    """A6.1, as a newcomer sees it."""
+    environ = environment(tmp_path, job, TMPDIR=str(tmp_path), **IN_ORDER)
+    log = tmp_path / "log"
+    demo = Process(python("-m", "everstep_services.cli", "demo", "--slow"), environ, log)
+    try:
+        code = demo.wait(ENDS_WITHIN_S)
+        assert code == 0, demo.said
+        assert "found: rank 2 on node-2 is slow, cause input" in demo.said
+        assert "cleared: " in demo.said
+        until(lambda: tagged(job), "nothing is left", holds=not_)
+    finally:
+        demo.kill()
+        kill_all(tagged(job))
+
+
 def table(said: str) -> list[dict[str, str]]:
     """The rows of the table, by the names of its columns."""
     head, *rows = said.partition("(milliseconds):")[2].strip().partition("\n\n")[0].splitlines()

@@ -104,5 +104,6 @@ def compare(
             if one["environ"].get(name) != other["environ"].get(name)
         }
         names = {name for name in names if not name.startswith(("EVERSTEP_", "TORCH_FR_"))}
-        assert names <= OTHERWISE.keys() | ADDED.keys() | SHELL | {"TORCH_NCCL_DUMP_ON_TIMEOUT"}
+        recording = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_INCLUDE_STACK_TRACE"}
+        assert names <= OTHERWISE.keys() | ADDED.keys() | SHELL | recording
         assert set(one["modules"]) - set(other["modules"]) == set()

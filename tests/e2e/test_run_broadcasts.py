@@ -13,6 +13,9 @@ from tests.waiting import until
 START_WITHIN_S = 90.0
 
 
+ANNOUNCED = "SIGUSR1 announced that this node goes"
+
+
 def broadcast(agent: Agent, number: int, *, agent_first: bool = False) -> int:
     """Send a signal to each process of the agent's tree, one by one; how many got it."""
     pids = [process.pid for process in below(agent.pid)]
@@ -112,6 +115,44 @@ def test_a_notice_before_the_session_is_open_has_it_saved(cluster: Cluster) -> N
     (cluster.folder / "open").touch()
     assert agent.wait(START_WITHIN_S) == 91
     assert saved_after(cluster) > 0
+
+
+def waiting(cluster: Cluster) -> list[Agent]:
+    """Two nodes of two ranks, none of which has opened its session yet."""
+    script = (str(SCRIPTS / "loading.py"), str(cluster.folder), "late")
+    agents = [
+        cluster.run("--nnodes", "2", "--nproc-per-node", "2", *script, node=node)
+        for node in ("node-1", "node-2")
+    ]
+    until(
+        lambda: list(cluster.folder.glob("waits-*")),
+        "all wait",
+        holds=lambda found: len(found) == 4,
+        within_s=START_WITHIN_S,
+    )
+    cluster.until_facts("rank_started", lambda found: len(found) == 4)
+    return agents
+
+
+def test_nodes_whose_sessions_are_not_open_yet_save_after_the_same_step(cluster: Cluster) -> None:
+    agents = waiting(cluster)
+    for agent in agents:  # a scheduler warns all nodes
+        broadcast(agent, signal.SIGUSR1)
+    # by its own signal, or by that of the other, whichever came first
+    until(lambda: all(ANNOUNCED in agent.said for agent in agents), "they know")
+    (cluster.folder / "open").touch()
+    assert [agent.wait(START_WITHIN_S) for agent in agents] == [91, 91]
+    assert saved_after(cluster, ranks=4) > 0
+
+
+def test_a_node_that_heard_of_the_end_from_another_first_saves_with_it(cluster: Cluster) -> None:
+    first, second = waiting(cluster)
+    broadcast(first, signal.SIGUSR1)
+    until(lambda: f"all nodes go: {ANNOUNCED}" in second.said, "it heard")
+    broadcast(second, signal.SIGUSR1)
+    (cluster.folder / "open").touch()
+    assert [agent.wait(START_WITHIN_S) for agent in (first, second)] == [91, 91]
+    assert saved_after(cluster, ranks=4) > 0
 
 
 def test_warnings_from_the_first_process_on_end_nothing(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from tests.e2e.control_planes import ALL, Pieces
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
-AWAY = (("nats",), ("rendezvous",), ("history",), ("health",), ("catalog",), ALL)
+AWAY = (("nats",), ("rendezvous",), ("history",), ("health",), ("catalog",), ("straggler",), ALL)
 
 
 def step_of(cluster: Cluster) -> int:
@@ -109,6 +109,7 @@ def void(_: object) -> None:
         pytest.param(("history",), id="history", marks=pytest.mark.chaos),
         pytest.param(("health",), id="health", marks=pytest.mark.chaos),
         pytest.param(("catalog",), id="catalog", marks=pytest.mark.chaos),
+        pytest.param(("straggler",), id="straggler", marks=pytest.mark.chaos),
     ],
 )
 @pytest.mark.parametrize("reach", [joining, starting, before_the_first_step, ending])

@@ -3,10 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from everstep.bus.ports import Bus
 from everstep.clock import SystemClock
 from everstep.messages import Fact, NodeBeat
 from everstep.observe.http import listen, serve_asgi, url_of
@@ -22,6 +24,7 @@ from everstep_services.history.domain import fold
 from tests.integration.conftest import Api
 from tests.unit.history_story import JOB, whole
 
+Answers = Callable[[Bus], AbstractAsyncContextManager[None]]
 Run = Callable[..., tuple[int, str, str]]
 _WITHIN_S = 20
 TAILS = {"stderr": "CUDA out of memory — „naïve“\n"}
@@ -38,13 +41,15 @@ class ServedStory:
         *,
         scope: Scope = "read",
         catalog: CatalogSettings | None = None,
+        answers: Sequence[Answers] = (),
     ) -> None:
-        """Where there are settings for it, a catalog answers, too."""
+        """Where there are settings for it, a catalog answers, too, and so do `answers`."""
         self._folder = folder
         self._more = more
         self._beats = beats
         self._scope: Scope = scope
         self._catalog = catalog
+        self._answers = answers
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.arguments: list[str] = []
@@ -83,7 +88,6 @@ class ServedStory:
             token.chmod(0o600)
             listener = listen("127.0.0.1", 0, remedy="")
             self.arguments = ["--api", url_of(listener), "--token-file", str(token)]
-            self._ready.set()
 
             async def serving(stop: asyncio.Event) -> None:
                 await serve_asgi(api.app, listener, stop, drain_within_s=0.5)
@@ -93,4 +97,8 @@ class ServedStory:
                 loops = Catalog(self._catalog, api.bus, SystemClock()).loops
                 for fact in self._more:
                     await api.bus.record(fact)
-            await serve(*loops, stop=self._stop, drains=(serving,))
+            async with AsyncExitStack() as opened:
+                for answers in self._answers:
+                    await opened.enter_async_context(answers(api.bus))
+                self._ready.set()
+                await serve(*loops, stop=self._stop, drains=(serving,))

@@ -39,6 +39,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         make("limits_learned", job="now", round=1, limits=(LIMIT,), reason="5 times the longest"),
         make("operator_acted", job="now", round=1, by="ann", action="restart_job", target="",
              outcome="accepted", reason="a new data mix"),
+        make("operator_acted", job="now", round=1, by="straggler", action="drain_node", target="n1",
+             outcome="accepted", reason="slow for 60 s", origin="service"),
         make("node_joined", node="n1", job="now", topology=("block-3", "rack-12"), round=None),
         make("node_joined", node="n2", job="now", round=None),
         make("node_suspected", node="n2", job="_cluster", round=None, strikes=3, strikes_limit=3,
@@ -149,9 +151,10 @@ def test_a_job_says_whether_stalls_are_looked_for_and_who_did_what(run: Run) -> 
     assert "stalls    armed: all is known" in out
     assert "last acts of people" in out
     assert "ann  restart_job  accepted  a new data mix" in out
+    assert "drain_node" not in out, "a service asked for it"
     record = json.loads(run("job", "show", "now", "-o", "json")[1])
     assert record["watch"]["nodes"] == {"armed": 1}
-    assert record["last_acts"][0]["by"] == "ann"
+    assert [act["by"] for act in record["last_acts"]] == ["ann"]
 
 
 def test_what_a_token_does_not_allow_is_said(run: Run) -> None:

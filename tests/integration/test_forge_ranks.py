@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(180)  # each cold rank and each forge imports t
 OURS = {
     *["EVERSTEP_AGENT", "EVERSTEP_LOCK", "EVERSTEP_SOCKET", "EVERSTEP_PAGE", "EVERSTEP_RANK_DIR"],
     *["EVERSTEP_ROUND", "TORCHELASTIC_ERROR_FILE", "TORCH_FR_BUFFER_SIZE"],
+    "TORCH_INCLUDE_STACK_TRACE",
     *["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"],
 }
 

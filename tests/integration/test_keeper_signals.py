@@ -95,6 +95,23 @@ async def test_a_signal_to_all_ends_nobody_until_the_agent_says_so(
         assert alive(pids[1])
 
 
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_signal_to_handlers_ends_no_rank_without_one(tmp_path: Path, warm: bool) -> None:
+    async with opened(tmp_path, "hearing.py", "stay", warm=warm, preload=()) as node:
+        pids = await here(node, warm=warm)
+        assert await node.keeper.signal(signal.SIGTERM, to_handlers=True) == (0, 1)
+        assert await node.keeper.signal(signal.SIGUSR2) == (0, 1)  # what came before it is settled
+        assert all(map(alive, pids))
+
+
+async def test_a_signal_to_handlers_is_heard_by_those_that_have_one(tmp_path: Path) -> None:
+    async with opened(tmp_path, "hearing.py", "own") as node:
+        await here(node)
+        assert await node.keeper.signal(signal.SIGTERM, to_handlers=True) == ()
+        await until_async(lambda: heard(node, 0) and heard(node, 1), "they have heard")
+        assert heard(node) == [signal.SIGTERM]
+
+
 @pytest.mark.parametrize("number", [*DEFERRED, *ANNOUNCE, signal.SIGINT])
 async def test_a_handler_of_the_script_hears_a_signal_once(tmp_path: Path, number: int) -> None:
     async with opened(tmp_path, "hearing.py", "own") as node:

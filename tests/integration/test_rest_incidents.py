@@ -1,6 +1,7 @@
 """REST answers: one question tells why it happened, and what was done; logs outlive their node."""
 
 import random
+from datetime import timedelta
 from typing import Any
 
 import httpx2
@@ -81,6 +82,37 @@ async def test_one_question_answers_why_it_happened(
     assert [one["round"] for one in found["rounds"]] == [1, 2]
     assert (found["nodes_out"], found["nodes_in"]) == (["node-2"], ["node-3"])
     assert found["verdict"] is None
+
+
+async def test_ranks_that_were_slow_before_it_belong_to_the_story(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """Its own rank comes first, and what was over long before is left out (A6.1)."""
+
+    def slow(rank: int, found_s: float, until_s: float | None, number: int = 2) -> list[Fact]:
+        about: dict[str, Any] = {"job": "j", "round": number, "rank": rank}
+        at = BEGAN + timedelta(seconds=found_s)
+        found = make("straggler_found", at=at, **about)
+        if until_s is None:
+            return [found]
+        at = BEGAN + timedelta(seconds=until_s)
+        return [found, make("straggler_cleared", at=at, finding=found.id, **about)]
+
+    began_s = 3600.0
+    opened = make("incident_opened", job="j", incident="i", round=2, rank=5,
+                  at=BEGAN + timedelta(seconds=began_s))  # fmt: skip
+    await api.add(
+        opened,
+        *slow(5, 600, None),
+        *slow(1, 0, began_s - 599),
+        *slow(2, 0, began_s - 601),
+        *slow(3, began_s + 1, None),
+        *slow(4, 0, None, number=1),
+        *slow(6, 0, began_s + 60),
+        make("round_ended", job="j", round=2, at=BEGAN + timedelta(seconds=began_s + 5)),
+    )
+    found = await get(reader, "jobs/j/incidents/i")
+    assert [one["rank"] for one in found["slow_ranks"]] == [5, 6, 1]
 
 
 async def test_a_stall_is_told_with_its_limit_and_with_who_stopped_first(
@@ -182,9 +214,10 @@ async def test_the_verdict_with_the_highest_revision_holds(
             revision=revision,
         )
 
-    await api.add(*killed(), verdict(2, "out_of_memory"), verdict(1, "inconclusive"))
+    await api.add(*killed(), verdict(2, "user_code"), verdict(1, "unknown"))
     found = await get(reader, f"jobs/{JOB}/incidents/{INCIDENT}")
-    assert (found["verdict"]["cause"], found["verdict"]["culprit_ranks"]) == ("out_of_memory", [2])
+    assert (found["verdict"]["cause"], found["verdict"]["culprit_ranks"]) == ("user_code", [2])
+    assert [one["cause"] for one in found["revisions"]] == ["unknown"]
 
 
 INCIDENT_FILTERS: list[tuple[dict[str, Any], str]] = [

@@ -23,6 +23,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import encode
 from everstep.subjects import CLUSTER
+from everstep_services.cli.limits_page import control_page
 from tests.integration.conftest import Api
 from tests.integration.test_rest_lists import every_item, get
 from tests.unit.history_facts import BEGAN, make
@@ -202,8 +203,8 @@ async def test_switches_are_shown_as_the_bus_holds_them(
     )
     exclusion = Exclusion(node="n1", by="ann", reason="XID 79", until=BEGAN)
     cluster = ControlDocument(
-        settings={}, changed_by="ann", reason="a storm", is_braked=True, modes={},
-        exclusions=(exclusion,),
+        settings={}, changed_by="ann", reason="one node", is_braked=True, modes={},
+        braked_by="bob", brake_reason="a storm", exclusions=(exclusion,),
     )  # fmt: skip
     of_job = ControlDocument(settings={}, changed_by="bob", reason="x", modes={"stop": "enforce"})
     control = nodes.bus.documents("CONTROL")
@@ -212,7 +213,12 @@ async def test_switches_are_shown_as_the_bus_holds_them(
     remembered = NodesDocument(distrusted=("nic",), breaker_opened_at=BEGAN)
     await nodes.bus.documents("NODES").put(CLUSTER, encode(remembered), revision=None)
     found = await get(reader, "control")
-    assert (found["cluster"]["is_braked"], found["cluster"]["reason"]) == (True, "a storm")
+    assert (found["cluster"]["is_braked"], found["cluster"]["reason"]) == (True, "one node")
+    assert (found["cluster"]["braked_by"], found["cluster"]["brake_reason"]) == ("bob", "a storm")
+    assert next(control_page(found)) == (
+        "all jobs: the brake is on (by bob: a storm): everything only observes"
+    )
+    assert "j: no brake" in list(control_page(found))
     assert found["cluster"]["exclusions"][0]["node"] == "n1"
     assert [(one["job"], one["modes"]) for one in found["jobs"]] == [("j", {"stop": "enforce"})]
     assert (found["breaker_opened_at"] is not None, found["distrusted_checks"]) == (True, ["nic"])

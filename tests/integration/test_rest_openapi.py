@@ -26,11 +26,16 @@ from everstep.messages import (
     LocateCheckpoint,
     Message,
     NodeStandings,
+    RankScoreTable,
     SectionLimit,
     ShowLimits,
     ShowNodes,
     ShowRound,
+    ShowScores,
+    ShowTimings,
+    TimingTable,
 )
+from everstep.messages.questions.straggler import RankScores, TimingRow
 from everstep.observe.http import listen, serve_asgi, url_of
 from everstep.runtime import serve
 from everstep.store.database import open_database
@@ -43,8 +48,9 @@ from tests.unit.history_facts import KINDS, make
 from tests.unit.round_documents import round_document
 
 JOB = "a-job"
-VERBS = ("stop", "restart", "save", "drain", "measure", "check", "show")
+VERBS = ("stop", "restart", "save", "drain", "measure", "check", "show", "evidence")
 CATALOG_VERBS = ("locate", "list", "change", "scan", "collect")
+STRAGGLER_VERBS = ("scores", "timings")
 HEALTH_VERBS = ("limits", "set_limit", "nodes", "exclude", "include", "control")
 schemathesis.checks.load_all_checks()
 EXCLUDED = [
@@ -70,6 +76,16 @@ async def done(question: Message) -> Message:
         limit = SectionLimit(section="", limit_s=30.0, source="learned", longest_s=6.0)
         return LimitsDocument(job=question.job, limits=(limit,), first_step_limit_s=9.0, reason="")
     return Done(text="it is done")
+
+
+async def compared(question: Message) -> Message:
+    """What straggler says to everything."""
+    if isinstance(question, ShowScores):
+        return RankScoreTable(round=1, window=16, ranks=(RankScores(rank=0, node="n"),))
+    assert isinstance(question, ShowTimings)
+    row = TimingRow(rank=0, node="n", role="", values=(0.5, None))
+    windows = ((1, 16), (17, 32))
+    return TimingTable(round=1, measure=question.measure, windows=windows, rows=(row,))
 
 
 class Served:
@@ -110,6 +126,7 @@ class Served:
                 api.bus.answer("rendezvous", dict.fromkeys(VERBS, done)),
                 api.bus.answer("health", dict.fromkeys(HEALTH_VERBS, done)),
                 api.bus.answer("catalog", dict.fromkeys(CATALOG_VERBS, done)),
+                api.bus.answer("straggler", dict.fromkeys(STRAGGLER_VERBS, compared)),
             ):
                 await serve(stop=self._stop, drains=(serving,))
 

@@ -19,6 +19,7 @@ QUERIES = [
     *("facts?until=0.5", "facts?since=0", "facts?since=1e9", "facts?until=2026-01-31"),
     *("facts?limit=1.0", "facts?limit=%2B5", "facts?limit=1_0", "facts?round=%205"),
     *("facts?after=1e3", "nodes?healthy=yes", "nodes?suspect=1", "nodes?excluded=T"),
+    *("jobs/j/stragglers?rank=1.0", "jobs/j/stragglers/now?most=0", "jobs/j/timings?first=1"),
     *("incidents?open=on", "jobs/j/rounds/1.0", "jobs/j/rounds/%2B1", "facts?limit=%D9%A1"),
 ]
 

@@ -126,12 +126,14 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
     health = get(f"{told['observe']}/healthz")
     assert (health.status_code, health.json()["status"]) == (200, "ok")
     checks = {
+        "attribution.bus",
         "catalog.bus",
         "health.bus",
         "history.bus",
         "history.database",
         "logins.bus",
         "rendezvous.bus",
+        "straggler.bus",
     }
     assert set(health.json()["checks"]) == checks
     metrics = get(f"{told['observe']}/metrics").text

@@ -15,6 +15,7 @@ from everstep.messages import (
     NodeLost,
     NodeReturned,
     NodesDocument,
+    StragglerFound,
     VerdictReached,
 )
 from everstep_services.health.nodes.distrust import NodeRules
@@ -101,9 +102,7 @@ class Nodes:
         fact = NodeReturned(**self.about(), node=node, away_s=9.0, loss=loss.id, how=how)
         return self.take(fact)
 
-    def verdict(
-        self, incident: str, *nodes: str, cause: str = "accelerator", revision: int = 0
-    ) -> Fact:
+    def verdict(self, incident: str, *nodes: str, cause: str = "gpu", revision: int = 0) -> Fact:
         return self.take(
             VerdictReached(
                 **self.about(incident=incident),
@@ -120,6 +119,22 @@ class Nodes:
             IncidentClosed(
                 **self.about(incident=incident),
                 **{"outcome": "recovered", "reason": "back", "ledger": Ledger(), **more},
+            )
+        )
+
+    def slow(
+        self, node: str, *, job: str = "j", cause: str = "host", confidence: float | None = None
+    ) -> Fact:
+        return self.take(
+            StragglerFound(
+                **{**self.about(), "job": job},
+                round=1,
+                node=node,
+                slot=0,
+                rank=3,
+                cause=cause,
+                reason="20 % above the median",
+                confidence=confidence,
             )
         )
 

@@ -62,6 +62,11 @@ PROJECTED_KINDS = [
     "save_refused",
     "saves_delayed",
     "stall_located",
+    "step_time_shifted",
+    "straggler_acted",
+    "straggler_cleared",
+    "straggler_found",
+    "verdict_corrected",
     "verdict_reached",
     "watch_changed",
 ]
@@ -72,7 +77,7 @@ def fact_id() -> str:
     return f"{next(_ids):032x}"
 
 
-def make(kind: str, **values: Any) -> Fact:
+def make(kind: str, /, **values: Any) -> Fact:
     """A fact of this kind, with every field set; `values` replace some."""
     whole = example(KINDS[kind])
     assert isinstance(whole, Fact)
@@ -99,6 +104,7 @@ _small: Mapping[str, st.SearchStrategy[object]] = {
     "decision": st.sampled_from(["d1", "d2"]),
     "revision": st.integers(0, 3),
     "stall": st.sampled_from(["s1", "s2"]),
+    "finding": st.sampled_from(["f1", "f2"]),
     "state": st.sampled_from(["done", "failed", "stopped"]),
     "reason": st.sampled_from(["because", "„naïve“", "nul \x00 inside"]),
     "lost_steps": st.integers(0, 5),

@@ -81,6 +81,20 @@ def test_ranks_are_asked_to_stop_once_though_the_order_is_repeated() -> None:
     assert agent.tick(now=3) == [], "it does not stop them by itself as well"
 
 
+@pytest.mark.parametrize("goes", [True, False], ids=["it-goes", "it-stays"])
+def test_ranks_that_could_not_be_asked_yet_are_asked_when_the_order_is_repeated(
+    goes: bool,
+) -> None:
+    agent = running()
+    if goes:
+        agent.preempted(15, "SIGTERM", now=0)
+    for now in (1, 2):
+        assert agent.asked_to_save(save(0), now=now) == [AskToStop(0)]
+        agent.unasked(0, now)
+    assert agent.asked_to_save(save(7), now=3) == [AskToStop(7)]
+    assert agent.asked_to_save(save(7), now=4) == []
+
+
 def test_ranks_do_not_wait_for_a_control_plane_that_says_nothing() -> None:
     agent = running(agree_within_s=2)
     agent.preempted(15, "SIGTERM", now=0)
@@ -150,7 +164,7 @@ def test_a_rank_that_fails_while_it_saves_has_missed_it() -> None:
 def test_when_all_nodes_go_it_goes_with_them() -> None:
     agent = running()
     acts = agent.asked_to_save(save(7, then_leave=True), now=10)
-    assert acts[0] == PassOn(15)
+    assert acts[0] == PassOn(15, to_handlers=True)
     assert acts[-1] == AskToStop(7)
     assert agent.wake_at == 70
     agent.rank_gone(0, DONE)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everstep_services.agent.acts import AskToStop
 from everstep_services.agent.domain import Agent
@@ -17,9 +18,9 @@ from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
 STEP_S = 10.0
 
 
-def saves_of(folder: Path, ranks: list[StallRank], clock: FakeClock) -> Saves:
+def saves_of(folder: Path, ranks: list[StallRank], clock: FakeClock, slots: int = 1) -> Saves:
     agent = Agent(Limits())
-    agent.ordered(start())
+    agent.ordered(replace(start(), slots=slots))
     watched = {one.rank: WatchedRank(folder, one.view_of_page) for one in ranks}
     return Saves("none", agent, watched.get, Records("j", "n", clock), clock, lambda _: None)
 
@@ -48,6 +49,7 @@ def test_ranks_that_step_by_now_stop_after_a_step_that_none_has_passed(
             pages.now += STEP_S
         ranks[0].run.step()  # the other one is a little later
         assert not ranks[0].run.should_stop
+        assert saves.counts_now(AskToStop(named)) is None, "no other node is to be asked"
         assert saves.ask_to_stop(AskToStop(named))
         first, second = map(stops_after, ranks)
     assert first == second
@@ -62,3 +64,18 @@ def test_a_step_that_all_have_agreed_on_is_the_one(tmp_path: Path) -> None:
         rank.run.step()
         assert saves.ask_to_stop(AskToStop(7))
         assert stops_after(rank) == 7
+
+
+def test_where_other_nodes_train_too_they_are_asked_again_how_far_they_are(tmp_path: Path) -> None:
+    """Each node by itself would name another step (A12.1)."""
+    pages, clock = Clock(), FakeClock()
+    with clock_of_pages(pages):
+        rank = StallRank(tmp_path, 0, pages)
+        saves = saves_of(tmp_path, [rank], clock, slots=2)
+        assert saves.counts_now(AskToStop(0)) is None, "nobody counts yet"
+        assert not rank.run.should_stop
+        rank.run.step()
+        told = saves.counts_now(AskToStop(0))
+        assert told is not None
+        assert (told.event, told.step) == ("reached", 1)
+        assert saves.counts_now(AskToStop(7)) is None, "all have agreed on this one"

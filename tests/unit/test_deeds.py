@@ -13,6 +13,7 @@ from everstep.messages import (
     ExcludeNode,
     IncludeNode,
     Message,
+    RequestEvidence,
     RestartJob,
     SectionLimit,
     SetControl,
@@ -51,7 +52,7 @@ class Rendezvous:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        return dict.fromkeys(("show", "stop", "restart", "save", "drain"), self)
+        return dict.fromkeys(("show", "stop", "restart", "save", "drain", "evidence"), self)
 
 
 async def done(deed: Deed, rendezvous: Rendezvous) -> str:
@@ -170,3 +171,13 @@ def test_a_name_that_is_on_record_is_never_offered_in_its_own_place() -> None:
     assert on_record.startswith(", only a record of one: it is over, or another launcher runs it")
     assert on_record.endswith("; see everstep job show fill")
     assert near("zzz", known) == "; see everstep jobs"
+
+
+async def test_a_capture_has_an_id_of_its_own_and_is_asked_of_rendezvous() -> None:
+    rendezvous = Rendezvous(Done(text="asked 1 node"))
+    details = {"capture": None, "evidence": (), "ranks": (3,), "within_s": 5.0}
+    assert await done(Deed("capture", "j", "ann", "slow", "cli", details), rendezvous)
+    (question,) = rendezvous.asked
+    assert isinstance(question, RequestEvidence)
+    assert (question.round, question.ranks, question.origin) == (0, (3,), "cli")
+    assert question.incident.startswith("capture-")

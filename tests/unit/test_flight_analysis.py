@@ -71,6 +71,21 @@ def test_the_oldest_pending_collective_decides_not_the_newest() -> None:
     assert (report.faults[0].kind, _culprits(report)) == ("half_completed", {1})
 
 
+def test_a_status_that_lags_behind_its_entries_makes_nobody_wait() -> None:
+    """The dump of a busy rank: its entries are over, and its status is not written yet (A7.5)."""
+    whole = fake.Group("0", "default_pg", (0, 1, 2))
+    calls = {rank: [fake.Call(whole, "all_reduce", ((4,),))] * 4 for rank in range(3)}
+    job = fake.Job(3, [whole], calls)
+    fake.leave(job, 1, 3)
+    dumps = fake.play(job)
+    dumps[1]["pg_status"]["0"]["last_completed_collective"] = 2
+    analysis = FlightAnalysis()
+    for rank, dump in dumps.items():
+        analysis.add(read_dump(json.dumps(dump).encode(), rank))
+    report = analysis.report()
+    assert (report.faults[0].kind, _culprits(report)) == ("never_joined", {1})
+
+
 def test_two_faults_at_once_are_both_named() -> None:
     job = _job()
     fake.leave(job, 5, 9)

@@ -41,6 +41,15 @@ def test_switches_are_changed_by_name_and_go_back_to_their_default() -> None:
     assert switched(document, {"brake": "off"}, "eve", "again") == document, "it stood so already"
 
 
+def test_the_brakes_reason_stays_until_it_is_let_go() -> None:
+    document = switched(blank(), {"brake": "on"}, "ann", "storm")
+    document = switched(document, {"catalog.keep_last": "5"}, "bob", "no reason given")
+    assert (document.braked_by, document.brake_reason) == ("ann", "storm")
+    assert (document.changed_by, document.reason) == ("bob", "no reason given")
+    document = switched(document, {"brake": "off"}, "ann", "over")
+    assert (document.braked_by, document.brake_reason) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -51,6 +60,18 @@ def test_switches_are_changed_by_name_and_go_back_to_their_default() -> None:
         ({"": "on"}, "there is no switch ''"),
         ({"catalog.keep_last": "abc"}, "catalog.keep_last cannot be 'abc': use a whole number"),
         ({"catalog.keep_last": "-1"}, "catalog.keep_last cannot be '-1': use a whole number"),
+        ({"straggler.timings": "yes"}, "straggler.timings cannot be 'yes': use one of 'on', 'off'"),
+        ({"straggler.cpu": "1"}, "straggler.cpu cannot be '1': use one of 'on', 'off', ''"),
+        ({"straggler.window_s": "0"}, "use a number from 1 to 3600, or nothing"),
+        ({"straggler.window_s": "inf"}, "straggler.window_s cannot be 'inf'"),
+        ({"straggler.window_steps": "0"}, "use a whole number from 1 to 1000000, or nothing"),
+        ({"straggler.window_steps": "1.5"}, "straggler.window_steps cannot be '1.5'"),
+        ({"straggler.slower_ratio": "0.001"}, "use a number from 0.005 to 10, or nothing"),
+        ({"straggler.slower_ratio": "1e1"}, "straggler.slower_ratio cannot be '1e1'"),
+        ({"straggler.stop_below": "1"}, "use a number from 0.05 to 0.95, or nothing"),
+        ({"straggler.stop_reports": "٣"}, "use a whole number from 1 to 10000, or nothing"),
+        ({"straggler.exclude_after_s": "0"}, "use a number from 1 to 2592000, or nothing"),
+        ({"straggler.frobnicate": "on"}, "there is no switch 'straggler.frobnicate'"),
         ({"health.strikes_limit": "5"}, "hold from the start of their service on"),
     ],
 )
@@ -59,6 +80,23 @@ def test_what_is_no_switch_is_refused_with_what_there_is(
 ) -> None:
     with pytest.raises(BadSwitchError, match=said):
         switched(blank(), changes, "ann", "r")
+
+
+def test_how_slow_ranks_are_sought_is_changed_while_it_runs() -> None:
+    """On, off, window and thresholds are switches (A6.5)."""
+    changes = {
+        "straggler.timings": "off",
+        "straggler.cpu": "on",
+        "straggler.window_s": "2.5",
+        "straggler.window_steps": "64",
+        "straggler.slower_ratio": "0.05",
+        "straggler.stop_below": "0.7",
+        "straggler.stop_reports": "3",
+        "straggler.exclude_after_s": "600",
+    }
+    document = switched(blank(), changes, "ann", "r")
+    assert document.settings == changes
+    assert switched(document, dict.fromkeys(changes, ""), "ann", "r").settings == {}
 
 
 def test_a_setting_that_nothing_follows_any_more_can_be_taken_away() -> None:

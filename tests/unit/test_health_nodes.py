@@ -207,6 +207,40 @@ def test_when_a_check_fails_everywhere_the_check_is_to_blame() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cause", "confidence", "strikes"),
+    [
+        ("host", 0.9, 1),
+        ("device", None, 1),
+        ("network", 0.5, 1),
+        ("host", 0.3, 0),
+        ("input", 0.9, 0),
+        ("compute", 0.9, 0),
+        ("design", 0.9, 0),
+        ("unknown", 0.9, 0),
+        ("astrology", 0.9, 0),
+    ],
+)
+def test_a_slow_rank_speaks_against_its_node_where_the_node_is_to_blame(
+    cause: str, confidence: float | None, strikes: int
+) -> None:
+    world = Nodes()
+    world.slow("n1", cause=cause, confidence=confidence)
+    assert world.strikes("n1") == strikes
+
+
+def test_all_slow_ranks_of_a_job_are_one_strike() -> None:
+    """A node is suspect by being slow only once it was in three jobs."""
+    world = Nodes()
+    for job in ("a", "a", "b", "a", "b"):
+        world.slow("n1", job=job)
+    assert (world.strikes("n1"), world.judge()) == (2, [])
+    world.slow("n1", job="c")
+    (suspected, *_) = world.judge()
+    assert isinstance(suspected, NodeSuspected)
+    assert "rank 3 of c is slow (host): 20 % above the median" in suspected.reason
+
+
+@pytest.mark.parametrize(
     ("bad", "well", "is_distrusted"), [(2, 0, False), (3, 0, True), (3, 4, False), (50, 51, False)]
 )
 def test_a_check_is_distrusted_from_half_of_its_nodes_and_three_on(

@@ -1,6 +1,7 @@
 """What facts change: order, batches and repetition must not matter."""
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from everstep.store.changes import Changes, Key, Recorded, Shape, Value, merge_r
 from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
 from everstep.store.shapes import EXITS, JOBS, MEMBERS, PROJECTED, ROUNDS, VERSION
+from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
 from everstep_services.history import domain
 from everstep_services.history.domain import fold
 from tests.unit.history_facts import PROJECTED_KINDS, facts, make
@@ -151,6 +153,29 @@ def test_a_stall_and_its_end_make_one_row() -> None:
         assert (found["waited_s"], found["stalled_s"]) == (40.0, 55.0)
 
 
+def test_a_slow_rank_its_end_and_what_was_done_make_one_row_in_any_order() -> None:
+    found = make("straggler_found", round=1, rank=3, cause="input", section=None)
+    acted = make("straggler_acted", round=1, rank=3, finding=found.id, outcome="observed")
+    cleared = make("straggler_cleared", round=1, rank=3, finding=found.id, lost_s=12.5)
+    for order in itertools.permutations((found, acted, cleared, cleared)):
+        shown = row(STRAGGLERS, (found.id,), *order)
+        assert (shown["rank"], shown["cause"], shown["section"]) == (3, "input", None)
+        assert (shown["action_outcome"], shown["lost_s"]) == ("observed", 12.5)
+        assert shown["n"] == order.index(found) + 1
+
+
+def test_the_end_of_a_slow_rank_that_nobody_has_found_is_not_a_finding() -> None:
+    cleared = make("straggler_cleared", round=1, finding="f")
+    assert row(STRAGGLERS, ("f",), cleared).get("n") is None
+
+
+def test_each_change_of_the_step_is_kept() -> None:
+    slower, faster = (make("step_time_shifted", round=1, now_s=now_s) for now_s in (0.4, 0.2))
+    tables = tables_of([[slower, faster]])
+    kept = {key: shown["now_s"] for key, shown in tables[STEP_SHIFTS.name].items()}
+    assert kept == {(slower.id,): 0.4, (faster.id,): 0.2}
+
+
 def test_members_and_their_stop_meet_at_the_slot() -> None:
     formed = make("round_formed", round=2)
     slot = formed.members[0].slot  # type: ignore[attr-defined]
@@ -278,4 +303,4 @@ def test_shapes_only_change_with_their_version() -> None:
             for s in PROJECTED
         ]
     )
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (7, "bbaf7d2a456b")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (10, "2166cb1bacce")

@@ -71,7 +71,9 @@ def field_problems(field: msgspec.structs.FieldInfo, hint: object) -> Iterator[s
     ):
         yield "a bare int: use Int or Count"
     yield from unit_problems(field.name, hint)
-    if bool in flat(hint) and not re.match(r"is_|has_|then_|save_|again|warm|core_", field.name):
+    if bool in flat(hint) and not re.match(
+        r"is_|are_|has_|then_|save_|again|warm|core_", field.name
+    ):
         yield "does not read as a claim"
     if not all(kind in PLAIN or issubclass(kind, msgspec.Struct) for kind in flat(hint)):
         yield "neither plain nor a part"
@@ -83,7 +85,7 @@ def unit_problems(name: str, hint: object) -> Iterator[str]:
     if typing.get_origin(hint) not in (None, types.UnionType, typing.Union):
         return  # a container is named for what it holds
     kinds = flat(hint)
-    has_unit = re.search(r"_(s|bytes|ratio|score)$|world_size$", name)
+    has_unit = re.search(r"_(s|bytes|ratio|score|watts|celsius)$|world_size$", name)
     if float in kinds and not has_unit and name not in PLAIN_FLOATS:
         yield "a float without a unit"
     if int in kinds and not has_unit and SIZE_WORDS & set(name.split("_")):

@@ -51,6 +51,20 @@ def test_refusals_name_the_cause_and_the_remedy(
     assert world.join("n1", infra_rank=1)[0].is_accepted
 
 
+def test_a_node_that_is_drained_and_kept_out_is_sent_away() -> None:
+    """It is not left waiting for the end of its exclusion: the job goes on without it."""
+    world = World(spec(1)).started("n0")
+    world.join("n1")
+    world.control = Control(exclusions=(Exclusion(node="n0", by="straggler", reason="slow"),))
+    world.apply(DrainNode(job="j", node="n0", by="straggler", reason="slow"))
+    world.back("n0")
+    assert world.members() == ["n1"]
+    assert ("n0", LeaveJob) in [(node, type(order)) for node, order in world.orders]
+    reply = world.join("n0")[0]
+    assert (reply.is_accepted, reply.exit_code) == (True, 0)
+    assert world.of(NodeRefused) == []
+
+
 @pytest.mark.parametrize("state", ["warning", "unknown", "unsupported", "ok"])
 def test_only_failed_checks_count_against_a_node(state: str) -> None:
     world = World(spec(1))

@@ -4,11 +4,13 @@ import msgspec
 import pytest
 
 from everstep.messages import (
+    CollectEvidence,
     Done,
     DrainNode,
     OperatorActed,
     ReleaseImages,
     RequestChecks,
+    RequestEvidence,
     RequestRelease,
     RequestSave,
     RestartJob,
@@ -193,4 +195,28 @@ def test_checks_that_a_service_asks_for_are_its_own_to_explain() -> None:
     world = World(spec(1)).started("n0")
     ask = RequestChecks(job="j", nodes=("n0", "n9"), by="health", reason="suspect")
     assert asked(world, ask).text == "asked 1 of 2 nodes"
+    assert list(world.of(OperatorActed)) == []
+
+
+def test_a_capture_is_ordered_from_the_nodes_of_its_ranks_and_on_record() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    ask = RequestEvidence(
+        job="j", incident="capture-1", evidence=("stacks",), within_s=5, ranks=(1,),
+        by="ann", reason="slow", origin="cli",
+    )  # fmt: skip
+    assert asked(world, ask).text == "asked 1 node of round 1"
+    (order,) = [order for _, order in world.orders if isinstance(order, CollectEvidence)]
+    assert (order.incident, order.ranks, order.reason) == ("capture-1", (1,), "ann: slow")
+    assert asked(world, msgspec.structs.replace(ask, ranks=(99,))).is_refused
+    over = asked(world, msgspec.structs.replace(ask, round=7))
+    assert over.text == "round 7 is over: its ranks are gone"
+    acts = [(act.action, act.outcome) for act in world.of(OperatorActed)]
+    assert acts == [("capture", "accepted"), ("capture", "refused"), ("capture", "refused")]
+    assert world.doc.phase == "running"
+
+
+def test_evidence_that_a_service_asks_for_is_its_own_to_explain() -> None:
+    world = World(spec(1)).started("n0")
+    ask = RequestEvidence(job="j", incident="i", evidence=(), within_s=5, round=1)
+    assert asked(world, ask).text == "asked 1 node of round 1"
     assert list(world.of(OperatorActed)) == []

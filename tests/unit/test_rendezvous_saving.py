@@ -69,6 +69,25 @@ def test_who_does_not_answer_is_not_waited_for() -> None:
     assert saves(world)[-1].after_step == 13
 
 
+def test_who_counts_steps_only_after_the_step_was_settled_has_all_asked_again() -> None:
+    """A notice before any session is open: each node by itself would name another step (A12.1)."""
+    world = running("n0", "n1")
+    preempt(world, "n0")
+    reach(world, "n0", None)
+    reach(world, "n1", None)
+    assert saves(world)[-1].after_step == 0
+    reach(world, "n1", None)
+    world.tick(0.6)
+    assert saves(world)[-1].after_step == 0, "still nobody does"
+    reach(world, "n0", 1)
+    world.tick(0.4)
+    assert saves(world)[-1].after_step is None
+    reach(world, "n1", 3)
+    assert saves(world)[-1].after_step == 3 + 2 + 1
+    reach(world, "n0", 4)
+    assert saves(world)[-1].after_step == 3 + 2 + 1, "that is settled"
+
+
 def test_orders_are_repeated_for_one_may_be_lost_and_the_step_stays() -> None:
     world = running("n0", "n1")
     preempt(world, "n0")

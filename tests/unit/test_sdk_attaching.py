@@ -1,5 +1,6 @@
 """Ranks of another launcher make their pages themselves; for real, without an agent."""
 
+import asyncio
 import fcntl
 import os
 import subprocess
@@ -15,6 +16,7 @@ from everstep_services.agent.attached.finding import Finder
 from everstep_services.agent.attached.folder import sole_agent
 from everstep_services.agent.ranks.ground import sweep
 from everstep_services.agent.ranks.tree import alone_in
+from everstep_services.agent.stalls.worker import ask
 from tests.waiting import until
 from trainer_sdk import attaching
 
@@ -110,6 +112,23 @@ def test_a_page_that_was_cut_is_passed_over(launcher: Launcher) -> None:
         (page.parents[1] / "4-2" / "page").write_bytes(b"short")
         assert [one.rank for one in Finder(launcher.folder).look(0)] == [3]
         rank.communicate("", timeout=50)
+
+
+@pytest.mark.usefixtures("watched")
+async def test_torch_answers_the_agent_also_in_the_second_life_of_a_rank(
+    launcher: Launcher,
+) -> None:
+    """The socket of a rank that was killed is in the way of the one that takes its place."""
+    script = BEGIN + "import torch\nprint(1, flush=True)\nsys.stdin.read()"
+    for _ in range(2):
+        with launcher.start("-c", script) as rank:
+            assert rank.stdout is not None
+            await asyncio.to_thread(rank.stdout.readline)
+            (page,) = launcher.folder.glob("*/*/page")
+            assert await ask(page.parent, "ping", 50.0) is not None
+            rank.kill()
+            _, err = rank.communicate(timeout=50)
+            assert err == ""
 
 
 CHILD = "import trainer_sdk; print(trainer_sdk.session().is_watched)"

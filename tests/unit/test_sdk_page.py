@@ -140,6 +140,7 @@ def read_all(view: PageView) -> None:
             view.section(frame.section)
     for number, _ in enumerate(view.sections()):
         view.durations(number, 0)
+    view.take(0, {}, {}, {})
     view.values()
 
 
@@ -153,6 +154,8 @@ def attempts(view: PageView) -> list[Callable[[], object]]:
         lambda: view.section(64),
         lambda: view.durations(63, 0),
         lambda: view.durations(-1, 0),
+        lambda: view.take(0, {}, {}, {}),
+        lambda: view.take(1 << 62, {1: 5, 63: 1}, {1: 5}, {1: 7}),
         lambda: read_all(view),
     ]
 

@@ -20,8 +20,9 @@ MODULES = {
 MEMBERS = {
     "trainer_sdk:Session": [
         *["begin", "close", "end", "end_all", "heartbeat", "is_watched", "pause"],
-        *["report", "request", "resume", "section", "should_save", "should_stop", "start_at"],
-        *["step", "steps_made", "warm_up"],
+        *["report", "report_to_tensorboard", "report_to_wandb", "request", "resume", "section"],
+        *["should_save", "should_stop", "start_at"],
+        *["step", "steps_made", "time_device", "trace_kernels", "warm_up"],
     ],
     "trainer_sdk:Checkpointer": [
         *[

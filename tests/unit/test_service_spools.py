@@ -13,6 +13,8 @@ from everstep_services.health import opening as health
 from everstep_services.health.settings import HealthSettings
 from everstep_services.rendezvous import opening as rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
+from everstep_services.straggler import replica as straggler
+from everstep_services.straggler.settings import StragglerSettings
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,7 @@ from everstep_services.rendezvous.settings import RendezvousSettings
         ("catalog", catalog, CatalogSettings()),
         ("health", health, HealthSettings()),
         ("rendezvous", rendezvous, RendezvousSettings()),
+        ("straggler", straggler, StragglerSettings()),
     ],
 )
 async def test_a_service_without_a_spool_says_what_to_set(

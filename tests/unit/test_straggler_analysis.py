@@ -3,7 +3,9 @@
 import csv
 import json
 import re
+import sys
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,20 @@ import pytest
 
 from benchmarks.straggler_traces.distributions import PLAIN, VARIABLE, Noise, Slow
 from benchmarks.straggler_traces.simulator import Plan, simulate, truth
+from everstep.sizes import size
 from everstep_services.cli.__main__ import main
+from everstep_services.cli.commands import stragglers
 from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze
 from everstep_services.straggler.domain.report import Report
 from everstep_services.straggler.traces import read_traces
-from tests.unit.straggler_traces import HEAD, columns_written, data_parallel, simulated, written
+from tests.unit.straggler_traces import (
+    HEAD,
+    Row,
+    columns_written,
+    data_parallel,
+    simulated,
+    written,
+)
 
 QUIET = Noise(jitter=0.005, unequal=0.001, drift=0, collected=0, checkpoint_every=0, transfers=0.02)
 
@@ -187,7 +198,7 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
 def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "t.csv", data_parallel(steps=20, slow=2))
     code, out, err = called(capsys, path)
-    assert (code, err) == (1, "")
+    assert (code, err) == (3, "")
     first = out.splitlines()[0]
     assert first.startswith("rank 2 is slow (compute): its computations take 30.0 % longer than ")
     assert re.search(r"from step 0 on; without it the job would be 27\.\d % faster$", first)
@@ -203,11 +214,93 @@ def test_nobody_slow_is_said_and_is_code_0(
     assert out.startswith("nobody is slow: 4 ranks compared within 'all ranks' (4)\n")
 
 
+def contradictory(folder: Path) -> Path:
+    """Ranks leave collectives before the others enter them, and it is not their clocks."""
+    rows: list[Row] = []
+    for step, rank in product(range(20), range(4)):
+        begin = 10.0 * step
+        first, second = (0.0, 5.8) if rank % 2 else (3.0, 4.0)
+        rows.append((rank, step, "all_reduce", begin + first, 0.1, "world"))
+        rows.append((rank, step, "compute", begin + first + 0.1, second - first - 0.1, ""))
+        rows.append((rank, step, "all_reduce", begin + second, 0.1, "world"))
+    return written(folder / "contradictory.csv", rows)
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "why"),
+    [
+        ("contradictory", (), "none of its 20 steps is reproduced to 5 % by"),
+        ("two ranks", (), "the largest of its roles has 2 ranks, and 3 are needed"),
+        ("four ranks", ("--window", 10), "of 3 windows that are needed, its steps make 2: give "),
+    ],
+)
+def test_what_was_not_judged_is_not_called_healthy(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+    options: tuple[object, ...],
+    why: str,
+) -> None:
+    """No verdict without something to compare: a headline of its own, and code 1."""
+    file = {
+        "contradictory": contradictory(tmp_path),
+        "two ranks": written(tmp_path / "2.csv", data_parallel(steps=40, ranks=2, slow=1)),
+        "four ranks": written(tmp_path / "4.csv", data_parallel(steps=20)),
+    }[case]
+    page = tmp_path / "page.html"
+    code, out, err = called(capsys, file, *options, "--html", page)
+    first = out.splitlines()[0]
+    assert (code, err) == (1, "")
+    assert first.startswith(f"nobody could be judged: {why}")
+    assert "nobody is slow" not in out
+    assert f'<section class="card unjudged"><h2>{first}</h2>' in page.read_text(encoding="utf-8")
+    code, out, _ = called(capsys, file, *options, "-o", "json")
+    assert (code, json.loads(out)["unjudged"]) == (1, first.partition(": ")[2])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_person_is_told_that_a_large_file_takes_long(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+) -> None:
+    monkeypatch.setattr(stragglers, "LARGE_BYTES", 1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    path = written(tmp_path / "t.csv", data_parallel(steps=20))
+    code, _, err = called(capsys, path)
+    shown = f"reading and comparing t.csv ({size(path.stat().st_size)}): this may take minutes\n"
+    assert (code, err) == (0, shown if is_terminal else "")
+
+
+def test_a_number_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "t.csv", data_parallel(steps=20, slow=2))
+    code, out, err = called(capsys, path, "--slower", "nan")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "'--slower': nan is not in the range 0.001<=x<=10;" in err
+
+
+@pytest.mark.parametrize(("unit", "factor", "longest"), [("us", 1.0, "2e-06"), ("s", 0.0, "0")])
+def test_durations_that_are_0_in_their_unit_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: str, factor: float, longest: str
+) -> None:
+    rows = [(*row[:4], row[4] * factor, row[5]) for row in data_parallel(steps=20, compute=2.0)]
+    path = written(tmp_path / "t.csv", rows)
+    code, out, err = called(capsys, path, "--unit", unit)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"everstep: {path}: all its durations are 0 (the longest is {longest} s): are they in "
+        "another unit (--unit)?\n"
+    )
+
+
 def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "t.csv", data_parallel(steps=20, slow=2))
     code, out, _ = called(capsys, path, "-o", "json")
     found: dict[str, Any] = json.loads(out)
-    assert code == 1
+    assert code == 3
     assert found["schema"] == "everstep.straggler_analysis/v1"
     assert found["findings"][0]["ranks"] == [2]
     assert found["findings"][0]["cause"] == "compute"
@@ -257,7 +350,7 @@ def test_a_page_of_thousands_of_ranks_stays_small(
 ) -> None:
     path = written(tmp_path / "t.csv", data_parallel(steps=6, ranks=2000, slow=1234))
     code, out, _ = called(capsys, path, "--html", tmp_path / "t.html")
-    assert code == 1
+    assert code == 3
     assert out.startswith("rank 1234 is slow")
     assert (tmp_path / "t.html").stat().st_size < 1_000_000
     assert "A line is the worst of 4 ranks." in (tmp_path / "t.html").read_text(encoding="utf-8")

@@ -263,12 +263,14 @@ def test_clocks_of_files_with_different_bases_fit(tmp_path: Path) -> None:
     ("name", "content", "complaint"),
     [
         ("a.json", profiled(None), "it does not say its rank (distributedInfo)"),
-        ("rank7.json", {"traceEvents": []}, "it has no steps: call the profiler's step()"),
+        ("a.json", [], "it holds no events"),
+        ("rank7.json", {"traceEvents": []}, "it holds no events"),
+        ("rank7.json", {"traceEvents": [{}]}, "it has no steps: call the profiler's step()"),
         ("a.json", profiled(-1), "its rank is -1"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_profilers_trace(
-    tmp_path: Path, name: str, content: dict[str, Any], complaint: str
+    tmp_path: Path, name: str, content: object, complaint: str
 ) -> None:
     path = tmp_path / name
     path.write_text(json.dumps(content))

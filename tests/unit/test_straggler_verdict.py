@@ -1,6 +1,7 @@
 """Who is slow: found once, cleared once, and never for a reason that all ranks share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,12 +67,15 @@ def test_it_is_cleared_once_when_it_keeps_up_again() -> None:
     assert (cleared.subject, cleared.since) == (5, found.since)
     assert 11 <= cleared.window <= 13
     assert cleared.ratio == pytest.approx(0, abs=0.01)
+    assert cleared.ratio is not None
+    assert cleared.limit is not None
+    assert max(cleared.ratio, LIMITS.cleared_ratio) < cleared.limit < LIMITS.found_ratio
 
 
 def test_between_both_limits_nothing_changes() -> None:
     quiet = [noisy(8, seed, r5=1.02) for seed in range(30)]
     assert run(quiet) == []
-    windows = [noisy(8, seed, r5=1.1 if seed < 5 else 1.022) for seed in range(30)]
+    windows = [noisy(8, seed, r5=1.1 if seed < 5 else 1.04) for seed in range(30)]
     assert [type(one) for one in run(windows)] == [Found]
 
 
@@ -90,13 +94,21 @@ def test_a_rank_that_is_gone_is_cleared() -> None:
     assert changes[1].ratio is None
 
 
-def test_a_rank_whose_windows_are_missing_is_neither_found_nor_cleared() -> None:
+def test_windows_that_are_missing_speak_neither_for_nor_against_a_rank() -> None:
     windows = [noisy(8, seed, r5=1.2) for seed in range(12)]
     for number in (1, 3, 5):
         windows[number][5] = NAN
     for number in (10, 11):
         windows[number][5] = NAN
-    assert [(type(one), one.window) for one in run(windows)] == [(Found, 8)]
+    assert [(type(one), one.window) for one in run(windows)] == [(Found, 4)]
+
+
+def test_a_slow_rank_is_cleared_by_windows_with_gaps_between_them() -> None:
+    windows = [noisy(8, seed, r5=1.2) for seed in range(3)]
+    windows += [noisy(8, seed) for seed in range(3, 9)]
+    for number in (4, 6):
+        windows[number][5] = NAN
+    assert [(type(one), one.window) for one in run(windows)] == [(Found, 2), (Cleared, 7)]
 
 
 def test_ranks_are_compared_within_their_role_only() -> None:
@@ -151,3 +163,18 @@ def test_nobody_is_found_in_healthy_hours(noise: object) -> None:
     """A6.2: two simulated hours of 64 ranks."""
     assert isinstance(noise, type(PLAIN))
     assert everstep(own_times(77, 7200, 64, noise)) == set()
+
+
+def test_nothing_is_said_of_a_rank_in_a_window_in_which_it_was_not_seen() -> None:
+    """Whatever changes meanwhile: a limit that is lowered, say."""
+    windows = [noisy(8, seed, r5=1.2) for seed in range(6)]
+    state, high = State(), replace(LIMITS, found_ratio=5.0, cleared_ratio=2.5)
+    for number, own in enumerate(windows):
+        window = Window(number, np.arange(8), np.array(own), np.zeros(8, int))
+        state, changes = observe(state, window, high)
+        assert changes == ()
+    for number in (6, 7):
+        own = windows[0] if number == 7 else [*windows[0][:5], NAN, *windows[0][6:]]
+        window = Window(number, np.arange(8), np.array(own), np.zeros(8, int))
+        state, changes = observe(state, window, LIMITS)
+        assert [one.subject for one in changes] == ([5] if number == 7 else [])

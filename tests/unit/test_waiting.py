@@ -14,8 +14,9 @@ TESTS = Path(__file__).parents[1]
 PACED = {
     "chaos/outages.py",
     "chaos/recorder.py",
+    "corpus/injected/standstills.py",
 }
-"""They make a load of so many messages a second, or let so much time pass."""
+"""They make a load of so many messages a second, let so much time pass, or sleep on purpose."""
 
 
 def test_the_first_that_holds_is_returned() -> None:

@@ -6,14 +6,13 @@ import sys
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import link as links
 from trainer_sdk.bootstrap.deferral import defer
+from trainer_sdk.bootstrap.flight import arm_flight_recorder
 from trainer_sdk.bootstrap.link import Link
-from trainer_sdk.bootstrap.torch_hooks import OLD_NAMES, arm_torch
+from trainer_sdk.bootstrap.torch_hooks import arm_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
-
-_RING_ENTRIES = "2000"
 
 
 def arm(environ: "MutableMapping[str, str]") -> Link:
@@ -27,7 +26,7 @@ def arm(environ: "MutableMapping[str, str]") -> Link:
     links.armed = link = Link(environ)
     defer(link)
     if link.folder:
-        _flight_recorder(environ, link.folder)
+        arm_flight_recorder(environ, link.folder)
         environ.setdefault(
             "TORCHELASTIC_ERROR_FILE", os.path.join(link.folder, layout.ELASTIC_ERROR_FILE)
         )
@@ -52,18 +51,6 @@ def _fault_handler() -> None:
 
     if not faulthandler.is_enabled() and sys.stderr is not None:
         faulthandler.enable()
-
-
-def _flight_recorder(environ: "MutableMapping[str, str]", folder: str) -> None:
-    """Some settings had another name before; either counts as the user's."""
-    prefix = os.path.join(folder, layout.FLIGHT_PREFIX)
-    for name, value in (
-        ("TORCH_FR_BUFFER_SIZE", _RING_ENTRIES),
-        ("TORCH_FR_DUMP_TEMP_FILE", prefix),
-        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
-    ):
-        if OLD_NAMES.get(name, name) not in environ:
-            environ.setdefault(name, value)
 
 
 def _injection(environ: "MutableMapping[str, str]", link: Link) -> None:

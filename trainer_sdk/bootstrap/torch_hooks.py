@@ -6,6 +6,7 @@ from time import monotonic_ns
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.coming import watch_compiling, when_imported
+from trainer_sdk.bootstrap.flight import OLD_NAMES
 from trainer_sdk.bootstrap.link import Link, ShortPath
 from trainer_sdk.bootstrap.meeting import meet_promptly
 from trainer_sdk.bootstrap.sparing import spare_compiler
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 
-# A newer torch warns of the second name, an older one knows only that.
-OLD_NAMES = {
-    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-}
 _RENAMED_IN = (2, 9)
 
 
@@ -43,6 +39,23 @@ def _arm(link: Link, environ: "MutableMapping[str, str]") -> None:
     # we would like to know about a training must never end it.
     except Exception as error:  # noqa: BLE001
         sys.stderr.write(f"everstep: torch is not fully watched: {error}\n")
+
+
+def serve_torch(folder: str) -> None:
+    """Have torch answer the agent's questions in a rank that another launcher has started.
+
+    Nothing is set in its environment: a torch that keeps no flight recorder by default keeps none.
+    """
+    when_imported("torch", lambda: _serve_attached(folder))
+
+
+def _serve_attached(folder: str) -> None:
+    try:
+        if os.path.lexists(path := os.path.join(folder, layout.WORKER_SOCKET)):
+            os.unlink(path)  # of a process that was this rank before
+        _serve(folder)
+    except Exception as error:  # noqa: BLE001  as in `_arm`
+        sys.stderr.write(f"everstep: torch's collectives are not watched: {error}\n")
 
 
 def _guard_data_workers() -> None:
@@ -69,7 +82,8 @@ def _count_steps(link: Link) -> None:
 
     step, steps, by = layout.STEP, layout.STEPS, layout.COUNTED_BY
     progress, longest = layout.PROGRESS_NS, layout.LONGEST_STEP_NS
-    compiled = layout.COMPILED_NS
+    compiled, ends = layout.COMPILED_NS, layout.ENDS_AT
+    in_ends = layout.ENDS_ENTRIES - 1
 
     def after_step(*_: object) -> None:
         words = link.words
@@ -78,7 +92,9 @@ def _count_steps(link: Link) -> None:
                 return
             words[by] = layout.BY_OPTIMIZER
         now = monotonic_ns()
-        words[steps] = words[step] = made = words[step] + 1
+        made = words[step] + 1
+        words.cast("B").cast("d")[ends + (made & in_ends)] = now / 1e9
+        words[steps] = words[step] = made
         if made == 1:
             words[layout.GROUP_TIMEOUT_NS] = group_timeout_ns() or 0
             link.first_step()

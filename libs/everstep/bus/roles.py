@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from everstep import messages, subjects
-from everstep.bus.topology import LIMITS
+from everstep.bus.topology import LIMITS, STRAGGLERS
 from everstep.ids import checked_name
 from everstep.messages import Fact, kind_of
 
@@ -21,9 +21,13 @@ LOGINS = "logins"
 
 AGENTS_ASK = {
     "rendezvous": ("join", "report", "leave", "drain", "stop"),
+    "straggler": ("clock",),
     LOGINS: ("renew",),
 }
 """What the agents of a job may ask, by service."""
+
+_FOLLOWED = (LIMITS, STRAGGLERS)
+"""The buckets whose document about their job agents follow."""
 
 AGENTS_RECORD: tuple[type[Fact], ...] = (
     messages.AllocationEnded,
@@ -109,10 +113,10 @@ EXPORTS = Crossings(
         subjects.beat(),
         subjects.timing(),
         subjects.HEARD,
-        f"{_DIRECT_GET}.KV_{LIMITS}.$KV.{LIMITS}.>",
+        *(f"{_DIRECT_GET}.KV_{bucket}.$KV.{bucket}.>" for bucket in _FOLLOWED),
         _ABOUT_ACCOUNT,
     ),
-    streams=("es.order.>", subjects.document_news(LIMITS)),
+    streams=("es.order.>", *(subjects.document_news(bucket) for bucket in _FOLLOWED)),
 )
 """What the control plane's account lets others import; the operator says who imports what."""
 
@@ -145,13 +149,16 @@ def crossings(job: str) -> Crossings:
             subjects.beat(job),
             subjects.timing(job),
             subjects.heard(job),
-            f"{_DIRECT_GET}.KV_{LIMITS}.{subjects.document(LIMITS, job)}",
+            *(
+                f"{_DIRECT_GET}.KV_{bucket}.{subjects.document(bucket, job)}"
+                for bucket in _FOLLOWED
+            ),
             _ABOUT_ACCOUNT,
         ),
         streams=(
             subjects.order(job),
             f"{subjects.order(job)}.>",
-            subjects.document_news(LIMITS, job),
+            *(subjects.document_news(bucket, job) for bucket in _FOLLOWED),
         ),
     )
 

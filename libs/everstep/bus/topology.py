@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 FACTS_STREAM = "FACTS"
 EVIDENCE_STREAM = "EVIDENCE"
 ROUNDS, LIMITS, CONTROL, NODES = "ROUNDS", "LIMITS", "CONTROL", "NODES"
-CHECKPOINTS = "CHECKPOINTS"
+STRAGGLERS = "STRAGGLERS"
+_ANNOUNCED = (ROUNDS, LIMITS, STRAGGLERS, CONTROL, NODES)
+CHECKPOINTS, CASES = "CHECKPOINTS", "CASES"
 LEASES, PROBE = "LEASES", "PROBE"
 
 _VERIFY_EVERY_S = 60.0
@@ -75,8 +77,12 @@ def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
     return [
         StreamPlan(FACTS_STREAM, common | facts),
         StreamPlan(EVIDENCE_STREAM, common | evidence),
-        *(_bucket(name, common, announced=True) for name in (ROUNDS, LIMITS, CONTROL, NODES)),
+        *(
+            _bucket(name, common, announced=True)
+            for name in (ROUNDS, LIMITS, STRAGGLERS, CONTROL, NODES)
+        ),
         _bucket(CHECKPOINTS, common),
+        _bucket(CASES, common),
         _bucket(LEASES, common),
         _bucket(PROBE, common | {"max_age": 3600 * _SECOND}),
     ]

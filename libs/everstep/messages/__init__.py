@@ -15,6 +15,18 @@ from everstep.messages.base import (
     kind_of,
     tag_of,
 )
+from everstep.messages.cases import (
+    Case,
+    EvidencePiece,
+    LocatedStall,
+    NodeSign,
+    OutsideAct,
+    PastIncident,
+    RankEnd,
+    SaveFailure,
+    SlowRankSign,
+    Stall,
+)
 from everstep.messages.catalogue import CATALOGUE, CATALOGUE_BY_AREA, FACTS
 from everstep.messages.checkpoints import (
     CheckpointCommitted,
@@ -61,9 +73,11 @@ from everstep.messages.documents import (
     BUCKETS,
     AgreedSave,
     Bucket,
+    CasesDocument,
     CheckpointsDocument,
     ControlDocument,
     Exclusion,
+    KnownStraggler,
     LimitsDocument,
     NodesDocument,
     OpenDecision,
@@ -73,6 +87,7 @@ from everstep.messages.documents import (
     Replication,
     RoundDocument,
     Seat,
+    StragglersDocument,
 )
 from everstep.messages.health import (
     BreakerClosed,
@@ -107,6 +122,7 @@ from everstep.messages.incidents import (
     IncidentOpened,
     Ledger,
     Option,
+    VerdictCorrected,
     VerdictReached,
 )
 from everstep.messages.jobs import (
@@ -146,19 +162,14 @@ from everstep.messages.preemption import (
     PreemptionSaved,
 )
 from everstep.messages.progress import (
-    GroupArrival,
-    KernelTiming,
     NodeBeat,
-    NodeTimings,
     RankBeat,
-    RankTiming,
     SectionSeen,
-    SectionTiming,
     WardenPlace,
 )
 from everstep.messages.questions import ASKS, Ask
 from everstep.messages.questions.answers import Done
-from everstep.messages.questions.attribution import Explain
+from everstep.messages.questions.attribution import CorrectVerdict, Explain
 from everstep.messages.questions.catalog import (
     ChangeCheckpoint,
     CheckpointPlace,
@@ -199,7 +210,17 @@ from everstep.messages.questions.rendezvous import (
     ShowRound,
     StopJob,
 )
-from everstep.messages.questions.straggler import RankScores, RankScoreTable, ShowScores
+from everstep.messages.questions.straggler import (
+    ClockReading,
+    GroupScores,
+    RankScores,
+    RankScoreTable,
+    ReadClock,
+    ShowScores,
+    ShowTimings,
+    TimingRow,
+    TimingTable,
+)
 from everstep.messages.ranks import (
     ErrorRecord,
     ProgressMade,
@@ -233,8 +254,19 @@ from everstep.messages.standing import Exile, FailingCheck, NodeRecord, Strike
 from everstep.messages.stragglers import (
     Score,
     StepTimeShifted,
+    StragglerActed,
     StragglerCleared,
     StragglerFound,
+)
+from everstep.messages.timings import (
+    ClockOffset,
+    CollectiveEntries,
+    DeviceUse,
+    HostUse,
+    KernelTiming,
+    NodeTimings,
+    RankTiming,
+    SectionTiming,
 )
 
 __all__ = [
@@ -260,6 +292,8 @@ __all__ = [
     "BreakerOpened",
     "Bucket",
     "Budget",
+    "Case",
+    "CasesDocument",
     "ChangeCheckpoint",
     "CheckDistrusted",
     "CheckResult",
@@ -277,12 +311,17 @@ __all__ = [
     "CheckpointsCollected",
     "CheckpointsDocument",
     "CheckpointsLocated",
+    "ClockOffset",
+    "ClockReading",
     "CollectCheckpoints",
     "CollectEvidence",
+    "CollectiveEntries",
     "ControlChanged",
     "ControlDocument",
     "CopyReplica",
+    "CorrectVerdict",
     "DeletionRefused",
+    "DeviceUse",
     "DocumentBody",
     "Done",
     "DrainNode",
@@ -291,6 +330,7 @@ __all__ = [
     "ErrorRecord",
     "EvidenceCollected",
     "EvidenceItem",
+    "EvidencePiece",
     "ExcludeNode",
     "Exclusion",
     "Exile",
@@ -300,8 +340,9 @@ __all__ = [
     "FailingCheck",
     "FaultInjected",
     "FreshStarted",
-    "GroupArrival",
+    "GroupScores",
     "Holding",
+    "HostUse",
     "IncidentClosed",
     "IncidentExtended",
     "IncidentFact",
@@ -319,6 +360,7 @@ __all__ = [
     "JudgedCheckpoint",
     "KernelTiming",
     "KnownCheckpoint",
+    "KnownStraggler",
     "Leave",
     "LeaveJob",
     "Ledger",
@@ -326,6 +368,7 @@ __all__ = [
     "LimitsLearned",
     "ListCheckpoints",
     "LocateCheckpoint",
+    "LocatedStall",
     "LoginRenewed",
     "MeasureNetwork",
     "Member",
@@ -346,6 +389,7 @@ __all__ = [
     "NodeRecord",
     "NodeRefused",
     "NodeReturned",
+    "NodeSign",
     "NodeStanding",
     "NodeStandings",
     "NodeSuspected",
@@ -358,7 +402,9 @@ __all__ = [
     "OperatorActed",
     "Option",
     "Order",
+    "OutsideAct",
     "Part",
+    "PastIncident",
     "Peer",
     "PlannedEnd",
     "PreemptionAcknowledged",
@@ -370,6 +416,7 @@ __all__ = [
     "ProgressMade",
     "Question",
     "RankBeat",
+    "RankEnd",
     "RankExited",
     "RankFact",
     "RankRecovered",
@@ -379,6 +426,7 @@ __all__ = [
     "RankStarted",
     "RankTiming",
     "RanksStopped",
+    "ReadClock",
     "RejectedStep",
     "ReleaseImages",
     "RenewLogin",
@@ -408,6 +456,7 @@ __all__ = [
     "RoundWaiting",
     "RunChecks",
     "SaveCheckpoint",
+    "SaveFailure",
     "SaveRefused",
     "SaveStarted",
     "SavesDelayed",
@@ -426,19 +475,27 @@ __all__ = [
     "ShowNodes",
     "ShowRound",
     "ShowScores",
+    "ShowTimings",
     "Sketch",
+    "SlowRankSign",
+    "Stall",
     "StallLocated",
     "StandBy",
     "StartRanks",
     "StepTimeShifted",
     "StopJob",
     "StopRanks",
+    "StragglerActed",
     "StragglerCleared",
     "StragglerFound",
+    "StragglersDocument",
     "Strike",
     "TierRead",
     "Time",
+    "TimingRow",
+    "TimingTable",
     "UnknownMessageError",
+    "VerdictCorrected",
     "VerdictReached",
     "WardenPlace",
     "WatchChanged",

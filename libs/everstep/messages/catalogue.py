@@ -18,6 +18,7 @@ from everstep.messages import (
     replicas,
     rounds,
     stragglers,
+    timings,
 )
 from everstep.messages.base import Fact, Message
 
@@ -39,6 +40,7 @@ AREAS: Mapping[str, ModuleType] = {
     "Rounds": rounds,
     "Ranks": ranks,
     "Progress": progress,
+    "Timings": timings,
     "Health": health,
     "Stragglers": stragglers,
     "Incidents": incidents,

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
+from everstep.messages.cases import Case, NodeSign, PastIncident, SlowRankSign
 from everstep.messages.health import SectionLimit
 from everstep.messages.incidents import Budget, Ledger
 from everstep.messages.jobs import JobSpec
 from everstep.messages.kept import Holding, KnownCheckpoint
+from everstep.messages.rounds import Member
 from everstep.messages.standing import NodeRecord
 
 
@@ -313,6 +315,63 @@ class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_docume
     """How long a first step took, the base of its limit; None until one was seen."""
 
 
+class KnownStraggler(Part, frozen=True, kw_only=True):
+    """A slow rank that was found, and not cleared yet."""
+
+    finding: Name
+    """The id of its `straggler_found`."""
+    round: Count
+    """The round."""
+    rank: Count
+    """The rank."""
+    node: Name
+    """Its node."""
+    slot: Count
+    """The node's slot."""
+    found_at: Time
+    """When it was found."""
+    last_step: Count = 0
+    """The end of the window in which it was found."""
+    cause: Name
+    """As in `straggler_found`."""
+    reason: str
+    """As in `straggler_found`."""
+    lost_s: float = 0.0
+    """What the job loses by it in a step."""
+    slower_ratio: float = 0.0
+    """How much longer it needs than the median of its role group: 0.1 for 10 %."""
+    slowdown_ratio: float | None = None
+    """How much faster the whole job would be without it: 0.12 for 12 %."""
+    acted: tuple[str, ...] = ()
+    """What the policy has decided about it, as in `straggler_acted`: `stop`, `exclude`."""
+
+
+class StragglersDocument(DocumentBody, frozen=True, kw_only=True, tag="stragglers_document.v1"):
+    """Which ranks of a job are slow, and how agents measure; straggler writes it.
+
+    Key: the job. Agents follow it for `is_on`, `window_steps` and `is_cpu_timed`.
+    """
+
+    job: Name
+    """The job."""
+    is_on: bool
+    """Agents send timings."""
+    window_steps: Count
+    """So many steps are one window: windows begin after multiples of it."""
+    is_cpu_timed: bool = True
+    """The SDK measures the processor time of sections, too."""
+    round: Count | None = None
+    """The round that `found` is about."""
+    found: tuple[KnownStraggler, ...] = ()
+    """The slow ranks, by rank; at most 1,000."""
+    shifted_step: Count = 0
+    """The step of the latest `step_time_shifted` of the round; 0 for none."""
+    reason: str = ""
+    """Why it was written last."""
+    outbox: tuple[str, ...] = ()
+    """Facts that are decided and may not be recorded yet, as JSON."""
+
+
 class Exclusion(Part, frozen=True, kw_only=True):
     """A node that may not join."""
 
@@ -341,6 +400,10 @@ class ControlDocument(DocumentBody, frozen=True, kw_only=True, tag="control_docu
     """Why."""
     is_braked: bool = False
     """The global brake: every actuator only observes."""
+    braked_by: str = ""
+    """Who pulled the brake, while it is on."""
+    brake_reason: str = ""
+    """Why, whatever else was changed after it."""
     modes: Mapping[str, str]
     """`observe` or `enforce` by actuator: `stop`, `exclude`, `restart`, `replace`, `shrink`."""
     exclusions: tuple[Exclusion, ...] = ()
@@ -403,6 +466,39 @@ class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoi
     """Facts that are decided and may not be recorded yet, as JSON."""
 
 
+class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document.v1"):
+    """What attribution knows of a job's incidents: any replica can go on from it.
+
+    Key: the job; `everstep.subjects.CLUSTER` says how far the facts of all jobs were read, and
+    what was said about nodes and incidents of all jobs.
+    """
+
+    cases: tuple[Case, ...] = ()
+    """The newest incidents, the oldest first; the last one may not have been opened yet."""
+    members: tuple[Member, ...] = ()
+    """The nodes of the newest round."""
+    round: Count = 0
+    """The newest round that was heard of."""
+    world_size: Count = 0
+    """Its ranks."""
+    step: Count | None = None
+    """The last step that was heard of."""
+    slow: tuple[SlowRankSign, ...] = ()
+    """Findings about slow ranks that are open."""
+    nodes: tuple[NodeSign, ...] = ()
+    """In the document of all jobs: the newest signs of each node."""
+    past: tuple[PastIncident, ...] = ()
+    """In the document of all jobs: earlier incidents, the oldest first."""
+    ended_at: Time | None = None
+    """When the job ended; None while it goes on."""
+    stream: str = ""
+    """The incarnation of the stream of facts that was read."""
+    sequence: Int = 0
+    """How far it was read."""
+    outbox: tuple[str, ...] = ()
+    """Facts that are decided and may not be recorded yet, as JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """A bucket, what its keys are, and what each holds."""
@@ -415,8 +511,10 @@ class Bucket:
 BUCKETS = (
     Bucket("ROUNDS", "<job>", RoundDocument),
     Bucket("LIMITS", "<job>", LimitsDocument),
+    Bucket("STRAGGLERS", "<job>", StragglersDocument),
     Bucket("CONTROL", "<job> or _cluster", ControlDocument),
     Bucket("NODES", "_cluster", NodesDocument),
     Bucket("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
+    Bucket("CASES", "<job> or _cluster", CasesDocument),
 )
 """Every bucket of documents on the bus."""

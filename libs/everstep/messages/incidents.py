@@ -2,6 +2,14 @@
 
 from everstep.messages.base import BlobRef, Count, Fact, Int, Name, Part, Time
 
+CAPTURE = "capture-"
+"""What stands in place of an incident's id begins so where nothing has happened."""
+
+
+def is_capture(incident: str) -> bool:
+    """Evidence with this in place of an incident's id belongs to no incident."""
+    return incident.startswith(CAPTURE)
+
 
 class IncidentFact(Fact, frozen=True, kw_only=True):
     """A fact about one incident."""
@@ -50,13 +58,17 @@ class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_ex
 
 
 class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_collected.v1"):
-    """A piece of evidence, or that there is none and why; the agent sends it for each."""
+    """A piece of evidence, or that there is none and why; the agent sends it for each.
+
+    Of a capture, `incident` is `capture-` and its id, and no incident is counted.
+    """
 
     node: Name
     """The node that it comes from."""
     evidence: Name
     """`exception`, `log`, `flight_recorder`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
-    `page`, `process` (what the kernel says of the ranks that still lived) or `check`."""
+    `environment`, `page`, `process` (what the kernel says of the ranks that still lived) or
+    `check`. The blob of `flight_recorder` and `stacks` is an archive of a file a rank."""
     rank: Count | None = None
     """The rank that it is about; None for the node."""
     blob: BlobRef | None = None
@@ -67,6 +79,11 @@ class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_c
     """Why there is none: `not armed`, `the rank had exited`, `timed out after 5 s` …"""
     took_s: float = 0.0
     """How long it took to get."""
+
+    @property
+    def is_of_capture(self) -> bool:
+        """A person has asked for it: there is no incident."""
+        return is_capture(self.incident)
 
 
 class EvidenceItem(Part, frozen=True, kw_only=True):
@@ -107,8 +124,8 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     """
 
     cause: Name
-    """The cause class: `user_code`, `out_of_memory`, `accelerator`, `network`, `storage`,
-    `host`, `collective_mismatch`, `data`, `preemption`, `operator`, `inconclusive` …"""
+    """The cause class: `user_code`, `configuration`, `data`, `framework`, `gpu`, `host`, `network`,
+    `storage`, `scheduler` or `unknown`."""
     confidence: float
     """0 to 1."""
     reason: str
@@ -124,7 +141,8 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     missing: tuple[str, ...] = ()
     """Evidence that would have helped and was not there, with the reason."""
     advice: str = ""
-    """`restart`, `restart_without` (the culprit nodes), `stop` or `wait`; empty for none."""
+    """`restart`, `restart_without` (the culprit nodes), `stop`, `wait` (until nodes or a quota are
+    back) or `inform` (a person must act first); empty for none."""
     is_transient: bool | None = None
     """The same run may succeed next time; None when that cannot be told."""
     fingerprint: str = ""
@@ -135,6 +153,40 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     """Grows when later evidence changes the verdict; the highest holds."""
     took_s: float = 0.0
     """From the incident's opening until now."""
+    kind: Name = ""
+    """What happened, finer than its class: `python_exception`, `never_joined`, `host_oom` …"""
+    is_inconclusive: bool = False
+    """No explanation is probable enough; the likeliest ones are among the alternatives."""
+    is_corrected: bool = False
+    """A person said so: it holds, whatever else is found."""
+    explanation: str = ""
+    """The same in the words of a language model, where one is asked; it decides nothing."""
+
+
+class VerdictCorrected(IncidentFact, frozen=True, kw_only=True, tag="verdict_corrected.v1"):
+    """A person knows better who or what caused an incident; attribution sends it.
+
+    The verdict that follows says the same, and holds over later evidence.
+    """
+
+    by: Name
+    """The person, as authenticated."""
+    cause: Name
+    """The cause class that is right, as in `verdict_reached`."""
+    note: str
+    """Why, in their words."""
+    culprit_ranks: tuple[Int, ...] = ()
+    """The ranks that caused it."""
+    culprit_nodes: tuple[Name, ...] = ()
+    """The nodes that caused it."""
+    verdict: Name | None = None
+    """The id of the verdict that it corrects; None where there was none."""
+    was_cause: Name = ""
+    """The cause class of that verdict."""
+    is_confirmation: bool = False
+    """That verdict had said the same: a person has confirmed it."""
+    origin: Name = ""
+    """By which way: `rest` or `cli`."""
 
 
 class Option(Part, frozen=True, kw_only=True):

@@ -1,8 +1,7 @@
-"""What agents say all the time and nobody keeps: beats, and timings of sections."""
+"""What agents say all the time and nobody keeps: how far their ranks are."""
 
 from everstep.messages.base import Count, Int, Message, Name, Part, Time
 from everstep.messages.health import SectionLimit
-from everstep.messages.sketch import Sketch
 
 
 class RankBeat(Part, frozen=True, kw_only=True):
@@ -107,86 +106,3 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """Facts in its spool that the stream has not acknowledged."""
     datagrams_dropped: Int = 0
     """What its ranks could not deliver to it, since it started."""
-
-
-class SectionTiming(Part, frozen=True, kw_only=True):
-    """How long one section took on one rank, over one window."""
-
-    section: Name
-    """The section; `step` for the whole step."""
-    wall: Sketch
-    """From entry to exit. Waiting for other ranks included, so it cannot name a slow one."""
-    own: Sketch | None = None
-    """Without the time spent in collectives, where that is known."""
-    cpu: Sketch | None = None
-    """Processor time of the training thread."""
-    device: Sketch | None = None
-    """Time on the accelerator, by its events."""
-
-
-class GroupArrival(Part, frozen=True, kw_only=True):
-    """How late one rank entered the collectives of one process group, over one window."""
-
-    group: str
-    """The process group's name."""
-    lateness: Sketch
-    """Behind the first rank to enter, with clocks aligned by the collectives themselves."""
-    last_count: Int = 0
-    """How often it was the last."""
-    sequence_first: Int | None = None
-    """The first collective that was counted, so that windows of ranks can be matched."""
-    sequence_last: Int | None = None
-    """The last one."""
-
-
-class KernelTiming(Part, frozen=True, kw_only=True):
-    """How long one kernel took on one rank's accelerator, over one window."""
-
-    kernel: str
-    """Its name, shortened to 128 characters."""
-    device: Sketch
-    """Its durations."""
-
-
-class RankTiming(Part, frozen=True, kw_only=True):
-    """Where the time of one rank went, over one window."""
-
-    rank: Count
-    """Its global rank."""
-    role: Name = ""
-    """Its role group: ranks are compared within one only."""
-    steps: Count = 0
-    """Steps that it finished in the window."""
-    sections: tuple[SectionTiming, ...] = ()
-    """Each section that ended in the window."""
-    arrivals: tuple[GroupArrival, ...] = ()
-    """Each process group with a collective in the window."""
-    kernels: tuple[KernelTiming, ...] = ()
-    """The kernels that took the most time, where they are traced."""
-
-
-class NodeTimings(Message, frozen=True, kw_only=True, tag="node_timings.v1"):
-    """Where the time of a node's ranks went; its agent sends it once a window.
-
-    Losable: a missing window is a gap. Size is by rank and section, whatever the number of
-    steps.
-    """
-
-    job: Name
-    """The job."""
-    node: Name
-    """The node."""
-    round: Count
-    """The round."""
-    slot: Count
-    """The node's slot."""
-    window: Int
-    """The window's number within the round: the same on every node for the same steps."""
-    window_s: float
-    """How long it was."""
-    first_step: Int
-    """The first step that is counted."""
-    last_step: Count
-    """The last one."""
-    ranks: tuple[RankTiming, ...] = ()
-    """All ranks of the node."""

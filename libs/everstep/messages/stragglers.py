@@ -7,7 +7,7 @@ class Score(Part, frozen=True, kw_only=True):
     """One signal about one rank: 1 is as fast as the reference, 0.5 takes twice as long."""
 
     signal: Name
-    """`section:forward`, `arrival:default_pg`, `kernel:…` or `all`."""
+    """`own` (the rank's own time), `section:forward`, `cpu`, `runnable` or `gpu`."""
     relative_score: float | None = None
     """Against the median of its role group."""
     individual_score: float | None = None
@@ -28,7 +28,7 @@ class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.
     rank: Count
     """The rank."""
     cause: Name
-    """`input`, `compute`, `host`, `network` or `unknown`."""
+    """`input`, `compute`, `host`, `network`, `device`, `design` or `unknown`."""
     reason: str
     """The numbers, the limits that they passed, and for how long."""
     role: Name = ""
@@ -38,7 +38,7 @@ class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.
     scores: tuple[Score, ...] = ()
     """The signals that speak against it, the strongest first."""
     lateness_s: float | None = None
-    """By how much it is late at collectives, in the median."""
+    """By how much it is late at collectives: the median of the operation where it is the latest."""
     slowdown_ratio: float | None = None
     """How much faster the whole job would be without it: 0.12 for 12 %."""
     windows: Int = 0
@@ -82,3 +82,21 @@ class StepTimeShifted(RoundFact, frozen=True, kw_only=True, tag="step_time_shift
     """What changed along with it, where that can be told."""
     section: Name | None = None
     """The section in which most of the change is."""
+
+
+class StragglerActed(RoundFact, frozen=True, kw_only=True, tag="straggler_acted.v1"):
+    """What the policy for slow ranks asks for; straggler sends it once for each finding."""
+
+    node: Name
+    """The node."""
+    rank: Count
+    """The slow rank."""
+    finding: str
+    """The id of the `straggler_found` that it answers."""
+    action: Name
+    """`stop` (the job) or `exclude` (the node)."""
+    outcome: Name
+    """`asked` (and others have agreed), `observed` (the mode or the brake forbids more) or
+    `refused`."""
+    reason: str
+    """The rule and its numbers, and why it was not done if so."""

@@ -42,7 +42,7 @@ INCIDENTS = Shape(
             advice="text",
             is_transient="bool",
             fingerprint="text",
-            alternatives="json",
+            is_inconclusive="bool",
         ),
         **led_by(
             "closed_fact",
@@ -71,7 +71,55 @@ INCIDENTS = Shape(
     },
 )
 """`cause_order`: what is said at the end about what began it wins over what was said at first.
-`verdict_order` is the verdict's revision and then its id: the highest revision holds."""
+`verdict_order` puts what a person said first, then the revision, then the id: the highest holds."""
+
+VERDICTS = Shape(
+    "verdicts",
+    key={"verdict_fact": "text"},
+    columns={
+        "n": least("int"),
+        "job": greatest("text"),
+        "incident": greatest("text"),
+        "verdict_us": greatest("int"),
+        "revision": greatest("int"),
+        "verdict_reason": greatest("text"),
+        "cause": greatest("text"),
+        "cause_kind": greatest("text"),
+        "confidence": greatest("float"),
+        "is_inconclusive": greatest("bool"),
+        "is_corrected": greatest("bool"),
+        "culprit_ranks": greatest("json"),
+        "culprit_nodes": greatest("json"),
+        "advice": greatest("text"),
+        "is_transient": greatest("bool"),
+        "fingerprint": greatest("text"),
+        "grounds": greatest("json"),
+        "alternatives": greatest("json"),
+        "gaps": greatest("json"),
+        "analyzers": greatest("json"),
+        "took_s": greatest("float"),
+    },
+)
+"""Every revision of every verdict."""
+
+CORRECTIONS = Shape(
+    "verdict_corrections",
+    key={"correction_fact": "text"},
+    columns={
+        "n": least("int"),
+        "job": greatest("text"),
+        "incident": greatest("text"),
+        "corrected_us": greatest("int"),
+        "corrected_by": greatest("text"),
+        "cause": greatest("text"),
+        "note": greatest("text"),
+        "culprit_ranks": greatest("json"),
+        "culprit_nodes": greatest("json"),
+        "was_cause": greatest("text"),
+        "is_confirmation": greatest("bool"),
+    },
+)
+"""What people have said about verdicts."""
 
 ACTIONS = Shape(
     "actions",

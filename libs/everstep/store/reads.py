@@ -188,6 +188,29 @@ def is_over() -> ColumnElement[bool]:
     return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
 
 
+def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
+    """Findings about slow ranks of a job, with their state.
+
+    One that nobody has cleared is over with its round, and then has its end.
+    """
+    found, rounds, jobs = tables.stragglers, tables.rounds, tables.jobs
+    has_ended = (rounds.c.phase_order == ENDED) | (jobs.c.round > found.c.round) | is_over()
+    cleared = found.c.cleared_fact.is_not(None)
+    of_round = case((cleared, None), (has_ended, literal("its round is over")))
+    shown: dict[str, ColumnElement[Any]] = {
+        "state": case((cleared, "cleared"), (has_ended, "cleared"), else_="open"),
+        "cleared_us": func.coalesce(found.c.cleared_us, rounds.c.ended_us),
+        "cleared_reason": func.coalesce(found.c.cleared_reason, of_round),
+    }
+    columns = [column for column in found.c if column.name not in shown]
+    query = select(*columns, *(column.label(name) for name, column in shown.items()))
+    query = query.outerjoin(
+        rounds, (rounds.c.job == found.c.job) & (rounds.c.round == found.c.round)
+    ).outerjoin(jobs, jobs.c.job == found.c.job)
+    query = query.where(found.c.job == job, found.c.n.is_not(None))
+    return query if state is None else query.where(shown["state"] == state)
+
+
 def round_state() -> ColumnElement[str]:
     """What people call a round's state."""
     order = tables.rounds.c.phase_order

@@ -10,10 +10,17 @@ from collections.abc import Mapping
 
 from everstep.store.changes import Shape, greatest, least, led_by, total
 from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
-from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
+from everstep.store.incident_shapes import (
+    ACTIONS,
+    CORRECTIONS,
+    EVIDENCE,
+    INCIDENTS,
+    VERDICTS,
+)
 from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
+from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
 
-VERSION = 7
+VERSION = 10
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 
@@ -246,4 +253,8 @@ PROJECTED = (
     SAVES,
     DELAYS,
     RESTORES,
+    STRAGGLERS,
+    STEP_SHIFTS,
+    VERDICTS,
+    CORRECTIONS,
 )

@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, except_, select
+from sqlalchemy import ColumnElement, Select, case, except_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep.store.reads import Record, round_state
+from everstep.store.reads import Record, round_state, slow_ranks
 
 _FEW = 50
 _MANY = 200
+_SIMILAR = 20
+_NODES = 8
+_SLOW_BEFORE_US = 600_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,16 @@ class Story:
     """Of all ranks of the round that did not move again."""
     located: Record | None
     """Who stopped first, where a stall began it."""
+    slow_ranks: Sequence[Record]
+    """Ranks that were slow when it began, or not long before."""
     exits: Sequence[Record]
     """The first failures of the round."""
+    verdicts: Sequence[Record]
+    """All revisions, the one that holds first."""
+    corrections: Sequence[Record]
+    """What people said about them, the newest first."""
+    similar: Sequence[Record]
+    """Other incidents with the same fingerprint or the same node, the newest first."""
     evidence: Sequence[Record]
     actions: Sequence[Record]
     rounds: Sequence[Record]
@@ -50,6 +61,26 @@ async def incident_story(database: Database, job: str, incident: str) -> Story |
         return None if row is None else await _story(connection, job, row)
 
 
+async def jobs_of_incident(database: Database, incident: str) -> Sequence[str]:
+    """The jobs that have an incident of this name: one, as ids go, unless somebody made one up."""
+    here = tables.incidents.c
+    async with database.read() as connection:
+        query = select(here.job).where(here.incident == incident).order_by(here.first_n)
+        return list((await connection.execute(query.limit(_FEW))).scalars())
+
+
+async def piece_of_evidence(
+    database: Database, job: str | None, incident: str, evidence: str
+) -> Record | None:
+    """One piece of the evidence about an incident, by its fact; a capture is of any job."""
+    here = tables.evidence.c
+    query = select(tables.evidence).where(here.id == evidence, here.incident == incident)
+    if job is not None:
+        query = query.where(here.job == job)
+    async with database.read() as connection:
+        return (await connection.execute(query)).mappings().one_or_none()
+
+
 async def _story(connection: AsyncConnection, job: str, row: Record) -> Story:
     exits = await _failures(connection, job, row["round"])
     actions = await _actions(connection, job, row["incident"])
@@ -64,7 +95,11 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Story:
         stall=next((one for one in stalls if one["rank"] == row["rank"]), None),
         stalls=stalls,
         located=await _located(connection, job, row),
+        slow_ranks=await _slow_ranks(connection, job, row),
         exits=exits,
+        verdicts=await _verdicts(connection, job, row),
+        corrections=await _corrections(connection, job, row["incident"]),
+        similar=await _similar(connection, row),
         evidence=await _evidence(connection, job, row["incident"]),
         actions=actions,
         rounds=rounds,
@@ -127,6 +162,50 @@ async def _located(connection: AsyncConnection, job: str, row: Record) -> Record
     query = select(located).where(located.c.job == job, located.c.round == row["round"])
     found = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
     return found[0] if found else None
+
+
+async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    """Its own rank first, then the newest."""
+    began_us = row["opened_us"]
+    if began_us is None:
+        return []
+    found = tables.stragglers.c
+    until_us = func.coalesce(found.cleared_us, tables.rounds.c.ended_us)
+    of_its_round = until_us.is_(None) & (found.round == row["round"])
+    query = slow_ranks(job).where(
+        found.found_us <= began_us, of_its_round | (until_us >= began_us - _SLOW_BEFORE_US)
+    )
+    own_first = case((found.rank == row["rank"], 0), else_=1)
+    return await _all(connection, query.order_by(own_first, found.n.desc()).limit(_FEW))
+
+
+async def _verdicts(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    table = tables.verdicts
+    query = select(table).where(table.c.job == job, table.c.incident == row["incident"])
+    holds_first = (table.c.verdict_fact == row["verdict_fact"]).desc()
+    return await _all(connection, query.order_by(holds_first, table.c.n.desc()).limit(_FEW))
+
+
+async def _corrections(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
+    table = tables.verdict_corrections
+    query = select(table).where(table.c.job == job, table.c.incident == incident)
+    return await _all(connection, query.order_by(table.c.n.desc()).limit(_FEW))
+
+
+async def _similar(connection: AsyncConnection, row: Record) -> Sequence[Record]:
+    """The same failure first, then the nodes that the first report or the verdict names."""
+    here = tables.incidents.c
+    prints = [row["fingerprint"]] if row["fingerprint"] else []
+    nodes = {row["node"], *json.loads(row["culprit_nodes"] or "[]")[:_NODES]} - {None}
+    same = here.fingerprint.in_(prints)
+    named = [here.culprit_nodes.contains(json.dumps(node), autoescape=True) for node in nodes]
+    of_node: ColumnElement[bool] = or_(here.node.in_(nodes), *named)
+    other = or_(here.job != row["job"], here.incident != row["incident"])
+    query = select(tables.incidents, case((same, "fingerprint"), else_="node").label("same"))
+    query = query.where(other, or_(same, of_node))
+    return await _all(
+        connection, query.order_by(case((same, 0), else_=1), here.first_n.desc()).limit(_SIMILAR)
+    )
 
 
 async def _evidence(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:

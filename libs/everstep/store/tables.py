@@ -151,6 +151,10 @@ projected: Mapping[Shape, Table] = {shape: _projected(shape) for shape in PROJEC
     job_saves,
     save_delays,
     job_restores,
+    stragglers,
+    step_shifts,
+    verdicts,
+    verdict_corrections,
 ) = projected.values()
 
 Index("ix_jobs_first_n", jobs.c.first_n)
@@ -166,3 +170,14 @@ Index("ix_evidence_job_round_rank", evidence.c.job, evidence.c.round, evidence.c
 Index("ix_evidence_n", evidence.c.n)
 Index("ix_node_checks_node_n", node_checks.c.node, node_checks.c.n)
 Index("ix_stalls_located_job_round", stalls_located.c.job, stalls_located.c.round)
+Index("ix_stragglers_job_n", stragglers.c.job, stragglers.c.n)
+Index("ix_step_shifts_job_n", step_shifts.c.job, step_shifts.c.n)
+Index("ix_incidents_fingerprint", incidents.c.fingerprint)
+Index("ix_incidents_node", incidents.c.node)
+Index("ix_incidents_incident", incidents.c.incident)
+Index("ix_verdicts_job_incident", verdicts.c.job, verdicts.c.incident)
+Index(
+    "ix_verdict_corrections_job_incident",
+    verdict_corrections.c.job,
+    verdict_corrections.c.incident,
+)

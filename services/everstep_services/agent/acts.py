@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from everstep.messages import (
+    CollectEvidence,
     CopyReplica,
     DropReplica,
     MeasureNetwork,
@@ -73,6 +74,8 @@ class Forward:
     number: int
     ranks: tuple[int, ...] | None = None
     """To these; None for all."""
+    to_handlers: bool = False
+    """Only to ranks that have a handler for it; it ends no rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class PassOn:
     """Send a notice to ranks; not where the SDK counts steps: those are asked by `AskToStop`."""
 
     number: int
+    to_handlers: bool = False
+    """Only to ranks that have a handler for it; it ends no rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,13 @@ class Measure:
     order: MeasureNetwork
 
 
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Collect evidence of ranks that go on."""
+
+    order: CollectEvidence
+
+
 AboutStates = CopyReplica | DropReplica | ReleaseImages
 """What is ordered about states in the memory of this node."""
 
@@ -190,6 +202,6 @@ class Say:
 
 
 Act = (
-    Join | Tell | Start | Stop | Hurry | Forward | Excuse | Check | Measure | Replicate | Exiting
-    | Say | PassOn | AskToStop | AskToSave | Reach | OnRecord
+    Join | Tell | Start | Stop | Hurry | Forward | Excuse | Check | Measure | Replicate | Capture
+    | Exiting | Say | PassOn | AskToStop | AskToSave | Reach | OnRecord
 )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from everstep.messages import (
     AwaitRound,
+    CollectEvidence,
     CopyReplica,
     DropReplica,
     Joined,
@@ -32,6 +33,7 @@ from everstep_services.agent import leaving
 from everstep_services.agent.acts import (
     Act,
     AskToSave,
+    Capture,
     Check,
     Excuse,
     Join,
@@ -172,7 +174,7 @@ class Agent:
                 return self._stand(is_spare=True)
             case NameExcuse() if self._part is not None:
                 return [Excuse(order)]
-            case RunChecks() | MeasureNetwork():
+            case RunChecks() | MeasureNetwork() | CollectEvidence():
                 return [_beside_ranks(order)]
             case CopyReplica() | DropReplica() | ReleaseImages():
                 return [Replicate(order)]
@@ -201,9 +203,11 @@ class Agent:
         return [*acts, *part.asked(order, order.after_step, now)]
 
     def unasked(self, after_step: int | None, now: float) -> list[Act]:
-        """No rank could be asked to stop, as the SDK counts no steps here, or none yet."""
-        if self._goodbye is not None and self._part is not None:
-            self._goodbye.unasked(self._part, after_step, now)
+        """No rank was asked to stop, as the SDK counts no steps here, or none yet."""
+        if self._part is not None:
+            self._part.is_asked = False  # the order is repeated
+            if self._goodbye is not None:
+                self._goodbye.unasked(after_step, now)
         return []
 
     def bus_back(self) -> list[Act]:
@@ -414,5 +418,11 @@ class Agent:
         return acts
 
 
-def _beside_ranks(order: RunChecks | MeasureNetwork) -> Act:
-    return Check(order) if isinstance(order, RunChecks) else Measure(order)
+def _beside_ranks(order: RunChecks | MeasureNetwork | CollectEvidence) -> Act:
+    match order:
+        case RunChecks():
+            return Check(order)
+        case MeasureNetwork():
+            return Measure(order)
+        case CollectEvidence():
+            return Capture(order)

@@ -1,25 +1,29 @@
-"""What a rank leaves behind when it fails: the end of its output, in the evidence store."""
+"""Evidence on its way into the store: the ends of logs, and what collectors have found."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from everstep.bus.errors import BusError
+from everstep.bus.errors import BusConfigError, BusError
 from everstep.bus.ports import Bus
+from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import BlobRef, Fact, StartRanks
-from everstep_services.agent.collecting import Piece
+from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.output.logfiles import first_error, tail
 from everstep_services.agent.records import Records
+from everstep_services.agent.unharmed import unharmed
 from everstep_services.agent.workplace import Workplace
 
 log = logging.getLogger(__name__)
 
 _TAIL_BYTES = 64 * 1024
 _PUT_WITHIN_S = 5.0
+_BESIDE_MOST = 8
+"""So many collections may run in parallel; whoever asks for more gets the reason."""
 _STREAMS = ("stderr", "stdout")
 Job = Callable[[], Awaitable[None]]
 
@@ -46,8 +50,10 @@ class Evidence:
         workplace: Workplace,
         records: Records,
         record: Callable[[Fact], None],
+        clock: Clock,
     ) -> None:
         self._job = job
+        self._clock = clock
         self._bus = bus
         self._workplace = workplace
         self._logs = workplace.logs
@@ -55,6 +61,8 @@ class Evidence:
         self._record = record
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._later: asyncio.Queue[Job] = asyncio.Queue()
+        self._beside: asyncio.Queue[Job] = asyncio.Queue()
+        self._running = 0
         self._failures: dict[tuple[int, int], _Failure] = {}
 
     def fact_of(self, round: int, rank: int) -> str | None:
@@ -122,6 +130,49 @@ class Evidence:
         for piece in pieces:
             self._jobs.put_nowait(partial(self._keep, round, incident, piece))
 
+    def collect(
+        self,
+        round: int,
+        incident: str,
+        collectors: Mapping[str, Collector],
+        scene: Scene,
+        *,
+        of_each: bool = False,
+    ) -> None:
+        """Collect in parallel with everything else, and keep what comes.
+
+        `of_each` has a fact of each kind, also of one that does not apply to this node.
+        """
+        if self._running >= _BESIDE_MOST:
+            why = f"{_BESIDE_MOST} collections run already on this node: try again"
+            self.collected(round, incident, [Piece(kind, missing=why) for kind in collectors])
+            return
+
+        async def collect_and_keep() -> None:
+            pieces = await collect(collectors, scene, self._clock)
+            if of_each:
+                there = {piece.evidence for piece in pieces}
+                why = "this node has nothing of the kind"
+                pieces += [Piece(kind, missing=why) for kind in collectors if kind not in there]
+            self.collected(round, incident, pieces)
+
+        self._running += 1
+        self._beside.put_nowait(collect_and_keep)
+
+    async def collect_beside_for_ever(self) -> None:
+        """What was asked for by `collect`."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._do_beside(await self._beside.get()), name="collection")
+
+    async def _do_beside(self, job: Job) -> None:
+        try:
+            with unharmed("a collection of evidence"):
+                await job()
+        finally:
+            self._running -= 1
+            self._beside.task_done()
+
     async def collect_for_ever(self) -> None:
         while True:
             job = await self._jobs.get()
@@ -139,6 +190,7 @@ class Evidence:
         """Wait for what is under way."""
         try:
             async with asyncio.timeout(within_s):
+                await self._beside.join()
                 await self._jobs.join()
         except TimeoutError:
             log.warning("evidence_unfinished jobs=%d", self._jobs.qsize())
@@ -157,19 +209,22 @@ class Evidence:
                 log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
 
     async def _keep(self, round: int, incident: str, piece: Piece) -> None:
-        blob = None
-        if piece.content:
+        blob, missing = None, piece.missing
+        content = await asyncio.to_thread(piece.packed)
+        if content:
             try:
                 async with asyncio.timeout(_PUT_WITHIN_S):
-                    blob = await self._bus.blobs.put(self._job, piece.content)
+                    blob = await self._bus.blobs.put(self._job, content)
+            except BusConfigError as error:  # too large for the store, now and later
+                missing = str(error)
             except (BusError, TimeoutError) as error:
                 log.info("evidence_kept_later evidence=%s error=%s", piece.evidence, error)
                 self._later.put_nowait(partial(self._keep_later, round, incident, piece))
                 return
         self._record(
             self._records.evidence(
-                round, incident, piece.evidence, rank=None, blob=blob,
-                summary=piece.summary, missing=piece.missing, took_s=piece.took_s,
+                round, incident, piece.evidence, rank=None, blob=blob, took_s=piece.took_s,
+                summary="" if piece.found is None else piece.found.summary, missing=missing,
             )
         )  # fmt: skip
 

@@ -70,10 +70,10 @@ class Goodbye:
                 return [AskToStop(self.after_step)]
         return []
 
-    def unasked(self, part: Part, after_step: int | None, now: float) -> None:
+    def unasked(self, after_step: int | None, now: float) -> None:
         """No script counts steps yet: one may that opens its session later."""
         if self.kill_at is not None:
-            part.is_asked, self.after_step = False, after_step
+            self.after_step = after_step
             self.alone_at = now + _ASK_AGAIN_S
 
     def rank_gone(self, part: Part, ending: Exit) -> list[Act]:
@@ -121,7 +121,8 @@ def taken(
         return goodbye, goodbye.leave(part, limits.stop_grace_s)
     grace_s = limits.preempt_grace_s if order.within_s is None else order.within_s
     goodbye.kill_at = now + grace_s
-    return goodbye, [PassOn(SIGTERM), Say(f"{reason}: its ranks have {grace_s:g} s")]
+    said = Say(f"{reason}: its ranks have {grace_s:g} s")
+    return goodbye, [PassOn(SIGTERM, to_handlers=True), said]
 
 
 def interrupted(

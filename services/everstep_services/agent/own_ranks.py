@@ -1,14 +1,15 @@
 """The ranks of this node: has them started and stopped, and passes on what becomes of them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
-from everstep.messages import Fact, StartRanks
+from everstep.messages import CollectEvidence, Fact, StartRanks
 from everstep_services.agent import acts
 from everstep_services.agent.checkpoints.desk import Checkpoints
-from everstep_services.agent.collecting import COLLECTORS, collect
+from everstep_services.agent.collectors.collection import Piece, Scene, collect
+from everstep_services.agent.collectors.table import Collectors
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.failures import Exit
@@ -38,6 +39,10 @@ from trainer_sdk.wire import Checkpointed, Injected, Requested, Stopping
 
 log = logging.getLogger(__name__)
 
+_NODE_WITHIN_S = 10.0
+"""For evidence that outlives the ranks: nothing waits for it."""
+_CAPTURE_MOST_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Desks:
@@ -54,6 +59,7 @@ class Desks:
     records: Records
     record: Callable[[Fact], None]
     do: Callable[[Sequence[acts.Act]], None]
+    collectors: Collectors
 
 
 class OwnRanks:
@@ -270,16 +276,45 @@ class OwnRanks:
         self._desks.do(self._agent.start_failed(start.order.round, reason))
 
     async def _stops(self, stop: acts.Stop) -> None:
-        """Bounded by the order, and in practice by a few reads: every restart waits for it."""
+        """Bounded by the order: every restart waits for it."""
         questions = self._desks.questions
         questions.evidence_s = 0.0
         if stop.incident is None or not stop.evidence_s:
             return
-        began, ranks = self._clock.now(), self.work.keeper.watch.seen()
+        began = self._clock.now()
         with unharmed("the evidence of ranks that are stopped"):
-            pieces = await collect(COLLECTORS, ranks, stop.evidence_s, self._clock)
-            self._desks.evidence.collected(stop.round, stop.incident, pieces)
+            evidence, collectors = self._desks.evidence, self._desks.collectors
+            scene = self._scene(stop.evidence_s, may_pause=True)
+            of_node = replace(scene, within_s=_NODE_WITHIN_S)
+            evidence.collect(stop.round, stop.incident, collectors.of_node, of_node)
+            pieces = await collect(collectors.of_ranks, scene, self._clock)
+            evidence.collected(stop.round, stop.incident, pieces)
         questions.evidence_s = self._clock.now() - began
+
+    def capture(self, order: CollectEvidence) -> None:
+        """Collect from ranks that go on; what is not known here is missing, with the reason."""
+        evidence, table = self._desks.evidence, self._desks.collectors
+        if self._agent.order is None or self._agent.order.round != order.round:
+            return
+        scene = self._scene(min(order.within_s, _CAPTURE_MOST_S), only=order.ranks)
+        known = {**table.of_ranks, **table.of_node}
+        wanted = order.evidence or tuple(known)
+        why = "this agent does not collect it: agent.evidence_without, or another release"
+        unknown = [Piece(kind, missing=why) for kind in wanted if kind not in known]
+        evidence.collected(order.round, order.incident, unknown)
+        collectors = {kind: known[kind] for kind in wanted if kind in known}
+        evidence.collect(order.round, order.incident, collectors, scene, of_each=True)
+
+    def _scene(
+        self, within_s: float, *, may_pause: bool = False, only: Collection[int] = ()
+    ) -> Scene:
+        watch, order = self.work.keeper.watch, self._agent.order
+        ranks = [one for one in watch.seen() if not only or one.rank in only]
+        environs = {} if order is None else self._workplace.environs(order, ranks)
+        return Scene(
+            ranks, within_s, watch.began_s, environs,
+            may_pause=may_pause, python=self._workplace.python,
+        )  # fmt: skip
 
     def _say_outlived(self, outcome: Stopped) -> None:
         if outcome.outlived:

@@ -136,10 +136,16 @@ class RunPlan:
     """How states are kept in the memory of nodes."""
     limits: LimitRules = field(default_factory=LimitRules)
     """How long a rank may go without progress."""
+    evidence_without: tuple[str, ...] = ()
+    """Kinds of evidence that are not collected."""
+    native_stacks: bool = False
+    """Stacks have C++ frames, where ranks are about to be stopped."""
     scheduler_grace_s: float | None = None
     """How long the scheduler waits from its signal to its kill, where that is known."""
     restart_on_stall: bool = True
     """A rank that has stalled ends the round."""
+    timings: bool = True
+    """Straggler is told where the time of ranks goes."""
     virtual_local_rank: bool = False
     """Each rank sees one device, as its number 0."""
     standalone: bool = False

@@ -43,7 +43,17 @@ class Saves:
 
     def passed_on(self, act: acts.PassOn) -> acts.Forward | None:
         """The signal, if the ranks of this node are to have it."""
-        return None if self._counting() else acts.Forward(act.number)
+        return None if self._counting() else acts.Forward(act.number, to_handlers=act.to_handlers)
+
+    def counts_now(self, act: acts.AskToStop) -> acts.Tell | None:
+        """How far ranks are, if they count steps since this one was named, and nobody did then.
+
+        A step of our own would part them from those of other nodes.
+        """
+        order = self._agent.order
+        if act.after_step != 0 or order is None or order.slots == 1 or not self._counting():
+            return None
+        return self.reached(acts.Reach(order.round))
 
     def ask_to_stop(self, act: acts.AskToStop) -> bool:
         """Write it on the pages of those who look there; False if nobody does."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
 from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.checks import Checks
+from everstep_services.agent.collectors.table import collectors
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.idleness import Idleness
@@ -35,6 +36,7 @@ from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
 from everstep_services.agent.stalls.desk import Stalls
 from everstep_services.agent.stalls.table import Others
+from everstep_services.agent.timings.monitor import Place, Timings
 from everstep_services.agent.unharmed import Lasting, unharmed
 from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace
@@ -87,7 +89,7 @@ class AgentService:
         self._recorder = Recorder(bus, clock)
         record = self._recorder.keep
         self._records = Records(plan.job, plan.node, clock)
-        self._evidence = Evidence(plan.job, bus, workplace, self._records, record)
+        self._evidence = Evidence(plan.job, bus, workplace, self._records, record, clock)
         self._progress = Progress(plan, self._agent, self._page, self._records, clock)
         self._questions = Questions(plan, self._agent, self._progress, instance, checkpoints.port)
         self._checkpoints = checkpoints
@@ -105,6 +107,7 @@ class AgentService:
         desks = Desks(
             self._agent, self._questions, self._progress, self._evidence, self._stalls,
             self._saves, checkpoints, self._requests, self._records, record, self._do,
+            collectors(plan.evidence_without, native_stacks=plan.native_stacks),
         )  # fmt: skip
         self._ranks = OwnRanks(keepers, workplace, clock, desks)
         examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
@@ -139,6 +142,7 @@ class AgentService:
                     self._recorder.record_for_ever,
                     self._evidence.collect_for_ever,
                     self._evidence.collect_later_for_ever,
+                    self._evidence.collect_beside_for_ever,
                     self._checks.examine_for_ever,
                     self._measuring.measure_for_ever,
                     self._checkpoints.keep_for_ever,
@@ -149,6 +153,7 @@ class AgentService:
                     self._beat_for_ever,
                     self._beat_when_hailed_for_ever,
                     self._hear_faults_for_ever,
+                    *self._measures_timings(),
                 )
             ]
             exiting = await self._exit
@@ -219,6 +224,23 @@ class AgentService:
 
     def _watched(self, rank: int) -> WatchedRank | None:
         return self._ranks.work.keeper.watch.rank(rank)
+
+    def _place(self) -> Place | None:
+        order = self._agent.order
+        if order is None or not self._agent.live_ranks:
+            return None
+        ranks = range(order.first_rank, order.first_rank + order.ranks)
+        return Place(order.round, order.slot, order.slots, order.world_size, ranks)
+
+    def _measures_timings(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        plan = self._plan
+        if not plan.timings:
+            return ()
+        role = "" if plan.role == "default" else plan.role
+        timings = Timings(
+            plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role=role
+        )
+        return (timings.tell_for_ever,)
 
     def _page(self, rank: int) -> PageReading | None:
         return self._ranks.work.keeper.page(rank)
@@ -320,7 +342,10 @@ class AgentService:
                     self._workplace.say(act.text, is_warning=act.is_warning)
                 case acts.Exiting():
                     self._exiting(act)
-                case acts.Excuse() | acts.Check() | acts.Measure() | acts.Replicate():
+                case (
+                    acts.Excuse() | acts.Check() | acts.Measure() | acts.Replicate()
+                    | acts.Capture()
+                ):  # fmt: skip
                     self._answer(act)
                 case _:
                     self._save(act)
@@ -334,7 +359,10 @@ class AgentService:
                 if (signalled := self._saves.passed_on(act)) is not None:
                     self._ranks.work.do(signalled)
             case acts.AskToStop():
-                if not self._saves.ask_to_stop(act):
+                reached = self._saves.counts_now(act)
+                if reached is not None:
+                    self._tell(reached)
+                if reached is not None or not self._saves.ask_to_stop(act):
                     self._do(self._agent.unasked(act.after_step, self._clock.now()))
             case acts.AskToSave():
                 self._saves.ask_to_save(act)
@@ -343,13 +371,18 @@ class AgentService:
             case _:
                 self._saves.put_on_record(act)
 
-    def _answer(self, asked: acts.Excuse | acts.Check | acts.Measure | acts.Replicate) -> None:
+    def _answer(
+        self, asked: acts.Excuse | acts.Check | acts.Measure | acts.Replicate | acts.Capture
+    ) -> None:
         if isinstance(asked, acts.Check):
             self._checks.ask(asked.order)
         elif isinstance(asked, acts.Replicate):
             self._checkpoints.ask(asked.order)
         elif isinstance(asked, acts.Measure):
             self._measuring.ask(asked.order)
+        elif isinstance(asked, acts.Capture):
+            with unharmed("a capture"):
+                self._ranks.capture(asked.order)
         elif (told := self._stalls.excuse(asked.order)) is not None:
             self._tell(told)
 

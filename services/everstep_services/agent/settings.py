@@ -1,9 +1,11 @@
 """The [agent] section: what `everstep run` does unless its command line says otherwise."""
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from everstep.settings import Settings
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
+from everstep_services.agent.collectors.kinds import KINDS
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):
@@ -81,6 +83,15 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     interpreter_within_s: float = 0.5
     """How long word of a stall waits for what the rank's interpreter does; without, the kernel's
     words stand alone."""
+    timings: bool = True
+    """Tell straggler where the time of ranks goes, once a window; else no slow rank of this node is
+    found. For a job that runs, `everstep control set straggler.timings=off` switches it."""
+    evidence_without: tuple[str, ...] = ()
+    """Kinds of evidence that are not collected: of `page`, `process`, `flight_recorder`, `stacks`,
+    `kernel_log`, `gpu`, `cgroup` and `environment` any."""
+    native_stacks: bool = False
+    """Read C++ frames, too, before ranks are stopped: a rank stands still for that, some 0.1 s to
+    1 s. A capture of ranks that go on has none."""
     scheduler_grace_s: float | None = None
     """How long the scheduler waits from its signal to its kill; only compared with others."""
     join_within_s: float | None = None
@@ -97,15 +108,18 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e7:
                 raise ValueError(f"{name} must be 0 or more, got {value:g}")
-        unknown = sorted(set(self.preempt_signals) - _NOTICES)
-        if unknown:
-            raise ValueError(
-                f"preempt_signals may be {', '.join(sorted(_NOTICES))}, got {', '.join(unknown)}"
-            )
+        _check_words("preempt_signals", self.preempt_signals, _NOTICES)
+        _check_words("evidence_without", self.evidence_without, KINDS)
         if self.warmup_steps is not None and self.warmup_steps < 1:
             raise ValueError(f"warmup_steps must be 1 or more, got {self.warmup_steps}")
         if self.no_progress_limit is not None and self.no_progress_limit < 1:
             raise ValueError(f"no_progress_limit must be 1 or more, got {self.no_progress_limit}")
+
+
+def _check_words(name: str, words: Iterable[str], allowed: Collection[str]) -> None:
+    unknown = sorted(set(words) - set(allowed))
+    if unknown:
+        raise ValueError(f"{name} may be {', '.join(sorted(allowed))}, got {', '.join(unknown)}")
 
 
 _NOTICES = frozenset({"SIGTERM", "SIGUSR1", "SIGUSR2"})

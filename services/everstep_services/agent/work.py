@@ -102,7 +102,9 @@ class Work:
         while True:
             act = await self._signals.get()
             try:
-                unmoved = await self.keeper.signal(act.number, act.ranks)
+                unmoved = await self.keeper.signal(
+                    act.number, act.ranks, to_handlers=act.to_handlers
+                )
             except (EverstepError, TimeoutError) as error:
                 log.warning("signal_not_sent signal=%d error=%s", act.number, error)
                 continue

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +21,9 @@ from everstep_services.agent.environment import (
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
 from everstep_services.agent.output.logfiles import STREAMS, About, LogFiles
 from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan
+from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan, RankSeen
 from trainer_sdk import layout, wire
+from trainer_sdk.bootstrap.flight import arm_flight_recorder
 
 _DRAIN_WITHIN_S = 5.0
 _OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE)
@@ -84,6 +85,25 @@ class Workplace:
         """What ranks have started may outlive a job that is done."""
         return self._plan.leave_children
 
+    @property
+    def python(self) -> str:
+        """The interpreter of the ranks."""
+        return self._plan.command.python or sys.executable
+
+    def environs(
+        self, order: StartRanks, ranks: Iterable[RankSeen]
+    ) -> Mapping[int, Mapping[str, str]]:
+        """What these ranks were started with, and what arms their flight recorders."""
+        found = {}
+        for one in ranks:
+            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self.images)
+            local_rank = one.rank - order.first_rank
+            environ = environment(self._plan, order, local_rank, self._base, paths)
+            if self._plan.command.kind != "program":
+                arm_flight_recorder(environ, str(one.folder))
+            found[one.rank] = environ
+        return found
+
     def keeper_plan(self, instance: str) -> KeeperPlan:
         """For the warden and the forge."""
         plan = self._plan
@@ -100,7 +120,7 @@ class Workplace:
             environ=shared,
             own=(*own, *_OF_A_RANK),
             leaves=plan.leave_children,
-            python=plan.command.python or sys.executable,
+            python=self.python,
             warm=plan.warm and plan.command.kind != "program",
             preload=plan.preload,
             address=plan.address,

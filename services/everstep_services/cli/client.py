@@ -87,6 +87,10 @@ class Api:
         """What is there now, where it is text and not JSON."""
         return self._ask_bytes("GET", path, params=params).decode(errors="replace")
 
+    def content(self, path: str) -> bytes:
+        """What is there now, as it is."""
+        return self._ask_bytes("GET", path)
+
     def probe(self) -> Mapping[str, str]:
         """The headers of an answer that needs a token."""
         self._ask("GET", "status")

@@ -90,7 +90,7 @@ def extras(invocation: Invocation) -> Findings:
     del invocation
     needed = {
         "bus": ("nats", "zstandard", "xxhash"),
-        "services": ("fastapi", "sqlalchemy", "aiosqlite", "alembic", "uvicorn"),
+        "services": ("fastapi", "sqlalchemy", "aiosqlite", "alembic", "uvicorn", "numpy"),
     }
     for extra, modules in needed.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]

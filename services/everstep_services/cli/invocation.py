@@ -1,5 +1,6 @@
 """What every command shares: the environment, the options before or after its name."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,19 @@ import click
 
 if TYPE_CHECKING:
     from everstep.settings import Flag, Loaded, Settings
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers; "not a number" compares with no bound, and is refused here."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
 
 FORMATS = ("table", "json", "jsonl", "name")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,7 +76,7 @@ _API = (
     _option("--api", to="api", metavar="URL", help="Where the API is."),
     _option("--token-file", to="token_file", type=click.Path(path_type=Path), metavar="FILE",
             help="The file that holds the API token."),
-    _option("--timeout", to="timeout_s", type=click.FloatRange(min=0, min_open=True),
+    _option("--timeout", to="timeout_s", type=NumberRange(min=0, min_open=True),
             metavar="SECONDS", help="How long one answer may take (30)."),
 )  # fmt: skip
 
@@ -88,6 +102,12 @@ def with_formats(formats: Sequence[str], said: str) -> Callable[[F], F]:
 def with_api_options(command: F) -> F:
     """Give a command the options of those that talk to the API."""
     return with_common_options(_with_api(command))
+
+
+def with_api_formats(formats: Sequence[str], said: str) -> Callable[[F], F]:
+    """Give a command the options of those that talk to the API, with formats of its own."""
+    decorate = with_formats(formats, said)
+    return lambda command: decorate(_with_api(command))
 
 
 def with_wide_api_options(command: F) -> F:

@@ -16,6 +16,7 @@ from everstep_services.cli.layout import (
     counted,
     moment,
     outcome,
+    slow_rank,
     span,
     wall_s,
 )
@@ -38,6 +39,8 @@ INCIDENT_COLUMNS = (
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
 _MEMBERS = 20
+_ACTS_READ = 100
+"""Acts among which those of people are looked for."""
 
 
 def print_jobs(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
@@ -71,9 +74,8 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
     job = api.get(place)
     rounds = api.get(f"{place}/rounds", {"limit": _SHOWN})["items"]
     incidents = api.get(f"{place}/incidents", {"limit": _SHOWN})["items"]
-    acts = api.get(
-        "facts", {"job": name, "kind": "operator_acted", "order": "desc", "limit": _SHOWN}
-    )
+    slow = api.get(f"{place}/stragglers", {"state": "open", "limit": _SHOWN + 1})["items"]
+    acts = _acts_of_people(api, name)
     members = []
     if rounds:
         path = f"{place}/rounds/{rounds[0]['round']}/members"
@@ -84,14 +86,23 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
             "last_rounds": rounds,
             "members": members,
             "last_incidents": incidents,
-            "last_acts": [one["body"] for one in acts["items"]],
+            "slow_ranks": slow,
+            "last_acts": [one["body"] for one in acts],
         }
         print_record(invocation, "job", whole, "job")
         return
-    for line in job_page(job, rounds, members, incidents):
+    for line in job_page(job, rounds, members, incidents, slow):
         echo(line)
-    for line in acts_page(acts["items"]):
+    for line in acts_page(acts):
         echo(line)
+
+
+def _acts_of_people(api: Api, job: str) -> list[Any]:
+    """The last ones; what a service asked another for is no act of a person."""
+    acts = api.get(
+        "facts", {"job": job, "kind": "operator_acted", "order": "desc", "limit": _ACTS_READ}
+    )
+    return [one for one in acts["items"] if one["body"].get("origin") != "service"][:_SHOWN]
 
 
 def acts_page(acts: list[Any]) -> Iterator[str]:
@@ -103,11 +114,15 @@ def acts_page(acts: list[Any]) -> Iterator[str]:
 
 
 def job_page(
-    job: Record, rounds: list[Any], members: list[Any], incidents: list[Any]
+    job: Record,
+    rounds: list[Any],
+    members: list[Any],
+    incidents: list[Any],
+    slow: list[Any],
 ) -> Iterator[str]:
     """The lines about one job."""
     yield f"{cell(job['job'])}: {_state(job)}"
-    yield from aligned([(name, text) for name, text in _facts(job) if text])
+    yield from aligned([(name, text) for name, text in _facts(job, slow) if text])
     if rounds:
         yield ""
         yield f"last rounds, of {job['rounds'] or len(rounds)}"
@@ -139,7 +154,7 @@ def _state(job: Record) -> str:
     return ", ".join(said)
 
 
-def _facts(job: Record) -> Iterator[tuple[str, str]]:
+def _facts(job: Record, slow: list[Any]) -> Iterator[tuple[str, str]]:
     yield "name", cell(job["name"]) if job["name"] != job["job"] else ""
     yield "command", " ".join(map(cell, job["command"] or ()))
     yield "labels", ", ".join(f"{cell(k)}={cell(v)}" for k, v in (job["labels"] or {}).items())
@@ -149,6 +164,8 @@ def _facts(job: Record) -> Iterator[tuple[str, str]]:
     yield "nodes", _world(job)
     yield "steps", _steps(job)
     yield "stalls", _watch(job) if not job["ended_at"] else ""
+    more = ", …" if len(slow) > _SHOWN else ""
+    yield "slow", ", ".join(map(slow_rank, slow[:_SHOWN])) + more
     left = budgets(job["budgets"])
     yield "restarts", f"{job['restarts'] or 0}{f'; left: {left}' if left else ''}"
 

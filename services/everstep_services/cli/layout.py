@@ -87,6 +87,21 @@ def ending(exit_: Record) -> str:
     return str(exit_["how"])
 
 
+def slow_rank(found: Record) -> str:
+    """A finding in a few words: `rank 3 (node-2, input, +30 %)`."""
+    slower = found["slower_ratio"]
+    about = (found["node"], found["cause"], None if slower is None else percent(slower))
+    return f"rank {cell(found['rank'])} ({', '.join(cell(one) for one in about if one)})"
+
+
+def percent(ratio: float) -> str:
+    """A change: `+30 %`, `-2.5 %`, `0 %`."""
+    number = ratio * 100
+    if abs(number) < 0.05:
+        return "0 %"
+    return f"{number:+.0f} %" if abs(number) >= 9.95 else f"{number:+.1f} %"
+
+
 def budgets(budgets_: Iterable[Record] | None) -> str:
     """`restarts 9 of 10, restarts_per_hour 3 of 4`."""
     return ", ".join(f"{one['name']} {one['left']} of {one['limit']}" for one in budgets_ or ())

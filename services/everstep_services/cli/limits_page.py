@@ -50,8 +50,7 @@ def control_page(found: Record) -> Iterator[str]:
     """The lines about what is switched."""
     for one in (found["cluster"], *found["jobs"]):
         about = "all jobs" if one["job"] is None else cell(one["job"])
-        brake = "the brake is on: everything only observes" if one["is_braked"] else "no brake"
-        yield f"{about}: {brake}"
+        yield f"{about}: {_brake(one)}"
         yield from aligned([(name, text) for name, text in _switches(one) if text])
     if found["breaker_opened_at"]:
         since = moment(found["breaker_opened_at"])
@@ -59,6 +58,13 @@ def control_page(found: Record) -> Iterator[str]:
     if found["distrusted_checks"]:
         names = ", ".join(map(cell, found["distrusted_checks"]))
         yield f"checks that count against nobody: {names}"
+
+
+def _brake(one: Record) -> str:
+    if not one["is_braked"]:
+        return "no brake"
+    by = f" (by {cell(one['braked_by'])}: {cell(one['brake_reason'])})" if one["braked_by"] else ""
+    return f"the brake is on{by}: everything only observes"
 
 
 def _switches(one: Record) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,8 @@ from everstep.clock import SystemClock
 from everstep.observe.metrics import Metrics
 from everstep.store.database import Database
 from everstep.store.log import FactLog
+from everstep_services.attribution.replica import AttributionReplica
+from everstep_services.attribution.settings import AttributionSettings
 from everstep_services.catalog.opening import Catalog
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.opening import Health
@@ -28,6 +30,8 @@ from everstep_services.history.service import Projector
 from everstep_services.history.settings import HistorySettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
+from everstep_services.straggler.replica import Straggler
+from everstep_services.straggler.settings import StragglerSettings
 
 MEANINGS: Mapping[str, str] = {
     "everstep_history_facts_total": "Facts written into the log by this replica.",
@@ -92,6 +96,52 @@ MEANINGS: Mapping[str, str] = {
     "everstep_catalog_swept_total": "Saves that came to nothing, of which what was left is gone.",
     "everstep_catalog_repairs_total": "Copies that were asked for because there were too few.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
+    "everstep_attribution_actions_done_total": "Jobs stopped and nodes replaced by the policy.",
+    "everstep_attribution_actions_failed_total": "What the policy asked for, and was refused.",
+    "everstep_attribution_actions_observed_total": "What the policy would have done.",
+    "everstep_attribution_leading": "1 if this replica has the lease, and judges.",
+    "everstep_attribution_jobs": "Jobs whose incidents are remembered.",
+    "everstep_attribution_open_incidents": "Incidents that are not closed.",
+    "everstep_attribution_waiting": "Incidents that wait to be judged, or judged again.",
+    "everstep_attribution_verdict_s": "From the newest incident's opening until its first verdict.",
+    "everstep_attribution_verdicts_total": "Verdicts of this replica, with revisions.",
+    "everstep_attribution_amended_total": "Those that later evidence has changed.",
+    "everstep_attribution_inconclusive_total": "Those that are inconclusive.",
+    "everstep_attribution_corrections_total": "Words of people about verdicts.",
+    "everstep_attribution_confirmations_total": "Those that said the same as the verdict.",
+    "everstep_attribution_facts_read_total": "Facts that were read.",
+    "everstep_attribution_facts_missed_total": "Facts that were gone before they were read.",
+    "everstep_attribution_conflicts_total": "Writes made anew: another replica wrote first.",
+    "everstep_attribution_analyzer_failures_total": "Analyses that failed or were late.",
+    "everstep_attribution_explanations_total": "Verdicts that a model has put into words.",
+    "everstep_attribution_explanation_failures_total": "Those that it has not: see the log.",
+    "everstep_attribution_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_straggler_jobs": "Jobs whose timings are heard, or whose findings are open.",
+    "everstep_straggler_open_findings": "Slow ranks that were found, and not cleared yet.",
+    "everstep_straggler_windows": "Windows that were judged, of the rounds that run.",
+    "everstep_straggler_slow_ranks": "Ranks that this replica holds for slow.",
+    "everstep_straggler_missing_ranks": "Ranks of which the newest window says nothing.",
+    "everstep_straggler_own_s_min": "The least that a rank needs by itself for a step.",
+    "everstep_straggler_own_s_median": "The median; over several jobs that of their medians.",
+    "everstep_straggler_own_s_max": "The most.",
+    "everstep_straggler_ratio_min": "How much longer the fastest rank needs: below 0.",
+    "everstep_straggler_ratio_median": "The median.",
+    "everstep_straggler_ratio_max": "The most: 0.1 for a rank that needs 10 % longer.",
+    "everstep_straggler_waited_s_min": "The least that a rank waits for others in a step.",
+    "everstep_straggler_waited_s_median": "The median.",
+    "everstep_straggler_waited_s_max": "The most.",
+    "everstep_straggler_messages_total": "Windows of nodes that were heard.",
+    "everstep_straggler_messages_dropped_total": "Those that nobody had time to read.",
+    "everstep_straggler_refused_total": "Messages and values that were refused: see its README.",
+    "everstep_straggler_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_straggler_document_failures_total": "Documents whose handling failed: see the log.",
+    "everstep_straggler_found_total": "Slow ranks that this replica has written down.",
+    "everstep_straggler_cleared_total": "Those that it has cleared.",
+    "everstep_straggler_shifted_total": "Changes of a whole job's step that it has recorded.",
+    "everstep_straggler_conflicts_total": "Writes made anew: another replica wrote first.",
+    "everstep_straggler_actions_observed_total": "What the policy would have asked for.",
+    "everstep_straggler_actions_asked_total": "What it asked for, and others agreed to.",
+    "everstep_straggler_actions_refused_total": "What it asked for, and did not get.",
     "everstep_bus_beats_waiting": "Losable messages not yet handed to the connection.",
     "everstep_bus_sent_total": "Losable messages sent.",
     "everstep_bus_send_dropped_total": "Losable messages dropped before they were sent.",
@@ -130,6 +180,8 @@ _PARTS = (
     ("Rendezvous", ("everstep_rendezvous_",)),
     ("Health", ("everstep_health_",)),
     ("Catalog", ("everstep_catalog_",)),
+    ("Straggler", ("everstep_straggler_",)),
+    ("Attribution", ("everstep_attribution_",)),
     ("History", ("everstep_history_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
 )
@@ -152,6 +204,9 @@ def families() -> Iterator[Metric]:
     metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("health", Health(HealthSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("catalog", Catalog(CatalogSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("straggler", Straggler(StragglerSettings(), _bus(), SystemClock()).statistics)
+    attribution = AttributionReplica(AttributionSettings(), {}, _bus(), SystemClock())
+    metrics.watch("attribution", attribution.statistics)
     metrics.watch("history", _projector().statistics)
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)

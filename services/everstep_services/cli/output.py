@@ -14,6 +14,7 @@ from everstep_services.cli.invocation import Invocation
 Record = Mapping[str, Any]
 
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+_WIDEST = 10_000
 _BLANKS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
 
 
@@ -69,7 +70,7 @@ def print_line(record: Record) -> None:
 
 
 def print_table(records: Iterable[Record], columns: Sequence[str], *, color: bool) -> None:
-    """A table as wide as the terminal, wrapped rather than cut."""
+    """A table as wide as the terminal, wrapped rather than cut; elsewhere as wide as it needs."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -79,7 +80,8 @@ def print_table(records: Iterable[Record], columns: Sequence[str], *, color: boo
         table.add_column(column.upper().replace("_", " "), overflow="fold")
     for record in records:
         table.add_row(*(Text(_short(cell(record.get(column)))) for column in columns))
-    Console(no_color=not color, highlight=False, markup=False).print(table)
+    width = None if is_terminal() else _WIDEST
+    Console(no_color=not color, highlight=False, markup=False, width=width).print(table)
 
 
 def cell(value: object) -> str:
@@ -114,8 +116,9 @@ def say(text: str) -> None:
 
 
 def say_cut(shown: int, others: str = "") -> None:
-    """A list was cut: that must not look like all there is."""
-    say(f"only {shown} are shown, and there are more: -n {10 * shown} shows more{others}")
+    """A list was cut: that must not look like all there is. Of none, no larger -n shows more."""
+    if shown:
+        say(f"only {shown} are shown, and there are more: -n {10 * shown} shows more{others}")
 
 
 def schema(kind: str) -> str:

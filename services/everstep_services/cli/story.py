@@ -1,6 +1,7 @@
 """An incident on the screen: who, how, what was decided, when, and where the time went."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -9,6 +10,7 @@ from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.layout import (
+    SHORT_ID,
     Record,
     aligned,
     bar,
@@ -19,13 +21,20 @@ from everstep_services.cli.layout import (
     moment,
     outcome,
     since,
+    slow_rank,
     span,
     wall_s,
 )
 from everstep_services.cli.output import cell, echo, print_record
 from everstep_services.cli.stall_story import stall_lines
+from everstep_services.cli.verdict_story import verdict_lines
 
 _LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore", "first_step")
+_SLOW_SHOWN = 3
+_ID = re.compile("[0-9A-Za-z_-]{1,128}")
+_WHOLE_ID = 32
+_LISTED = 10_000
+_FINDINGS = 1000
 
 
 def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
@@ -52,6 +61,56 @@ def print_incident(invocation: Invocation, incident: dict[str, Any]) -> None:
         echo(line)
 
 
+def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
+    """The job with its slow ranks, if the policy for them has stopped it.
+
+    Also if nothing else has happened to it: there is no incident to tell of.
+    """
+    place = f"jobs/{quote(job, safe='')}"
+    found: dict[str, Any] = api.get(place)
+    if found["state"] == "stopped":
+        of_round = {"round": found["round"], "limit": _FINDINGS}
+        slow = api.get(f"{place}/stragglers", of_round)["items"]
+        stopped_for = [
+            one
+            for one in slow
+            if any((it["action"], it["outcome"]) == ("stop", "asked") for it in one["actions"])
+        ]
+        if stopped_for:
+            return {**found, "slow_ranks": stopped_for}
+    if found["incidents"]:
+        return None
+    slow = api.get(f"{place}/stragglers", {"limit": _SLOW_SHOWN})["items"]
+    return {**found, "slow_ranks": slow} if slow else None
+
+
+def print_slow_job(invocation: Invocation, job: dict[str, Any]) -> None:
+    """Which ranks were slow, and what the policy did about it; for programs, the record."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, "job", job, "job")
+        return
+    for line in slow_job_lines(job):
+        echo(line)
+
+
+def slow_job_lines(job: Record) -> Iterator[str]:
+    """A job to which slow ranks have happened, its end first."""
+    name = cell(job["job"])
+    code = "" if job["exit_code"] is None else f" (exit code {job['exit_code']})"
+    ended = f": {cell(job['end_reason'])}" if job["end_reason"] else ", and had no incident so far"
+    yield f"{name}: {cell(job['state'])}{code}{ended}"
+    for found in job["slow_ranks"][:_SLOW_SHOWN]:
+        section = f" in section {cell(found['section'])}" if found["section"] else ""
+        yield f"  slow: {slow_rank(found)}{section}, found at {moment(found['found_at'])} UTC"
+        yield f"    {cell(found['reason'])}"
+        for one in found["actions"]:
+            because = f", {cell(one['reason'])}" if one["reason"] else ""
+            yield f"    {cell(one['action'])}: {cell(one['outcome'])}{because}"
+    yield f"  all of its slow ranks: everstep stragglers {name} --history"
+    if job["incidents"]:
+        yield f"  its newest incident before: everstep incident show {name}"
+
+
 def story(incident: Record) -> Iterator[str]:
     """The lines of a story, the most important first."""
     lasted = wall_s(incident)
@@ -64,37 +123,67 @@ def story(incident: Record) -> Iterator[str]:
         else (incident["reason"], incident["extended_reason"])
     )
     yield from (f"  {cell(text)}" for text in said if text)
-    for part in (_who, _decisions, _evidence, _timeline, _ledger):
+    for part in PARTS.values():
         lines = list(part(incident))
         if lines:
             yield ""
             yield from lines
 
 
+def find_any_incident(api: Api, named: str) -> dict[str, Any]:
+    """The incident whose id begins so, of whichever job."""
+    if not _ID.fullmatch(named):
+        raise CliError(f"{named} is not the id of an incident: see everstep incidents", Exit.USAGE)
+    if len(named) < _WHOLE_ID:
+        known = api.pages("incidents", {"limit": 1000}, most=_LISTED)
+        ids = [one["incident"] for one in known if one["incident"].startswith(named)]
+        named = _only(ids, "", named)
+    found: dict[str, Any] = api.get(f"incidents/{named}")
+    return found
+
+
+def is_incident_id(text: str) -> bool:
+    """It looks like an id, or the beginning of one as lists show it; a job may be, too."""
+    return len(text) >= SHORT_ID and _ID.fullmatch(text) is not None
+
+
 def _only(ids: list[str], job: str, named: str) -> str:
+    whose, see = (job, f"everstep incidents {job}") if job else ("the record", "everstep incidents")
     if not ids:
-        text = f"{job} has no incident {named}: see everstep incidents {job}"
-        raise CliError(text, Exit.NOT_FOUND)
+        raise CliError(f"{whose} has no incident {named}: see {see}", Exit.NOT_FOUND)
     if len(ids) > 1:
-        raise CliError(f"{len(ids)} incidents of {job} begin with {named}: give more of the id")
+        raise CliError(f"{len(ids)} incidents of {whose} begin with {named}: give more of the id")
     return ids[0]
 
 
 def _who(incident: Record) -> Iterator[str]:
     yield "what happened"
-    primary, verdict = incident["primary"], incident["verdict"]
+    primary = incident["primary"]
     yield f"  {_where(incident)}"
     yield from stall_lines(incident)
     if primary is not None:
         yield from _exit(primary, incident["job"])
+    yield from _slow(incident)
     others = [one for one in incident["exits"] if primary is None or one["n"] != primary["n"]]
     if others:
         shown = ", ".join(f"rank {one['rank']} ({ending(one)})" for one in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         yield f"  failed, too: {shown}{more}"
-    if verdict is not None:
-        sure = f"{(verdict['confidence'] or 0) * 100:.0f} % sure"
-        yield f"  cause: {cell(verdict['cause'])} ({sure}): {cell(verdict['verdict_reason'])}"
+
+
+def _slow(incident: Record) -> Iterator[str]:
+    """Ranks that were slow before anything went wrong: a slow one often fails next."""
+    zero = incident["opened_at"]
+    for found in incident["slow_ranks"][:_SLOW_SHOWN]:
+        section = f" in section {cell(found['section'])}" if found["section"] else ""
+        when = f"found {span(since(zero, found['found_at']))} before"
+        over_s = since(zero, found["cleared_at"]) if found["cleared_at"] else 0.0
+        if over_s > 0:
+            when = f"{when}, until {span(over_s)} before"
+        yield f"  was slow: {slow_rank(found)}{section}, {when}"
+    more = len(incident["slow_ranks"]) - _SLOW_SHOWN
+    if more > 0:
+        yield f"  and {more} more: everstep stragglers {cell(incident['job'])} --history"
 
 
 def _where(incident: Record) -> str:
@@ -198,3 +287,14 @@ def _ledger(incident: Record) -> Iterator[str]:
     if incident["restored_step"] is not None:
         tier = f" ({cell(incident['restored_tier'])})" if incident["restored_tier"] else ""
         yield f"  went on from step {incident['restored_step']}{tier}"
+
+
+PARTS: Mapping[str, Callable[[Record], Iterator[str]]] = {
+    "Verdict": verdict_lines,
+    "What happened": _who,
+    "Decisions": _decisions,
+    "Evidence": _evidence,
+    "Timeline": _timeline,
+    "Where the time went": _ledger,
+}
+"""The parts of a story, the most important first."""

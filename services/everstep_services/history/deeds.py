@@ -11,6 +11,7 @@ from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import (
     ChangeCheckpoint,
+    CorrectVerdict,
     Done,
     DrainNode,
     ExcludeNode,
@@ -18,6 +19,7 @@ from everstep.messages import (
     Message,
     Question,
     RequestChecks,
+    RequestEvidence,
     RequestMeasurement,
     RequestSave,
     RestartJob,
@@ -29,6 +31,7 @@ from everstep.messages import (
     ShowRound,
     StopJob,
 )
+from everstep.messages.incidents import CAPTURE
 from everstep.subjects import CLUSTER
 
 WITHIN_S = 12.0
@@ -85,6 +88,8 @@ class _Way:
     service: str
     question: Callable[..., Question]
     see: str
+    asks: str = ""
+    """The service's own word for it, where it has another."""
 
 
 def _set_limit(*, section: str, limit_s: float, **rest: Any) -> SetLimit:
@@ -100,7 +105,14 @@ def _measure(*, test: str | None, **rest: Any) -> RequestMeasurement:
     return RequestMeasurement(test=test or new_id(), **rest)
 
 
+def _capture(*, capture: str | None, **rest: Any) -> RequestEvidence:
+    return RequestEvidence(incident=f"{CAPTURE}{capture or new_id()}", **rest)
+
+
 _WAYS: Mapping[str, _Way] = {
+    "capture": _Way(
+        "rendezvous", _capture, "facts --job {job} --kind evidence_collected", "evidence"
+    ),
     "stop": _Way("rendezvous", StopJob, "job show {job}"),
     "restart": _Way("rendezvous", RestartJob, "job show {job}"),
     "save": _Way("rendezvous", RequestSave, "job show {job}"),
@@ -112,6 +124,7 @@ _WAYS: Mapping[str, _Way] = {
     "set_limit": _Way("health", _set_limit, "limits {job}"),
     "control": _Way("health", SetControl, "control show"),
     "change": _Way("catalog", ChangeCheckpoint, "ckpt ls {job}"),
+    "correct": _Way("attribution", CorrectVerdict, "why {job}"),
     "scan": _Way("catalog", ScanCheckpoints, "ckpt ls {job}"),
 }
 
@@ -127,7 +140,7 @@ async def carry_out(bus: Bus, deed: Deed) -> str:
     question = way.question(
         job=deed.job, by=deed.by, reason=deed.reason, origin=deed.origin, **details
     )
-    done = await ask(bus, way.service, deed.verb, question, Done, see=see)
+    done = await ask(bus, way.service, way.asks or deed.verb, question, Done, see=see)
     if done.is_refused:
         raise DeedRefusedError(done.text)
     return done.text

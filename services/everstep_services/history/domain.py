@@ -32,6 +32,7 @@ from everstep_services.history.claims import (
     nodes,
     ranks,
     rounds,
+    stragglers,
 )
 from everstep_services.history.claims.common import Claim
 
@@ -47,6 +48,7 @@ _CLAIMS: Mapping[type[Fact], Claim] = {
     **incidents.CLAIMS,
     **actions.CLAIMS,
     **checkpoints.CLAIMS,
+    **stragglers.CLAIMS,
 }
 """Kinds that change a table of their own; every other fact only counts for its job and round."""
 

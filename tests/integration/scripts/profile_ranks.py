@@ -20,6 +20,11 @@ DELAY_S = 0.15
 def main() -> None:
     rank, ranks, port = map(int, sys.argv[1:4])
     folder, slow, where = Path(sys.argv[4]), int(sys.argv[5]), sys.argv[6]
+
+    def delay(here: str) -> None:
+        if (rank, where) == (slow, here):
+            time.sleep(DELAY_S)
+
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
@@ -32,10 +37,10 @@ def main() -> None:
     ) as profiler:
         for _ in range(STEPS + 2):
             with record_function("DataLoader"):
-                time.sleep(DELAY_S if (rank, where) == (slow, "data") else 0.002)
+                delay("data")
                 batch = torch.randn(16, 64)
             with record_function("forward"):
-                time.sleep(DELAY_S if (rank, where) == (slow, "forward") else 0)
+                delay("forward")
                 loss = model(batch).sum()
             loss.backward()
             optimizer.step()

@@ -6,7 +6,7 @@ from everstep.messages.base import Message, Name, Question
 from everstep.messages.documents import LimitsDocument, RoundDocument
 from everstep.messages.incidents import VerdictReached
 from everstep.messages.questions.answers import Done
-from everstep.messages.questions.attribution import Explain
+from everstep.messages.questions.attribution import CorrectVerdict, Explain
 from everstep.messages.questions.catalog import (
     ChangeCheckpoint,
     CheckpointsCollected,
@@ -43,7 +43,14 @@ from everstep.messages.questions.rendezvous import (
     ShowRound,
     StopJob,
 )
-from everstep.messages.questions.straggler import RankScoreTable, ShowScores
+from everstep.messages.questions.straggler import (
+    ClockReading,
+    RankScoreTable,
+    ReadClock,
+    ShowScores,
+    ShowTimings,
+    TimingTable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,10 @@ ASKS = (
     Ask("health", "control", SetControl, Done),
     Ask("logins", "renew", RenewLogin, LoginRenewed),
     Ask("straggler", "scores", ShowScores, RankScoreTable),
+    Ask("straggler", "timings", ShowTimings, TimingTable),
+    Ask("straggler", "clock", ReadClock, ClockReading),
     Ask("attribution", "explain", Explain, VerdictReached),
+    Ask("attribution", "correct", CorrectVerdict, Done),
     Ask("catalog", "locate", LocateCheckpoint, CheckpointsLocated),
     Ask("catalog", "list", ListCheckpoints, CheckpointsLocated),
     Ask("catalog", "change", ChangeCheckpoint, Done),

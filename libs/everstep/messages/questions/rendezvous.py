@@ -244,12 +244,13 @@ class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
 
 
 class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence.v1"):
-    """Have agents collect evidence. Attribution or an operator asks; it comes as facts."""
+    """Have agents collect evidence of ranks that go on. It comes as facts.
+
+    Attribution asks about an incident; an operator for a capture of a round that is well.
+    """
 
     incident: Name
-    """The incident that it belongs to."""
-    round: Count
-    """The round that it is about."""
+    """The incident that it belongs to, or `capture-` and the id of the capture."""
     evidence: tuple[str, ...]
     """Which, as in `evidence_collected`."""
     within_s: float
@@ -260,6 +261,12 @@ class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence
     """From these global ranks; empty for all of the nodes'."""
     reason: str = ""
     """Why."""
+    round: Count = 0
+    """The round that it is about; 0 for whichever runs."""
+    by: Name = "attribution"
+    """The person, as authenticated, or the service."""
+    origin: Name = ""
+    """By which way: `rest` or `cli`; empty for a service."""
 
 
 class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"):

@@ -29,6 +29,8 @@ class AttachedPlan:
     user: str
     state_dir: Path
     checks: ChecksSettings = field(default_factory=ChecksSettings)
+    timings: bool = True
+    """Straggler is told where the time of ranks goes."""
     limits: LimitRules = field(default_factory=LimitRules)
     others: Others = field(default_factory=Others)
 

@@ -29,6 +29,8 @@ from everstep_services.agent.progress import beat_of
 from everstep_services.agent.ranks.ground import read_error
 from everstep_services.agent.ranks.keeping import RankGone, RankRuns, RankSaid, RankStepped
 from everstep_services.agent.records import Records
+from everstep_services.agent.timings.monitor import Place, Timings
+from everstep_services.agent.unharmed import Lasting
 from trainer_sdk.page import CountedBy, PageReading
 from trainer_sdk.wire import Checkpointed
 
@@ -86,9 +88,26 @@ class AttachedService:
             self._beat_for_ever(),
             self._beat_when_hailed_for_ever(),
             self._recorder.record_for_ever(),
+            self._tell_timings(),
         ):
             await self._over.wait()
             await self._say_goodbye()
+
+    async def _tell_timings(self) -> None:
+        plan = self._plan
+        if plan.timings:
+            timings = Timings(
+                plan.job, plan.node, self._bus, self._clock, self._part, self._watching.ranks.rank
+            )
+            await Lasting(log.warning).run(timings.tell_for_ever)
+
+    def _part(self) -> Place | None:
+        """Which part of the round is here; None while no rank is."""
+        place, here = self._plan.place, self._here
+        if not here.live:
+            return None
+        slots = -(-place.world_size // place.local_size) if place.local_size else 1
+        return Place(here.round, place.slot, slots, place.world_size, here.all)
 
     @property
     def is_deserted(self) -> bool:

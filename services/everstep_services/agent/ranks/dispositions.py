@@ -28,11 +28,6 @@ def is_deferred(pid: int, number: int, page: str, *, is_armed_first: bool) -> bo
     return bool(words[layout.DEFERRED] >> number & 1) and tree.catches(pid, number)
 
 
-def is_unwanted(pid: int, number: int) -> bool:
-    """Whether the signal would end a rank that has no handler for it, though it only announces."""
-    return number in ANNOUNCE and not tree.catches(pid, number)
-
-
 def _words(page: str) -> "memoryview[int] | None":
     try:
         with open(page, "rb") as file:

@@ -96,14 +96,16 @@ class Keeper:
             )
         )
 
-    async def signal(self, number: int, ranks: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    async def signal(
+        self, number: int, ranks: tuple[int, ...] | None = None, *, to_handlers: bool = False
+    ) -> tuple[int, ...]:
         """Send a signal to ranks, not to their children; those that do not handle it.
 
-        SIGUSR1 and SIGUSR2 are not sent to a rank that would die of them.
+        SIGUSR1 and SIGUSR2 are not sent to a rank that would die of them, with `to_handlers` none.
         """
         self._check()
         self._signalled = asyncio.get_running_loop().create_future()
-        await self._send(Signal(number=number, ranks=ranks))
+        await self._send(Signal(number=number, ranks=ranks, to_handlers=to_handlers))
         async with asyncio.timeout(_SIGNAL_WITHIN_S):
             return (await self._signalled).unhandled
 

@@ -187,6 +187,10 @@ class RankSeen:
     pid: int
     """Its process; 0 when there is none, or it is gone."""
     page: PageView
+    folder: Path
+    """Its own in this round, where its sockets are."""
+    is_gone: bool = False
+    """It was there, and has ended."""
 
 
 @dataclass(frozen=True, slots=True)

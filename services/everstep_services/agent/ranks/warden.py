@@ -254,29 +254,31 @@ class Warden:
 
     # Signals, exits and the end.
 
-    def _send(self, number: int, ranks: tuple[int, ...] | None, has_come: bool) -> tuple[int, ...]:
+    def _send(self, line: Signal, *, has_come: bool) -> tuple[int, ...]:
         """Send a signal to ranks, `has_come` if they have got it already; who has no handler."""
         unhandled: list[int] = []
         for pid, rank in self._ranks.items():
-            if ranks is not None and rank.rank not in ranks:
+            if line.ranks is not None and rank.rank not in line.ranks:
                 continue
-            if not self._act(pid, rank, number, has_come=has_come):
+            if not self._act(pid, rank, line, has_come=has_come):
                 unhandled.append(rank.rank)
         return tuple(sorted(unhandled))
 
-    def _act(self, pid: int, rank: _Rank, number: int, *, has_come: bool = False) -> bool:
+    def _act(self, pid: int, rank: _Rank, line: Signal, *, has_come: bool) -> bool:
         """Have a signal act on a rank; False where it has no handler and would die for nothing.
 
         Nothing of it is reaped yet, so the number is still its own.
         """
+        number = line.number
+        only_announces = line.to_handlers or number in dispositions.ANNOUNCE
         is_python = self._plan.command.kind != "program"
         if dispositions.is_deferred(pid, number, rank.page, is_armed_first=is_python):
-            if number in dispositions.ANNOUNCE:
+            if only_announces:
                 return False
             # What the default action would do, also to a rank that waits inside of a library.
             self._ended_by.setdefault(pid, number)
             os.kill(pid, signal.SIGKILL)
-        elif dispositions.is_unwanted(pid, number):
+        elif only_announces and not tree.catches(pid, number):
             return False
         elif not has_come:
             os.kill(pid, number)
@@ -320,7 +322,7 @@ class Warden:
             self._pending = None
         self._reap()  # those that have ended by themselves were not told
         for pid, rank in self._ranks.items():
-            self._act(pid, rank, signal.SIGTERM)
+            self._act(pid, rank, Signal(number=signal.SIGTERM), has_come=False)
         ranks = {rank.rank for rank in self._ranks.values()}
         self._leaves = order.is_done and order.leaves and not ranks
         self._stopping = Stopping(order, ranks, self._forge, time.monotonic())

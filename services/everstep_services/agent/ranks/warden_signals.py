@@ -15,9 +15,7 @@ _NEAR_S = 2.0
 
 
 class _Send(Protocol):
-    def __call__(
-        self, number: int, ranks: tuple[int, ...] | None, has_come: bool, /
-    ) -> tuple[int, ...]: ...
+    def __call__(self, line: Signal, /, *, has_come: bool) -> tuple[int, ...]: ...
 
 
 class Signals:
@@ -54,9 +52,9 @@ class Signals:
             seen = self._seen.get(line.number)
             has_come = seen is not None and seen >= at - _SETTLES_S - _NEAR_S
             if isinstance(line, Signal):
-                yield self._send(line.number, line.ranks, has_come)
+                yield self._send(line, has_come=has_come)
             elif not has_come:
-                self._send(line.number, (line.rank,), False)  # noqa: FBT003 - positional only
+                self._send(Signal(number=line.number, ranks=(line.rank,)), has_come=False)
 
 
 def _pending() -> Iterator[int]:

@@ -99,10 +99,15 @@ class RoundWatch:
         """The scripts of some have not ended, as far as was heard."""
         return any(rank.pid and not (rank.ended or rank.gone) for rank in self._ranks.values())
 
+    @property
+    def began_s(self) -> float:
+        """When they were about to be started, by the clock."""
+        return self._began
+
     def seen(self) -> tuple[RankSeen, ...]:
         """All of them."""
         return tuple(
-            RankSeen(number, 0 if rank.gone else rank.pid, rank.page)
+            RankSeen(number, 0 if rank.gone else rank.pid, rank.page, rank.folder, rank.gone)
             for number, rank in self._ranks.items()
         )
 

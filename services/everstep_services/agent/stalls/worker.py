@@ -3,10 +3,15 @@
 import asyncio
 from pathlib import Path
 
+from everstep.errors import EverstepError
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.link import ShortPath
 
 _MOST_BYTES = 32 << 20
+
+
+class NoAnswerError(EverstepError):
+    """The server of a rank has not answered, or not well."""
 
 
 def has_server(folder: Path) -> bool:
@@ -17,12 +22,26 @@ def has_server(folder: Path) -> bool:
 async def ask(folder: Path, handler: str, within_s: float) -> bytes | None:
     """What one of its handlers answers; None where there is none, or no good answer in time."""
     try:
-        async with asyncio.timeout(within_s):
-            answer = await _asked(str(folder / layout.WORKER_SOCKET), handler)
-    except (OSError, TimeoutError):
+        return await answer(folder, handler, within_s)
+    except NoAnswerError:
         return None
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return body if head.split(b" ", 2)[1:2] == [b"200"] else None
+
+
+async def answer(folder: Path, handler: str, within_s: float) -> bytes:
+    """What one of its handlers answers; `NoAnswerError` says why there is no good answer."""
+    try:
+        async with asyncio.timeout(within_s):
+            said = await _asked(str(folder / layout.WORKER_SOCKET), handler)
+    except TimeoutError:
+        raise NoAnswerError(f"no answer within {within_s:.2g} s") from None
+    except OSError as error:
+        raise NoAnswerError(f"torch's server in it is gone: {error.strerror}") from error
+    head, _, body = said.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if status != [b"200"]:
+        line = head.partition(b"\r\n")[0][:60].decode(errors="replace")
+        raise NoAnswerError(f"torch's server in it refused: {line or 'it said nothing'}")
+    return body
 
 
 async def _asked(path: str, handler: str) -> bytes:

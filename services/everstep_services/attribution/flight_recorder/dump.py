@@ -268,6 +268,10 @@ class _Group:
         span = range(first, last + 1) if is_dense else range(last, last + 1)
         oldest = min((one.sequence for one in self._pending if one.peer is None), default=last + 1)
         completed = _number(status.get("last_completed_collective"), -1)
+        has_status = completed >= 0
+        if not has_status or (numbers and first <= completed + 1):
+            # The ring has all that the status does not tell of, and a status is written later.
+            completed = max(completed, oldest - 1)
         return GroupRecord(
             name=self.name,
             description=self._description,
@@ -275,8 +279,8 @@ class _Group:
             first=span.start if numbers else 0,
             calls=array("Q", (self._calls.get(n, 0) for n in span)).tobytes() if numbers else b"",
             enqueued=max(last, _number(status.get("last_enqueued_collective"), 0)),
-            completed=completed if completed >= 0 else oldest - 1,
-            has_status=completed >= 0,
+            completed=completed,
+            has_status=has_status,
             pending=tuple(self._pending),
             sends=tuple(sorted(self._sends.items())),
             receives=tuple(sorted(self._receives.items())),

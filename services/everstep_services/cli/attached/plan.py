@@ -65,6 +65,7 @@ def plan_attached(
         user=environ.get("USER", ""),
         state_dir=state.path,
         checks=loaded.section(ChecksSettings),
+        timings=agent.timings,
         limits=limits_of(Given(), agent),
         others=others_of(
             environ,

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_formats
+from everstep_services.cli.invocation import Invocation, NumberRange, with_formats
 
 _FORMATS = ("human", "json", "nagios", "prometheus")
 _UNKNOWN = 3
@@ -34,7 +34,7 @@ class _CheckCommand(click.Command):
 @click.option(
     "--within",
     "within_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     metavar="SECONDS",
     help="How long all of it may take.",
 )

@@ -1,5 +1,7 @@
 """Show or change what is switched at run time: modes, the breaker, the brake."""
 
+from collections import Counter
+
 import click
 
 from everstep.subjects import CLUSTER
@@ -38,5 +40,8 @@ def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, r
     for name, equals, _ in pairs:
         if not name or not equals:
             raise click.UsageError(f"{name or '='!r} is no change: write NAME=VALUE")
+    twice = next((name for name, n in Counter(name for name, _, _ in pairs).items() if n > 1), None)
+    if twice is not None:
+        raise click.UsageError(f"{twice!r} is there more than once: give it one value")
     details = {"changes": {name: value for name, _, value in pairs}}
     fulfil(invocation, ControlWish("control", reason, job or CLUSTER, details=details))

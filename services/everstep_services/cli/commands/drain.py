@@ -2,7 +2,7 @@
 
 import click
 
-from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.invocation import Invocation, NumberRange
 from everstep_services.cli.operating import Wish, fulfil, with_reason
 
 
@@ -12,7 +12,7 @@ from everstep_services.cli.operating import Wish, fulfil, with_reason
 @click.option(
     "--save-within",
     "within_s",
-    type=click.FloatRange(min=0, max=86400),
+    type=NumberRange(min=0, max=86400),
     metavar="SECONDS",
     help="Give the ranks so long to save first; by default the round ends at once.",
 )

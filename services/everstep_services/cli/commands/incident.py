@@ -1,13 +1,21 @@
-"""Show an incident: who failed and why, what was decided, where the time went."""
+"""Show, report or correct an incident: who failed and why, what was decided, what it cost."""
+
+from pathlib import Path
+from typing import Any
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import Invocation, with_api_formats, with_api_options
+
+_CAUSES = (
+    "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
+    "scheduler", "unknown",
+)  # fmt: skip
 
 
 @click.group()
 def command() -> None:
-    """Show an incident: who failed and why, what was decided, where the time went."""
+    """Show, report or correct an incident: who failed and why, what was decided, what it cost."""
 
 
 @command.command()
@@ -22,3 +30,69 @@ def show(invocation: Invocation, *, job: str, incident: str | None) -> None:
 
     with open_api(invocation) as api:
         print_incident(invocation, find_incident(api, job, incident))
+
+
+@command.command()
+@click.argument("incident")
+@click.option(
+    "--cause", required=True, type=click.Choice(_CAUSES), help="The cause class that is right."
+)
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0), help="A rank that caused it."
+)
+@click.option("--node", "nodes", multiple=True, help="A node that caused it.")
+@click.option("--note", required=True, metavar="TEXT", help="How you know, for the record.")
+@with_api_options
+@click.pass_obj
+def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
+    """Put on record who or what caused an incident: it holds over the verdict and later evidence.
+
+    It is kept, counted, and part of the story. Say the same as the verdict to confirm it.
+    """
+    from everstep_services.cli.location import open_api
+    from everstep_services.cli.operating import asker
+    from everstep_services.cli.output import echo, print_record
+    from everstep_services.cli.story import find_any_incident
+
+    with open_api(invocation) as api:
+        found = find_any_incident(api, incident)
+        body = {
+            "cause": said["cause"],
+            "culprit_ranks": said["ranks"],
+            "culprit_nodes": said["nodes"],
+            "reason": said["note"],
+            "user": asker(),
+        }
+        done = api.post(f"incidents/{found['incident']}/correction", body)
+    if invocation.output is None:
+        echo(f"{found['incident']} of {found['job']}: {done['text']}")
+    else:
+        print_record(invocation, "decided", done, "job")
+
+
+@command.command()
+@click.argument("incident")
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path, dir_okay=False), help="Write it there."
+)
+@with_api_formats(("html", "md"), "How to write it; md unless told otherwise.")
+@click.pass_obj
+def report(invocation: Invocation, /, *, incident: str, file: Path | None) -> None:
+    """Write an incident as one file to send to a colleague, that needs nothing else.
+
+    Verdict, timeline, where the time went, how far each rank was in its collectives, stacks, the
+    ends of logs, and the evidence with its hashes. Secrets that are known as such are left out;
+    read it before you send it.
+    """
+    from everstep_services.cli.incident_report.report import report_of
+    from everstep_services.cli.location import open_api
+    from everstep_services.cli.output import echo, say
+    from everstep_services.cli.story import find_any_incident
+
+    with open_api(invocation) as api:
+        text = report_of(api, find_any_incident(api, incident), invocation.output or "md")
+    if file is None:
+        echo(text)
+        return
+    file.write_text(text, encoding="utf-8")
+    say(f"{file}: {len(text.encode()) / 1024:.0f} KiB")

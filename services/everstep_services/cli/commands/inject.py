@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_common_options
+from everstep_services.cli.invocation import Invocation, NumberRange, with_common_options
 
 
 @click.command()
@@ -20,7 +20,7 @@ from everstep_services.cli.invocation import Invocation, with_common_options
     "--after-step", type=click.IntRange(min=0), metavar="S", help="When this step is finished."
 )
 @click.option(
-    "--after", "after_s", type=click.FloatRange(min=0), metavar="SECONDS", help="After so long."
+    "--after", "after_s", type=NumberRange(min=0), metavar="SECONDS", help="After so long."
 )
 @click.option("--for", "for_s", type=float, metavar="SECONDS", help="How long it lasts.")
 @click.option("--amount", type=int, metavar="N", help="How much; --list says of what.")

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.invocation import Invocation, NumberRange
 from everstep_services.cli.operating import with_reason
 
 
@@ -27,7 +27,7 @@ from everstep_services.cli.operating import with_reason
 @click.option(
     "--within",
     "within_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     metavar="SECONDS",
     help="Wait so long for the figures (5 for each partner, and 60).",
 )

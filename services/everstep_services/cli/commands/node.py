@@ -4,7 +4,7 @@ import click
 
 from everstep.subjects import CLUSTER
 from everstep_services.cli.errors import Exit
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import Invocation, NumberRange, with_api_options
 from everstep_services.cli.operating import Wish, fulfil, with_reason
 from everstep_services.cli.times import Span
 
@@ -62,7 +62,7 @@ def include(invocation: Invocation, *, node: str, reason: str) -> None:
 @click.option(
     "--within",
     "within_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=90.0,
     metavar="SECONDS",
     help="Wait so long for the result (90).",

@@ -18,8 +18,10 @@ _ENDS_WITHIN_S = 30.0
 class Cluster:
     """One `everstep up` as a process of its own, in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: str = "") -> None:
         self.folder = folder
+        self._settings = settings
+        """As in a settings file, which is read instead of others; empty for those."""
         self.state = StateDir(folder / "state")
         self._log = folder / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -34,7 +36,12 @@ class Cluster:
     def start(self) -> float:
         """Seconds until it was ready."""
         began = time.monotonic()
-        self._process = _everstep(["up", "--api-port", "0"], self.state, self._log)
+        command = ["up", "--api-port", "0"]
+        if self._settings:
+            file = self.folder / "everstep.toml"
+            file.write_text(self._settings)
+            command += ["--config", str(file)]
+        self._process = _everstep(command, self.state, self._log)
         while self.state.running() is None:
             if self._process.poll() is not None:
                 raise CliError(f"everstep up failed: {last_line(self._log)}")

@@ -1,31 +1,29 @@
 """A real training on three agents: a rank is killed, then a node, and training goes on."""
 
-import importlib.util
+import itertools
 import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
-from everstep_services.cli.client import Api
-from everstep_services.cli.demonstration.cluster import Agent, Cluster, last_line
-from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.demonstration.stage import (
+    JOB,
+    WITHIN_S,
+    Story,
+    everstep_on,
+    stage,
+)
+from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_table, wants_color
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.verdict_story import verdict_lines
 
-JOB = "demo"
 _SCRIPT = Path(__file__).with_name("train.py")
-_PACE_S = 0.02
-_WITHIN_S = 180.0
 _PHASES = {
     "detect": "detect",
     "evidence": "look",
@@ -36,81 +34,23 @@ _PHASES = {
     "first_step": "step",
 }
 """Of the ledger, and how they are called where a column is narrow."""
-
-
-@dataclass
-class Story:
-    """What is going on, as REST tells it."""
-
-    api: Api
-    agents: list[Agent]
-
-    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Look until it is so; an agent that ends meanwhile is the end of the show."""
-        deadline = time.monotonic() + _WITHIN_S
-        while not is_so():
-            for agent in self.agents:
-                if agent.poll():
-                    raise CliError(f"{agent.node} failed: {last_line(agent.log)}")
-            if time.monotonic() > deadline:
-                raise CliError(f"{what} did not come within {_WITHIN_S:g} s: see {JOB} in REST")
-            time.sleep(_PACE_S)
-
-    def recovered(self) -> list[Mapping[str, Any]]:
-        """Incidents that are over, the oldest first."""
-        found = self.api.pages(f"jobs/{JOB}/incidents", {"order": "asc"}, most=None)
-        return [incident for incident in found if incident["outcome"]]
-
-    def facts(self, kind: str) -> list[Mapping[str, Any]]:
-        """All facts of this kind, in their order."""
-        return list(self.api.pages("facts", {"job": JOB, "kind": kind}, most=None))
+_VERDICT_LINES = 2
+"""What it is and why: `everstep why` has the rest."""
 
 
 def demonstrate(invocation: Invocation, steps: int) -> int:
     """0 when the training recovered twice and came to its end."""
-    if importlib.util.find_spec("torch") is None:
-        raise CliError(f"{sys.executable} has no torch, which the demo trains with: make demo")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _ended)
-    folder = Path(tempfile.mkdtemp(prefix="everstep-demo-"))
-    began = time.monotonic()
-    cluster, agents = Cluster(folder), list[Agent]()
-    try:
-        click.echo(f"everstep up: ready in {cluster.start():.1f} s, on {cluster.running.api}")
-        agents += _agents(cluster, steps)
-        with Api(cluster.running.api, cluster.state.token_file.read_text().strip()) as api:
-            story = Story(api, agents)
-            _act(story, began)
-            return _conclude(invocation, cluster, story, began)
-    finally:
-        for agent in agents:
-            agent.stop()
-        cluster.stop()
+    with stage() as story:
+        click.echo("everstep run: three agents: two train with two ranks each, one stands by")
+        options = ["--nnodes", "2", "--nproc-per-node", "2", "--spares", "1"]
+        script = [str(_SCRIPT), str(story.cluster.folder), str(steps)]
+        story.start(("node-1", "node-2", "node-3"), [*options, *script])
+        _act(story)
+        return _conclude(invocation, story)
 
 
-def _ended(number: int, frame: object) -> NoReturn:
-    """What was started is stopped on the way out, as it is after Ctrl-C."""
-    del frame
-    raise SystemExit(128 + number)
-
-
-def _agents(cluster: Cluster, steps: int) -> list[Agent]:
-    arguments = [
-        *("--job", JOB, "--nnodes", "2", "--nproc-per-node", "2", "--spares", "1"),
-        *(str(_SCRIPT), str(cluster.folder), str(steps)),
-    ]
-    click.echo("everstep run: three agents: two train with two ranks each, one stands by")
-    nodes = ("node-1", "node-2", "node-3")
-    return [
-        Agent(cluster, node, ["--infra-rank", str(place), *arguments])
-        for place, node in enumerate(nodes)
-    ]
-
-
-def _act(story: Story, began: float) -> None:
-    def say(text: str) -> None:
-        click.echo(f"{time.monotonic() - began:6.1f} s  {text}")
-
+def _act(story: Story) -> None:
+    say = story.say
     story.wait_until(lambda: _trains(story, 1), "the first step")
     say("the training makes steps")
     rank = story.facts("rank_started")[-1]["body"]
@@ -138,32 +78,38 @@ def _job(story: Story) -> Mapping[str, Any]:
     return job
 
 
-def _conclude(invocation: Invocation, cluster: Cluster, story: Story, began: float) -> int:
-    codes = {agent.node: agent.wait(_WITHIN_S) for agent in story.agents}
+def _conclude(invocation: Invocation, story: Story) -> int:
+    codes = {agent.node: agent.wait(WITHIN_S) for agent in story.agents}
     incidents = story.recovered()
     click.echo("\nWhat happened, and where the time went (milliseconds):\n")
     rows = [_row(incident) for incident in incidents]
     print_table(rows, list(rows[0]), color=wants_color(invocation))
-    job, everstep = _job(story), _everstep(cluster.state)
+    job, everstep = _job(story), everstep_on(story.cluster.state)
     click.echo(f"\nThe job is {job['state']} after {job['rounds']} rounds; exit codes {codes}.")
     for incident in incidents:
         click.echo(f"  {incident['story']}")
+        for line in _verdict(story, incident["incident"]):
+            click.echo(f"    {line}")
     url = f"{story.api.url}/api/v1/jobs/{JOB}"
     click.echo(f"\nThe record stays. This reads it, and serves it again at {url}:")
     port = urlsplit(story.api.url).port
     for words in (f"up --detach --api-port {port}", f"why {JOB}", f"job show {JOB}", "down"):
         click.echo(f"  {everstep} {words}")
-    click.echo(f"All of it took {time.monotonic() - began:.1f} s.")
+    click.echo(f"All of it took {time.monotonic() - story.began:.1f} s.")
     is_good = len(incidents) == 2 and job["state"] == "done" and not any(codes.values())
     return Exit.OK if is_good else Exit.ERROR
 
 
-def _everstep(state: StateDir) -> str:
-    """How this shell starts us, on this state."""
-    found = shutil.which("everstep")
-    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
-    program = "everstep" if is_ours else Path(sys.executable).with_name("everstep")
-    return f"{program} --state-dir {state.path}"
+def _verdict(story: Story, incident: str) -> list[str]:
+    """What attribution says of an incident: nothing waits for it, but this."""
+    judged: list[Mapping[str, Any]] = []
+
+    def is_judged() -> bool:
+        judged.append(story.api.get(f"incidents/{incident}"))
+        return judged[-1]["verdict"] is not None
+
+    story.wait_until(is_judged, "the verdict")
+    return list(itertools.islice(verdict_lines(judged[-1]), _VERDICT_LINES))
 
 
 def _row(incident: Mapping[str, Any]) -> dict[str, str]:

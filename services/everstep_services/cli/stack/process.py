@@ -17,6 +17,7 @@ from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import run
 from everstep.settings import DEFAULT, Flag, Loaded, Settings
+from everstep_services.attribution.settings import AttributionSettings
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import schema
@@ -27,6 +28,7 @@ from everstep_services.health.settings import HealthSettings
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.settings import LoginSettings
 from everstep_services.rendezvous.settings import RendezvousSettings
+from everstep_services.straggler.settings import StragglerSettings
 
 _REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"
 
@@ -73,6 +75,7 @@ def stack_sections() -> dict[str, type[Settings]]:
     """The settings of everything that runs here."""
     return {
         "api": ApiSettings,
+        "attribution": AttributionSettings,
         "bus": BusSettings,
         "catalog": CatalogSettings,
         "health": HealthSettings,
@@ -81,6 +84,7 @@ def stack_sections() -> dict[str, type[Settings]]:
         "logins": LoginSettings,
         "observe": ObserveSettings,
         "rendezvous": RendezvousSettings,
+        "straggler": StragglerSettings,
     }
 
 

@@ -15,6 +15,8 @@ SERVICES = {
     "rendezvous": "everstep_services.cli.stack.rendezvous:opened",
     "health": "everstep_services.cli.stack.health:opened",
     "catalog": "everstep_services.cli.stack.catalog:opened",
+    "straggler": "everstep_services.cli.stack.straggler:opened",
+    "attribution": "everstep_services.cli.stack.attribution:opened",
     "logins": "everstep_services.cli.stack.logins:opened",
     "history": "everstep_services.cli.stack.history:opened",
 }

@@ -69,8 +69,8 @@ def _verdict(report: Report) -> str:
     design = [_card("design", text.design_line(one), one.reason) for one in report.designs]
     found = slow + design
     if not report.findings:
-        said = next(line for line in text.verdict(report) if line.startswith("nobody"))
-        found.insert(0, _card("fine", said, ""))
+        kind = "unjudged" if report.unjudged else "fine"
+        found.insert(0, _card(kind, text.nobody(report), ""))
     return "".join(found)
 
 

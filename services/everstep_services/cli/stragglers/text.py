@@ -49,7 +49,14 @@ def verdict(report: Report) -> Iterator[str]:
         yield design_line(design)
         yield f"  {cell(design.reason)}"
     if not report.findings:
-        yield f"nobody is slow: {counted(report.ranks, 'rank')} compared within {roles(report)}"
+        yield nobody(report)
+
+
+def nobody(report: Report) -> str:
+    """One line where there is no finding: nobody is slow, or nobody could be judged."""
+    if report.unjudged:
+        return f"nobody could be judged: {cell(report.unjudged)}"
+    return f"nobody is slow: {counted(report.ranks, 'rank')} compared within {roles(report)}"
 
 
 def headline(finding: Finding) -> str:
@@ -104,7 +111,7 @@ def summary(report: Report) -> list[tuple[str, str]]:
     schedule = f", {report.schedule}" if report.schedule else ""
     rows = [
         ("training", f"{counted(report.ranks, 'rank')}{schedule}, "
-                     f"{counted(report.steps, 'step')} of {span(report.step_s)}, "
+                     f"{counted(report.steps, 'step')} of {span_fine(report.step_s)}, "
                      f"{counted(report.rows, 'operation')}"),
         ("roles", roles(report)),
     ]  # fmt: skip

@@ -1,7 +1,8 @@
 """The switches, and who may not join: how the documents in `CONTROL` change. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -12,13 +13,60 @@ from everstep.settings import KNOWN_SECTIONS
 
 ACTUATORS = ("stop", "exclude", "restart", "replace", "shrink")
 MODES = ("observe", "enforce")
-COUNTS = ("catalog.keep_last", "catalog.keep_every_steps")
-"""Settings that services follow while they run; all others are read when a service starts."""
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_DECIMAL = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
+_ON_OFF = ("on", "off", "")
 
 
 class BadSwitchError(EverstepError):
     """There is no such switch, or it cannot be set so."""
+
+
+def _one_of(known: tuple[str, ...], name: str, value: str) -> str:
+    if value not in known:
+        shown = ", ".join(repr(one) for one in known)
+        raise BadSwitchError(f"{name} cannot be {value!r}: use one of {shown}")
+    return value
+
+
+def _count(name: str, value: str) -> str:
+    if value and not _COUNT.fullmatch(value):
+        raise BadSwitchError(f"{name} cannot be {value!r}: use a whole number, or nothing")
+    return value
+
+
+def _whole(least: int, most: int, name: str, value: str) -> str:
+    if value and not (_COUNT.fullmatch(value) and least <= int(value) <= most):
+        text = f"use a whole number from {least} to {most}, or nothing"
+        raise BadSwitchError(f"{name} cannot be {value!r}: {text}")
+    return value
+
+
+def _number(least: float, most: float, name: str, value: str) -> str:
+    if value and not (_DECIMAL.fullmatch(value) and least <= float(value) <= most):
+        text = f"use a number from {least:g} to {most:.10g}, or nothing"
+        raise BadSwitchError(f"{name} cannot be {value!r}: {text}")
+    return value
+
+
+SETTINGS: Mapping[str, Callable[[str, str], str]] = {
+    "catalog.keep_last": _count,
+    "catalog.keep_every_steps": _count,
+    "straggler.timings": partial(_one_of, _ON_OFF),
+    "straggler.cpu": partial(_one_of, _ON_OFF),
+    "straggler.window_s": partial(_number, 1, 3600),
+    "straggler.window_steps": partial(_whole, 1, 1_000_000),
+    "straggler.slower_ratio": partial(_number, 0.005, 10),
+    "straggler.stop_below": partial(_number, 0.05, 0.95),
+    "straggler.stop_reports": partial(_whole, 1, 10_000),
+    "straggler.exclude_after_s": partial(_number, 1, 30 * 86400),
+    "attribution.user_errors": partial(_one_of, (*MODES, "")),
+    "attribution.repeat_offenders": partial(_one_of, (*MODES, "")),
+    "attribution.offences": partial(_whole, 1, 1000),
+    "attribution.offences_within_s": partial(_number, 60, 30 * 86400),
+}
+"""Settings that services follow while they run, each with what checks its value; all others are
+read when a service starts."""
 
 
 def blank() -> ControlDocument:
@@ -34,16 +82,19 @@ def switched(
     for name, value in changes.items():
         actuator = name.removeprefix("modes.")
         if name == "brake":
-            is_braked = _one_of(name, value, ("on", "off", "")) == "on"
+            is_braked = _one_of(_ON_OFF, name, value) == "on"
         elif name.startswith("modes.") and actuator in ACTUATORS:
-            _set(modes, actuator, _one_of(name, value, (*MODES, "")))
-        elif name in COUNTS:
-            _set(settings, name, _count(name, value))
+            _set(modes, actuator, _one_of((*MODES, ""), name, value))
+        elif name in SETTINGS:
+            _set(settings, name, SETTINGS[name](name, value))
         elif name in settings and not value:
             _set(settings, name, "")
         else:
             raise BadSwitchError(_no_switch(name))
     new = replace(document, settings=settings, modes=modes, is_braked=is_braked)
+    if is_braked != document.is_braked:
+        pulled = (by, reason) if is_braked else ("", "")
+        new = replace(new, braked_by=pulled[0], brake_reason=pulled[1])
     return document if new == document else replace(new, changed_by=by, reason=reason)
 
 
@@ -100,23 +151,10 @@ def reconciled(
 
 def _no_switch(name: str) -> str:
     modes = ", ".join(f"modes.{one}" for one in ACTUATORS)
-    known = f"there is no switch {name!r}: use brake, breaker, {modes}, {' or '.join(COUNTS)}"
+    known = f"there is no switch {name!r}: use brake, breaker, {modes}, {', '.join(SETTINGS)}"
     if name.partition(".")[0] in KNOWN_SECTIONS:
         return f"{known}; other settings hold from the start of their service on: everstep.toml"
     return known
-
-
-def _count(name: str, value: str) -> str:
-    if value and not _COUNT.fullmatch(value):
-        raise BadSwitchError(f"{name} cannot be {value!r}: use a whole number, or nothing")
-    return value
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        shown = ", ".join(repr(one) for one in known)
-        raise BadSwitchError(f"{name} cannot be {value!r}: use one of {shown}")
-    return value
 
 
 def _set(values: dict[str, str], name: str, value: str) -> None:

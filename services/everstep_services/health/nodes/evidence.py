@@ -11,16 +11,19 @@ from everstep.messages import (
     NodeCheckFinished,
     NodeLost,
     NodeReturned,
+    StragglerFound,
     Strike,
     VerdictReached,
 )
 from everstep.messages.base import Time
 
-HARDWARE_CAUSES = frozenset({"accelerator", "network", "host"})
+HARDWARE_CAUSES = frozenset({"gpu", "network", "host"})
 """Cause classes of verdicts that speak against a node; any other blames somebody else."""
 FAULTS = frozenset({"reset", "reboot", "drain", "replace"})
 """Classes of failed checks that speak against a node. `watch`, `report`, none at all, and what a
 newer release may say, do not."""
+SLOW_CAUSES = frozenset({"host", "device", "network"})
+"""Causes of slow ranks that speak against a node; any other blames the script or its data."""
 _FAILED = "failed"
 _PASSED = frozenset({"ok", "warning", "unsupported"})
 _SURE = 0.5
@@ -104,10 +107,25 @@ def _judged(fact: VerdictReached, at: Time) -> Against:
     return Against(strikes, replaces=(fact.incident,), revision=fact.revision)
 
 
+def _slow(fact: StragglerFound, at: Time) -> Against | None:
+    """One strike for all findings of a job: a slow node does less harm than a broken one."""
+    is_sure = fact.confidence is None or fact.confidence >= _SURE
+    if fact.cause not in SLOW_CAUSES or not is_sure:
+        return None
+    strike = Strike(
+        key=f"slow {fact.job} {fact.node}",
+        at=at,
+        fact=fact.id,
+        reason=f"rank {fact.rank} of {fact.job} is slow ({fact.cause}): {fact.reason}",
+    )
+    return Against({fact.node: strike})
+
+
 _WEIGHED: Mapping[type[Fact], Callable[[Any, Time], Against | None]] = {
     NodeLost: _lost,
     NodeReturned: _returned,
     IncidentClosed: _closed,
+    StragglerFound: _slow,
     VerdictReached: _judged,
 }
 READ: tuple[type[Fact], ...] = (*_WEIGHED, NodeCheckFinished)

@@ -18,6 +18,7 @@ from everstep.store.tokens import Tokens
 from everstep_services.history.api import (
     checkpoints,
     control,
+    evidence,
     facts,
     incidents,
     jobs,
@@ -27,6 +28,7 @@ from everstep_services.history.api import (
     operators,
     ranks,
     status,
+    stragglers,
     tokens,
 )
 from everstep_services.history.api.context import Connectedness, Context
@@ -41,8 +43,8 @@ from everstep_services.history.settings import ApiSettings
 
 BASE = "/api/v1"
 PARTS = (
-    *(jobs, ranks, limits, checkpoints, incidents, logs, nodes, operators, control, facts),
-    *(tokens, status),
+    *(jobs, ranks, limits, stragglers, checkpoints, incidents, evidence, logs, nodes, operators),
+    *(control, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\

@@ -64,6 +64,8 @@ async def _switches(context: Context, job: str | None) -> Switches:
         return Switches(
             job=job,
             is_braked=False,
+            braked_by=None,
+            brake_reason=None,
             modes={},
             settings={},
             exclusions=[],
@@ -74,6 +76,8 @@ async def _switches(context: Context, job: str | None) -> Switches:
     return Switches(
         job=job,
         is_braked=found.is_braked,
+        braked_by=found.braked_by or None,
+        brake_reason=found.brake_reason or None,
         modes=dict(found.modes),
         settings=dict(found.settings),
         exclusions=[

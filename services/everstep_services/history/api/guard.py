@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 LIVE = "/api/v1/facts/stream"
 _BOUNDED = "/api/v1/facts"
 """Pages of facts end early by themselves; one fact is always shown."""
+_DOWNLOAD = re.compile(r"/api/v1/incidents/[^/]+/evidence/[^/]+")
+"""Files, which may be larger than a page, and are not tagged: each is held in memory once."""
+_DOWNLOADS_AT_ONCE = 4
 _PORT = re.compile(r":[0-9]+$")
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
@@ -37,6 +40,7 @@ class Guard:
         self._settings = settings
         self._gate = gate
         self._running = 0
+        self._downloads = asyncio.Semaphore(_DOWNLOADS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -67,10 +71,16 @@ class Guard:
             await self._app(scope, receive, answer)  # it has limits of its own
             return
         answer.asked = headers.get("if-none-match")
-        answer.is_tagged = scope["method"] in {"GET", "HEAD"}
+        is_download = _DOWNLOAD.fullmatch(scope["path"]) is not None
+        answer.is_tagged = scope["method"] in {"GET", "HEAD"} and not is_download
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        await self._answer_in_turn(scope, _limited(receive, self._settings), answer)
+        receive = _limited(receive, self._settings)
+        if not is_download:
+            await self._answer_in_turn(scope, receive, answer)
+            return
+        async with self._downloads:
+            await self._answer_in_turn(scope, receive, answer)
 
     async def _answer_in_turn(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         if self._running >= self._settings.max_concurrent:
@@ -81,6 +91,8 @@ class Guard:
             async with asyncio.timeout(self._settings.answer_within_s):
                 await self._app(scope, receive, answer)
         except TimeoutError:
+            if answer.has_begun:
+                raise  # a part of a file: cut off, so that nobody takes it for the whole
             limit_s = self._settings.answer_within_s
             raise ProblemError(503, "too_slow", f"no answer within {limit_s:g} s") from None
         finally:
@@ -118,6 +130,7 @@ class _Answer:
         self._start: Message | None = None
         self._parts: list[bytes] = []
         self.is_whole = False
+        self.has_begun = False
         self.is_tagged = False
         self.asked: str | None = None
 
@@ -161,6 +174,7 @@ class _Answer:
         await self._pass({"type": "http.response.body", "body": shown})
 
     async def _pass(self, message: Message) -> None:
+        self.has_begun = True
         await self._send(message)
         is_body = message["type"] == "http.response.body"
         self.is_whole = is_body and not message.get("more_body", False)

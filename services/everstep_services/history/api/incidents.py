@@ -11,10 +11,14 @@ from everstep.messages.ranks import RankExited
 from everstep.store import tables
 from everstep.store.instants import to_us
 from everstep.store.reads import Order, Record
-from everstep.store.stories import Story, incident_story
-from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep.store.stories import Story, incident_story, jobs_of_incident
+from everstep_services.history.api.context import Context, Ctx, Operator, Reader
+from everstep_services.history.api.doing import do
 from everstep_services.history.api.dto import (
     Action,
+    CorrectionOut,
+    CorrectionWanted,
+    Decided,
     EvidenceOut,
     Incident,
     IncidentDetail,
@@ -23,10 +27,12 @@ from everstep_services.history.api.dto import (
     PageOf,
     Primary,
     Round,
+    SimilarIncident,
     Stall,
-    VerdictOut,
     present,
     shown_exit,
+    shown_slow_rank,
+    shown_verdict,
 )
 from everstep_services.history.api.jobs import check_known
 from everstep_services.history.api.paging import Paging, paged
@@ -39,7 +45,7 @@ from everstep_services.history.api.parameters import (
     Whole,
     Word,
 )
-from everstep_services.history.api.problems import not_found, responses
+from everstep_services.history.api.problems import ProblemError, not_found, responses
 
 router = APIRouter(tags=["incidents"])
 
@@ -92,6 +98,28 @@ async def list_all_incidents(
     return await _incidents(context, asked, asked.job, "/incidents")
 
 
+@router.get(
+    "/incidents/{incident}", summary="Why it happened, by its id", responses=responses(404, 409)
+)
+async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -> IncidentDetail:
+    """The whole story of an incident, as below its job."""
+    return await _told(context, await job_of_incident(context, incident), incident)
+
+
+@router.post(
+    "/incidents/{incident}/correction",
+    summary="Correct a verdict",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def correct_incident(
+    context: Ctx, by: Operator, incident: IncidentId, wanted: CorrectionWanted
+) -> Decided:
+    """Put on record who or what caused it. It holds, whatever later evidence says."""
+    job = await job_of_incident(context, incident)
+    return await do(context, by, "correct", job, wanted, incident=incident)
+
+
 @router.get("/jobs/{job}/incidents", summary="A job's incidents", responses=responses(404))
 async def list_incidents(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[IncidentFilter, Query()]
@@ -110,10 +138,7 @@ async def get_incident(
     Who failed and how, on which evidence, what was decided by which rule and what else was
     considered, who came and went, and where the time went.
     """
-    story = await incident_story(context.database, job, incident)
-    if story is None:
-        raise not_found(f"incident {incident} of job {job}")
-    return _detail(story)
+    return await _told(context, job, incident)
 
 
 @router.get("/jobs/{job}/actions", summary="A job's decisions", responses=responses(404))
@@ -131,6 +156,27 @@ async def list_actions(
     order = Order((actions.c.n,), is_descending=asked.order == "desc")
     found = await paged(context, query, order, asked, f"/jobs/{job}/actions")
     return PageOf[Action](items=[Action(**present(row)) for row in found.rows], next=found.next)
+
+
+async def job_of_incident(context: Context, incident: str) -> str:
+    """The job that this incident is of."""
+    jobs = await jobs_of_incident(context.database, incident)
+    if not jobs:
+        raise not_found(f"incident {incident}")
+    if len(jobs) > 1:
+        detail = (
+            f"{len(jobs)} jobs have an incident {incident}: ask for "
+            f"/jobs/{jobs[0]}/incidents/{incident}, or that of {', '.join(jobs[1:10])}"
+        )
+        raise ProblemError(409, "several_jobs", detail)
+    return jobs[0]
+
+
+async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
+    story = await incident_story(context.database, job, incident)
+    if story is None:
+        raise not_found(f"incident {incident} of job {job}")
+    return _detail(story)
 
 
 async def _incidents(
@@ -177,13 +223,18 @@ def _incident(row: Record) -> dict[str, Any]:
 
 def _detail(story: Story) -> IncidentDetail:
     row = story.incident
+    verdicts = [shown_verdict(one) for one in story.verdicts]
     return IncidentDetail(
         **_incident(row),
         primary=_primary(story),
         stall=None if story.stall is None else Stall(**present(story.stall)),
         stalls=[Stall(**present(one)) for one in story.stalls],
         located=None if story.located is None else Located(**present(story.located)),
-        verdict=None if row["verdict_fact"] is None else VerdictOut(**present(row)),
+        slow_ranks=[shown_slow_rank(one) for one in story.slow_ranks],
+        verdict=next((one for one in verdicts if one.verdict_fact == row["verdict_fact"]), None),
+        revisions=[one for one in verdicts if one.verdict_fact != row["verdict_fact"]],
+        corrections=[CorrectionOut(**present(one)) for one in story.corrections],
+        similar=[SimilarIncident(**present(one)) for one in story.similar],
         exits=[shown_exit(one) for one in story.exits],
         evidence=[EvidenceOut(**present(one)) for one in story.evidence],
         actions=[Action(**present(one)) for one in story.actions],

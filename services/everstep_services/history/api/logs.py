@@ -1,6 +1,5 @@
 """`/log`: the end of what a rank had said when it failed, whether or not its node is left."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,18 +9,17 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
-from everstep.bus.errors import BlobMissingError, BusError
 from everstep.messages import BlobRef
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.reads import Record, round_state
-from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.blobs import blob_content
+from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.parameters import JobName, RoundNumber, Whole
 from everstep_services.history.api.problems import ProblemError, not_found, responses
 
 router = APIRouter(tags=["logs"])
 
-_FETCH_WITHIN_S = 5.0
 _LOGS = ("log", "stdout", "stderr")
 """Kinds of evidence that are the end of a log."""
 
@@ -63,7 +61,7 @@ async def get_log(
     404 says why there is none, 410 why it is there no longer.
     """
     told = await _told(context.database, job, number, rank)
-    data = await _content(context, _kept_where(told, asked.stream))
+    data = await blob_content(context, _kept_where(told, asked.stream), "log_gone")
     return Response(data.decode(errors="replace"), media_type="text/plain")
 
 
@@ -124,26 +122,6 @@ def _kept_where(told: _Told, stream: str | None) -> BlobRef:
     if found:
         absent = f"only its {', '.join(found)} was"
     raise _why_none(told, absent)
-
-
-async def _content(context: Context, ref: BlobRef) -> bytes:
-    kept = await context.kept.find(ref.id)
-    if kept is not None and kept.data is not None:
-        return kept.data
-    try:
-        async with asyncio.timeout(_FETCH_WITHIN_S):
-            return await context.bus.blobs.get(ref)
-    except BlobMissingError as error:
-        why = kept.absent if kept is not None and kept.absent else str(error)
-        raise ProblemError(410, "log_gone", f"it was kept once: {why}") from None
-    except (BusError, TimeoutError):
-        raise ProblemError(
-            503,
-            "bus_unavailable",
-            "it has not been copied yet, and the bus that has it cannot be reached: try again "
-            "when the bus is back (`is_bus_connected` in /api/v1/status)",
-            headers={"Retry-After": "5"},
-        ) from None
 
 
 def _why_none(told: _Told, absent: str | None) -> ProblemError:

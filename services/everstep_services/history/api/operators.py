@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from everstep_services.history.api.context import Ctx, Operator
 from everstep_services.history.api.doing import do, job_of
 from everstep_services.history.api.dto import (
+    CaptureWanted,
     ChecksWanted,
     Decided,
     DrainWanted,
@@ -56,6 +57,22 @@ async def measure_network(
 ) -> Decided:
     """Its nodes measure in pairs, in turns: see facts of the kind `network_measured`."""
     return await do(context, by, "measure", job, wanted)
+
+
+@router.post(
+    "/jobs/{job}:capture",
+    summary="Capture evidence of a job that runs",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def capture_evidence(
+    context: Ctx, by: Operator, job: JobName, wanted: CaptureWanted
+) -> Decided:
+    """Its agents look at its ranks from outside, which go on.
+
+    See facts of the kind `evidence_collected`, and `/incidents/{capture}/evidence/{evidence}`.
+    """
+    return await do(context, by, "capture", job, wanted)
 
 
 @router.post(

@@ -7,17 +7,20 @@ import msgspec
 
 from everstep.messages import (
     EvidenceCollected,
+    EvidenceItem,
     Fact,
     IncidentClosed,
     IncidentExtended,
+    IncidentFact,
     IncidentOpened,
+    VerdictCorrected,
     VerdictReached,
 )
 from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.incident_shapes import EVIDENCE, INCIDENTS
+from everstep.store.incident_shapes import CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
 from everstep.store.instants import to_us
 from everstep.store.shapes import JOBS
-from everstep_services.history.claims.common import Claim, blob_text
+from everstep_services.history.claims.common import Claim, blob_text, parts
 
 
 def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
@@ -56,7 +59,8 @@ def _extended(changes: Changes, one: Recorded, fact: IncidentExtended) -> None:
 
 
 def _evidence(changes: Changes, one: Recorded, fact: EvidenceCollected) -> None:
-    _about(changes, one, fact)
+    if not fact.is_of_capture:
+        _about(changes, one, fact)
     changes.merge(
         EVIDENCE,
         (fact.id,),
@@ -83,22 +87,60 @@ def _stream(fact: EvidenceCollected) -> str | None:
 
 
 def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
-    _about(
-        changes,
-        one,
-        fact,
-        verdict_order=f"{fact.revision:020d}/{fact.id}",
-        verdict_fact=fact.id,
-        verdict_us=to_us(fact.at),
-        verdict_reason=fact.reason,
+    said: dict[str, Any] = {
+        "verdict_us": to_us(fact.at),
+        "verdict_reason": fact.reason,
+        "cause": fact.cause,
+        "confidence": fact.confidence,
+        "culprit_ranks": compact(fact.culprit_ranks),
+        "culprit_nodes": compact(fact.culprit_nodes),
+        "advice": fact.advice or None,
+        "is_transient": fact.is_transient,
+        "fingerprint": fact.fingerprint or None,
+        "is_inconclusive": fact.is_inconclusive,
+    }
+    order = f"{fact.is_corrected:d}/{fact.revision:020d}/{fact.id}"
+    _about(changes, one, fact, verdict_order=order, verdict_fact=fact.id, **said)
+    changes.merge(
+        VERDICTS,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        incident=fact.incident,
+        revision=fact.revision,
+        cause_kind=fact.kind or None,
+        is_corrected=fact.is_corrected,
+        grounds=compact([_ground(item) for item in fact.evidence]),
+        alternatives=parts(fact.alternatives),
+        gaps=compact(fact.missing),
+        analyzers=compact(fact.analyzers),
+        took_s=fact.took_s,
+        **said,
+    )
+
+
+def _ground(item: EvidenceItem) -> dict[str, Any]:
+    return {
+        "says": item.says, "analyzer": item.analyzer, "fact": item.fact, "weight": item.weight
+    }  # fmt: skip
+
+
+def _corrected(changes: Changes, one: Recorded, fact: VerdictCorrected) -> None:
+    _about(changes, one, fact)
+    changes.merge(
+        CORRECTIONS,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        incident=fact.incident,
+        corrected_us=to_us(fact.at),
+        corrected_by=fact.by,
         cause=fact.cause,
-        confidence=fact.confidence,
+        note=fact.note,
         culprit_ranks=compact(fact.culprit_ranks),
         culprit_nodes=compact(fact.culprit_nodes),
-        advice=fact.advice or None,
-        is_transient=fact.is_transient,
-        fingerprint=fact.fingerprint or None,
-        alternatives=compact([msgspec.structs.asdict(other) for other in fact.alternatives]),
+        was_cause=fact.was_cause or None,
+        is_confirmation=fact.is_confirmation,
     )
 
 
@@ -138,7 +180,7 @@ def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
 def _about(
     changes: Changes,
     one: Recorded,
-    fact: IncidentOpened | IncidentExtended | EvidenceCollected | VerdictReached | IncidentClosed,
+    fact: IncidentFact,
     **values: Any,
 ) -> None:
     changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=one.n, last_n=one.n, **values)
@@ -149,5 +191,6 @@ CLAIMS: Mapping[type[Fact], Claim] = {
     IncidentExtended: _extended,
     EvidenceCollected: _evidence,
     VerdictReached: _verdict,
+    VerdictCorrected: _corrected,
     IncidentClosed: _closed,
 }

@@ -103,7 +103,9 @@ def _shown(value: object) -> str:
 
 def _excluded(control: Control, turn: Turn, ask: Join) -> Refusal | None:
     found = control.exclusion(ask.node, turn.now.wall)
-    if found is None or not control.enforces("exclude", otherwise=True):
+    seat = turn.state.seat(ask.node)
+    is_told_to_go = seat is not None and seat.is_leaving and seat.instance == ask.instance
+    if found is None or is_told_to_go or not control.enforces("exclude", otherwise=True):
         return None
     until = f"until {found.until:%Y-%m-%d %H:%M} UTC" if found.until else "until it is included"
     return Refusal(

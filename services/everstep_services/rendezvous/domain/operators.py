@@ -32,9 +32,17 @@ from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
 from everstep_services.rendezvous.domain.turn import Turn
 
-Deed = StopJob | RestartJob | DrainNode | RequestSave | RequestChecks | RequestMeasurement
+Deed = (
+    StopJob
+    | RestartJob
+    | DrainNode
+    | RequestSave
+    | RequestChecks
+    | RequestMeasurement
+    | RequestEvidence
+)
 """What is on record with who asked for it."""
-Beside = RequestEvidence | RequestCopy | RequestRelease
+Beside = RequestCopy | RequestRelease
 """What services ask for."""
 Request = Deed | Beside
 _ACTIONS: Mapping[type[Deed], str] = {
@@ -44,6 +52,7 @@ _ACTIONS: Mapping[type[Deed], str] = {
     RequestSave: "save",
     RequestChecks: "check_nodes",
     RequestMeasurement: "measure_network",
+    RequestEvidence: "capture",
 }
 _DO_NOT_RESTART = 93
 
@@ -59,7 +68,9 @@ def request(turn: Turn, ask: Request) -> Done:
     return _save(turn, ask) if isinstance(ask, RequestSave) else _pass_on(turn, ask)
 
 
-def _pass_on(turn: Turn, ask: RequestChecks | RequestMeasurement | Beside) -> Done:
+def _pass_on(
+    turn: Turn, ask: RequestEvidence | RequestChecks | RequestMeasurement | Beside
+) -> Done:
     match ask:
         case RequestEvidence():
             return _evidence(turn, ask)
@@ -195,13 +206,14 @@ def _ends(turn: Turn, within_s: float) -> str:
 
 def _evidence(turn: Turn, ask: RequestEvidence) -> Done:
     doc, state = turn.state.doc, turn.state
-    if ask.round != doc.round or doc.phase not in {"forming", "running", "ending"}:
-        return Done(text=f"round {ask.round} is over: its ranks are gone")
+    if ask.round not in {0, doc.round} or doc.phase not in {"forming", "running", "ending"}:
+        why = f"round {ask.round or doc.round} is over: its ranks are gone"
+        return _refused(turn, ask, why) if ask.origin else Done(text=why)
     order = CollectEvidence(
         id=turn.now.new_id(),
         job=doc.job,
         round=doc.round,
-        reason=ask.reason or "evidence is asked for",
+        reason=f"{ask.by}: {ask.reason or 'evidence is asked for'}",
         incident=ask.incident,
         evidence=ask.evidence,
         within_s=ask.within_s,
@@ -210,7 +222,12 @@ def _evidence(turn: Turn, ask: RequestEvidence) -> Done:
     wanted = [seat for seat in state.members if _is_wanted(turn, seat, ask)]
     for seat in wanted:
         turn.send(order, seat)
-    return Done(text=f"asked {len(wanted)} nodes")
+    text = f"asked {len(wanted)} node{'' if len(wanted) == 1 else 's'} of round {doc.round}"
+    if not ask.origin:  # a service, whose facts tell why it asks
+        return Done(text=text)
+    if not wanted:
+        return _refused(turn, ask, "no node of the job has such ranks")
+    return _accepted(turn, ask, text)
 
 
 def _is_wanted(turn: Turn, seat: Seat, ask: RequestEvidence) -> bool:
@@ -314,7 +331,7 @@ def _target(ask: Deed) -> str:
     match ask:
         case DrainNode():
             return ask.node
-        case RequestChecks() | RequestMeasurement():
+        case RequestChecks() | RequestMeasurement() | RequestEvidence():
             return " ".join(ask.nodes)
         case RestartJob():
             return " ".join(ask.without_nodes)

@@ -49,8 +49,14 @@ def ask(turn: Turn, reason: str, occasion: str, *, within_s: float | None, then_
 def reached(turn: Turn, seat: Seat, report: Report) -> None:
     """An agent says how far its ranks are, or that nobody counts their steps."""
     saving = turn.state.doc.saving
-    if saving is None or saving.after_step is not None or seat.slot is None:
+    if saving is None or seat.slot is None:
         return
+    if saving.after_step is not None:
+        if saving.furthest is not None or report.step is None:
+            return
+        # Nobody counted steps when this was settled: all are asked again, for the same save.
+        saving = replace(saving, after_step=None, answered="")
+        turn.memory.forget("saving", saving.id)
     furthest = [step for step in (saving.furthest, _before_which(turn, report)) if step is not None]
     turn.state.set(
         saving=replace(

@@ -20,11 +20,15 @@ from everstep_services.straggler.domain.verdict import Limits
 
 __all__ = ["NothingToCompareError", "analyze"]
 
+_LEAST_S = 1e-5
+"""Every training has an operation that is longer."""
+
 
 def analyze(table: Operations, limits: Limits | None = None, window: int | None = None) -> Report:
     """Judge a table of operations. Raises `NothingToCompareError`."""
     limits = limits or Limits()
     notes: list[str] = []
+    _refuse_no_time(table)
     table = complete(table, notes)
     table, enclosing = without_enclosing(table)
     if enclosing:
@@ -40,6 +44,15 @@ def analyze(table: Operations, limits: Limits | None = None, window: int | None 
     parts = whatif.decompose(trace_of(table))
     case = case_of(parts, limits, window, notes)
     return _report(case, notes)
+
+
+def _refuse_no_time(table: Operations) -> None:
+    longest_s = float(table.duration.max(initial=0.0))
+    if longest_s < _LEAST_S:
+        raise NothingToCompareError(
+            f"all its durations are 0 (the longest is {longest_s:.3g} s): are they in another unit "
+            "(--unit)?"
+        )
 
 
 def _report(case: Case, notes: list[str]) -> Report:
@@ -84,5 +97,6 @@ def _report(case: Case, notes: list[str]) -> Report:
         role_rows=rows.part_rows(case, case.row_role, case.roles, questions, of_roles),
         step_rows=rows.step_rows(case.parts, questions, whole),
         heat_map=rows.heat_map(case),
+        unjudged=case.unjudged,
         notes=tuple(notes),
     )  # fmt: skip

@@ -36,6 +36,8 @@ class Case:
     limits: Limits
     scored: Array
     """Ranks × windows: own time over the role group's median, less 1."""
+    unjudged: str
+    """Why no rank could be judged; empty if one could."""
 
     @property
     def trace(self) -> Trace:
@@ -93,7 +95,28 @@ def case_of(parts: Decomposed, limits: Limits, window: int | None, notes: list[s
         window=width,
         limits=limits,
         scored=ranks.ratios,
+        unjudged=_unjudged(parts, np.bincount(role), ranks.ratios, limits),
     )
+
+
+def _unjudged(parts: Decomposed, members: Array, ratios: Array, limits: Limits) -> str:
+    """Why nothing that was compared can tell a slow rank; empty if something can."""
+    least, windows = limits.horizons[0][0], ratios.shape[1]
+    if not len(parts.kept):
+        most = f"{whatif.MOST_ERROR * 100:g} % by the dependencies of its operations"
+        return (
+            f"none of its {len(parts.error)} steps is reproduced to {most}; do its files "
+            "contradict each other?"
+        )
+    if members.max() < limits.peers:
+        most = f"the largest of its roles has {members.max()} ranks"
+        return f"{most}, and {limits.peers} are needed to tell a slow one"
+    if windows < least:
+        most = f"of {least} windows that are needed, its steps make {windows}"
+        return f"{most}: give more steps, or a smaller --window"
+    if not np.isfinite(ratios).any():
+        return "no rank has time of its own"
+    return ""
 
 
 def _say_dropped(parts: Decomposed, notes: list[str]) -> None:

@@ -34,7 +34,9 @@ _KINDS = (
         ),
     ),
 )
-_INPUT = re.compile(r"(^|[^a-z])(data|dataloader|input|batch|tokeniz\w*|h2d)([^a-z]|$)|dataload")
+_INPUT = re.compile(
+    r"(^|[^a-z])(data|dataloader|input|batch|tokeniz\w*|h2d|fetch|prefetch|loader)([^a-z]|$)|dataload"
+)
 _HOST = re.compile(r"(^|[^a-z])(gc|garbage|checkpoint|ckpt|save|log|logging|host|python)([^a-z]|$)")
 _FORWARD = re.compile(r"(^|[^a-z])(forward|fwd|f)([^a-z]|$)")
 _BACKWARD = re.compile(r"(^|[^a-z])(backward|bwd|b|dgrad)([^a-z]|$)")

@@ -120,4 +120,6 @@ class Report:
     role_rows: tuple[PartRow, ...]
     step_rows: tuple[StepRow, ...]
     heat_map: HeatMap
+    unjudged: str
+    """Why no rank could be judged; empty if one could."""
     notes: tuple[str, ...] = field(default=())

@@ -19,7 +19,8 @@ class Limits:
     found_ratio: float = 0.03
     """So much longer than the median of its role group, at least: healthy ranks differ, too."""
     cleared_ratio: float = 0.015
-    """Found ones are cleared below this."""
+    """Found ones are cleared below this; where noise raises the limit to be found, this rises by
+    the same factor."""
     horizons: tuple[tuple[int, float], ...] = (
         (3, 7.0), (6, 6.0), (12, 5.5), (24, 5.0), (48, 5.0), (96, 5.0),
     )  # fmt: skip
@@ -80,6 +81,8 @@ class Cleared:
     since: int
     ratio: float | None
     """None where it is gone."""
+    limit: float | None = None
+    """What that is below, noise counted in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class State:
 
     subjects: Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     ratios: Array = field(default_factory=lambda: np.empty((0, 0)))
-    """The last windows of each subject, the newest last: longer than the median, as a ratio."""
+    """The last windows in which each subject was seen, the newest last: how much longer than the
+    median it took. Windows from before it was found, or cleared, are not kept."""
     variance: Mapping[int, tuple[float, int]] = field(default_factory=dict)
     """Of one window, by role group: how far its members are apart, over so many windows."""
     slow: Mapping[int, Slow] = field(default_factory=dict)
@@ -101,17 +105,19 @@ def observe(
     ratios, spread = compare(window, limits)
     variance = _smoothed(state.variance, spread)
     history = _aligned(state, window.subjects, limits.horizons[-1][0])
-    history = np.concatenate([history[:, 1:], ratios[:, None].astype(np.float32)], axis=1)
+    seen = np.isfinite(ratios)
+    history[seen] = np.c_[history[seen, 1:], ratios[seen]]
     roles, at = np.unique(window.role, return_inverse=True)
     by_role = np.array([variance.get(int(role), (np.inf, 0))[0] for role in roles])
     noise = np.maximum(np.sqrt(by_role), limits.floor_ratio)[at]
     found = _found(state, window, history, noise, limits)
-    cleared, slow = _cleared(state, window, history, limits)
+    cleared, slow = _cleared(state, window, history, noise, limits)
     slow |= {one.subject: Slow(one.since, one.window, one.windows) for one in found}
-    # What it was cleared of must not find it again.
-    history[np.isin(window.subjects, [one.subject for one in cleared])] = np.nan
+    # What it was found by must not keep it from being cleared, and the reverse.
+    changes: tuple[Found | Cleared, ...] = (*found, *cleared)
+    history[np.isin(window.subjects, [one.subject for one in changes])] = np.nan
     after = replace(state, subjects=window.subjects, ratios=history, variance=variance, slow=slow)
-    return after, (*found, *cleared)
+    return after, changes
 
 
 def compare(window: Window, limits: Limits) -> tuple[Array, dict[int, float]]:
@@ -144,8 +150,29 @@ def middle(values: Array) -> Array:
     return np.where(np.isfinite(values).all(axis=1), found, np.nan)
 
 
+_MOST = 0.75
+
+
+def middle_of_most(values: Array) -> Array:
+    """The same of what is known of each row; NaN where a quarter or more is not."""
+    ordered = np.sort(values, axis=1)
+    count = np.isfinite(ordered).sum(axis=1)
+    cut = np.where(count > 3, count // 4, np.maximum(count - 1, 0) // 2)
+    each = np.arange(len(values))
+    sums = np.cumsum(np.nan_to_num(ordered), axis=1, dtype=np.float64)
+    sums = np.concatenate([np.zeros((len(values), 1)), sums], axis=1)
+    parts = np.maximum(count - 2 * cut, 1)
+    found: Array = (sums[each, count - cut] - sums[each, cut]) / parts
+    return np.where(count > _MOST * values.shape[1], found, np.nan)
+
+
 _FEW, _OF_FEW, _OF_MANY = 6, 1.16, 1.09
 """The standard error of such a mean of few, or of many, over that of the mean of all."""
+
+
+def _error_of(horizon: int) -> float:
+    """The standard error of the middle half of so many windows, over the noise of one."""
+    return float((_OF_FEW if horizon < _FEW else _OF_MANY) / np.sqrt(horizon))
 
 
 def _variance(ratios: Array) -> float:
@@ -169,7 +196,7 @@ def _smoothed(
 def _aligned(state: State, subjects: Array, length: int) -> Array:
     """The history of these subjects: those that are new have none."""
     if state.ratios.shape[1:] == (length,) and np.array_equal(state.subjects, subjects):
-        return state.ratios
+        return state.ratios.copy()
     history = np.full((len(subjects), length), np.nan, dtype=np.float32)
     _, kept, now = np.intersect1d(state.subjects, subjects, return_indices=True)
     if len(kept):
@@ -182,29 +209,34 @@ def _found(
 ) -> list[Found]:
     best: dict[int, Found] = {}
     still = middle(history[:, -limits.horizons[0][0] :]) >= limits.cleared_ratio
+    rows = np.flatnonzero(still & np.isfinite(window.own_s))  # what is not seen is not judged
+    history = history[rows]
     for horizon, errors in limits.horizons:
         recent = history[:, -horizon:]
-        ratio = middle(recent)
-        error = noise * (_OF_FEW if horizon < _FEW else _OF_MANY) / np.sqrt(horizon)
+        is_first = horizon == limits.horizons[0][0]
+        ratio = middle(recent) if is_first else middle_of_most(recent)
+        error = noise[rows] * (_OF_FEW if horizon < _FEW else _OF_MANY) / np.sqrt(horizon)
         limit = np.hypot(limits.found_ratio, errors * error)
-        share = limits.share if horizon > limits.horizons[0][0] else 1.0
-        slow = still & (ratio >= limit)
-        for row in np.flatnonzero(slow & ((recent > 0).mean(axis=1) >= share)):
-            subject = int(window.subjects[row])
+        share = 1.0 if is_first else limits.share
+        above = (recent > 0).sum(axis=1) / np.maximum(np.isfinite(recent).sum(axis=1), 1)
+        for row in np.flatnonzero((ratio >= limit) & (above >= share)):
+            subject = int(window.subjects[rows[row]])
             if subject in state.slow or subject in best:
                 continue
             began = int(np.argmax(recent[row] >= ratio[row] / 2))
             best[subject] = Found(
-                subject, int(window.role[row]), float(ratio[row]), float(error[row]),
+                subject, int(window.role[rows[row]]), float(ratio[row]), float(error[row]),
                 window.number - horizon + 1 + began, window.number, horizon,
             )  # fmt: skip
     return sorted(best.values(), key=lambda one: -one.ratio)
 
 
 def _cleared(
-    state: State, window: Window, history: Array, limits: Limits
+    state: State, window: Window, history: Array, noise: Array, limits: Limits
 ) -> tuple[list[Cleared], dict[int, Slow]]:
     slow, cleared = dict(state.slow), []
+    horizons = dict(limits.horizons)
+    share = limits.cleared_ratio / limits.found_ratio
     for subject, known in state.slow.items():
         row = int(np.searchsorted(window.subjects, subject))
         if row == len(window.subjects) or window.subjects[row] != subject:
@@ -212,10 +244,12 @@ def _cleared(
             del slow[subject]
             continue
         recent = history[row, -known.horizon :]
-        if window.number - known.found < known.horizon or not np.isfinite(recent).all():
+        if not np.isfinite(recent).all() or not np.isfinite(window.own_s[row]):
             continue
         ratio = float(middle(recent[None])[0])
-        if ratio < limits.cleared_ratio:
-            cleared.append(Cleared(subject, window.number, known.since, ratio))
+        error = noise[row] * _error_of(known.horizon)
+        limit = share * float(np.hypot(limits.found_ratio, horizons[known.horizon] * error))
+        if ratio < limit:
+            cleared.append(Cleared(subject, window.number, known.since, ratio, limit))
             del slow[subject]
     return cleared, slow

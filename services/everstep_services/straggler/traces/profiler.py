@@ -66,6 +66,8 @@ class ProfilerTraces:
     def read(self, path: Path, *, compressed: bool) -> None:
         """Take a file in. Raises `TraceError`."""
         trace = _decoded(path, compressed=compressed)
+        if not trace.traceEvents:
+            raise TraceError(path, "it holds no events")
         rank = self._rank(path, trace)
         base = trace.baseTimeNanoseconds if isinstance(trace.baseTimeNanoseconds, int) else 0
         if self._base_ns is None:

@@ -101,6 +101,8 @@ class Switches(Answer):
 
     job: str | None = Field(description="Null for those of all jobs.")
     is_braked: bool = Field(description="The brake is on: every actuator only observes.")
+    braked_by: str | None = Field(description="Who pulled the brake; null while it is off.")
+    brake_reason: str | None = Field(description="Why they did.")
     modes: dict[str, str] = Field(
         description="`observe` or `enforce`, by actuator; what is not here has its default.",
         examples=[{"exclude": "enforce"}],

@@ -1,12 +1,24 @@
 """Incidents, what was found, and what was decided, as REST shows them."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
-from everstep_services.history.api.dto.answer import Answer
+from everstep_services.history.api.dto.answer import Answer, present
 from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
+from everstep_services.history.api.dto.stragglers import SlowRank
+
+
+def shown_verdict(row: Mapping[Any, Any]) -> "VerdictOut":
+    """A revision of a verdict from its row."""
+    shown = present(row)
+    return VerdictOut(
+        **shown,
+        evidence=shown["grounds"] or [],
+        missing=shown["gaps"] or [],
+    )
 
 
 class LedgerOut(Answer):
@@ -58,6 +70,12 @@ class Incident(Answer):
     restored_step: int | None
     restored_tier: str | None
     merged_into: str | None
+    cause: str | None = Field(
+        description="The cause class of the verdict that holds; null while there is none.",
+        examples=["user_code"],
+    )
+    confidence: float | None = Field(description="That of the verdict, 0 to 1.")
+    fingerprint: str | None = Field(description="Equal for the same failure.")
     trigger_fact: str | None = Field(description="The first report's id.")
     opened_fact: str | None
     closed_fact: str | None
@@ -112,7 +130,10 @@ class EvidenceOut(Answer):
     kind: str | None = Field(description="`exception`, `log`, `stacks`, `gpu` …")
     stream: str | None = Field(description="`stdout` or `stderr`, for the end of a log.")
     summary: str | None = Field(description="What it says in a line.")
-    blob: dict[str, Any] | None = Field(description="Where it is: job, id, size_bytes, parts.")
+    blob: dict[str, Any] | None = Field(
+        description="Where it is: job, id, size_bytes, parts. Its content is at "
+        "`/incidents/{incident}/evidence/{id}`."
+    )
     missing_reason: str | None = Field(description="Why there is none.")
     took_s: float | None
 
@@ -127,20 +148,71 @@ class AlternativeOut(Answer):
     nodes: list[str]
 
 
+class GroundOut(Answer):
+    """Something that a verdict rests on."""
+
+    says: str = Field(examples=["rank 7 never entered all_reduce 1204"])
+    analyzer: str = Field(description="Who read it out.", examples=["flight_recorder"])
+    fact: str | None = Field(description="The fact that it comes from.")
+    weight: float = Field(description="How much it counts; below 0 when it speaks against.")
+
+
 class VerdictOut(Answer):
     """Who caused it, and what kind of failure it is."""
 
     verdict_fact: str
     verdict_at: datetime | None
+    revision: int | None = Field(description="Grows when later evidence changes the verdict.")
     verdict_reason: str | None
-    cause: str | None
+    cause: str | None = Field(examples=["user_code"])
+    cause_kind: str | None = Field(
+        description="What happened, finer than the cause.", examples=["python_exception"]
+    )
     confidence: float | None = Field(description="0 to 1.")
+    is_inconclusive: bool | None = Field(
+        description="No explanation is probable enough: see the alternatives."
+    )
+    is_corrected: bool | None = Field(description="A person said so: it holds.")
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
-    advice: str | None
+    advice: str | None = Field(
+        description="`restart`, `restart_without` (the culprit nodes), `stop`, `wait`, `inform`."
+    )
     is_transient: bool | None
     fingerprint: str | None = Field(description="Equal for the same bug.")
+    evidence: list[GroundOut] = Field(description="What it rests on, the weightiest first.")
     alternatives: list[AlternativeOut] | None
+    missing: list[str] = Field(description="What would have helped and was not there, and why.")
+    analyzers: list[str] = Field(description="Those that had something to say.")
+    took_s: float | None = Field(description="From the incident's opening until the verdict.")
+
+
+class CorrectionOut(Answer):
+    """What a person said about a verdict."""
+
+    correction_fact: str
+    corrected_at: datetime | None
+    corrected_by: str | None = Field(examples=["ann@login-1 (ops)"])
+    cause: str | None
+    note: str | None = Field(description="Why, in their words.")
+    culprit_ranks: list[int] | None
+    culprit_nodes: list[str] | None
+    was_cause: str | None = Field(description="What the verdict had said; null without one.")
+    is_confirmation: bool | None = Field(description="It says the same as the verdict.")
+
+
+class SimilarIncident(Answer):
+    """Another incident with the same failure or the same node."""
+
+    job: str
+    incident: str
+    same: str = Field(description="`fingerprint` or `node`: what they have in common.")
+    opened_at: datetime | None
+    outcome: str | None
+    cause: str | None
+    reason: str | None
+    node: str | None
+    rank: int | None
 
 
 class Located(Answer):
@@ -178,7 +250,22 @@ class IncidentDetail(Incident):
     located: Located | None = Field(
         description="Who stopped first; null when no rank stalled, or nobody can tell."
     )
-    verdict: VerdictOut | None = Field(description="Null until attribution has one.")
+    slow_ranks: list[SlowRank] = Field(
+        description="Ranks that were slow when it began, or until ten minutes before; at most 50."
+    )
+    verdict: VerdictOut | None = Field(
+        description="The one that holds; null until attribution has one."
+    )
+    revisions: list[VerdictOut] = Field(
+        description="Earlier verdicts, and those that a correction overrules, the newest first."
+    )
+    corrections: list[CorrectionOut] = Field(
+        description="What people said about the verdict, the newest first: the first one holds."
+    )
+    similar: list[SimilarIncident] = Field(
+        description="Incidents of any job with the same failure, then those of the same node, each "
+        "the newest first; at most 20."
+    )
     exits: list[Exit] = Field(description="The first failures of the round; at most 50.")
     evidence: list[EvidenceOut] = Field(description="In the order of the log; at most 200.")
     actions: list[Action] = Field(description="In the order of the log; at most 200.")

@@ -1,6 +1,6 @@
 """What people may ask to be done, as REST takes it, and what became of it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -127,6 +127,30 @@ class MeasurementWanted(Wanted):
     )
 
 
+class CaptureWanted(Wanted):
+    """Evidence of ranks that go on, which comes as facts."""
+
+    evidence: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
+        (),
+        strict=False,
+        max_length=32,
+        description="Which kinds; none for all that its agents know.",
+        examples=[["stacks", "flight_recorder"]],
+    )
+    ranks: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field(
+        (), strict=False, max_length=4096, description="Of these global ranks; none for all."
+    )
+    within_s: float = Field(
+        10.0, gt=0, le=60, description="What is not there by then is recorded as missing."
+    )
+    capture: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{32}$",
+        description="The id that the capture is to have: `incident` of each `evidence_collected` "
+        "is `capture-` and this id; null for a new one.",
+    )
+
+
 class LimitWanted(Wanted):
     """How long a section may take before its rank has stalled."""
 
@@ -179,6 +203,28 @@ class CollectionWanted(Wanted):
         None, ge=0, le=LARGEST, description="Keep each step that is a multiple; null as set."
     )
     is_dry_run: bool = Field(default=True, description="Only say what would be deleted.")
+
+
+class CorrectionWanted(Wanted):
+    """What a person knows about the cause of an incident."""
+
+    reason: str = Field(
+        min_length=1,
+        max_length=1000,
+        pattern=TEXT,
+        description="How they know, for the record.",
+        examples=["the fan of this node had stopped"],
+    )
+    cause: Literal[
+        "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
+        "scheduler", "unknown",
+    ] = Field(description="The cause class that is right.")  # fmt: skip
+    culprit_ranks: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field(
+        (), strict=False, max_length=256, description="The ranks that caused it."
+    )
+    culprit_nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
+        (), strict=False, max_length=64, description="The nodes that caused it."
+    )
 
 
 class BrakeWanted(Wanted):

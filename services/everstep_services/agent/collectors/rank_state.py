@@ -1,99 +1,41 @@
-"""What vanishes together with a rank's process, collected before it is stopped."""
+"""How far each rank was by its page, and what the kernel knows of its process."""
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from everstep.clock import Clock
-from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.collectors.collection import Found, Scene, brief
 from trainer_sdk.page import BadPageError, PageReading, PageView
 
 _FILES = ("status", "wchan", "stack", "io", "stat")
 """None of them waits for the process; `cmdline`, `environ` and `maps` may, and are left alone."""
 _FILE_BYTES = 8192
-_NAMED_MOST = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a collector has to say about the ranks of this node."""
-
-    content: bytes
-    summary: str
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What came of one collector, or why nothing did."""
-
-    evidence: str
-    """As in `evidence_collected`."""
-    content: bytes = b""
-    summary: str = ""
-    missing: str = ""
-    took_s: float = 0.0
-
-
-Collector = Callable[[Sequence[RankSeen], Clock], Awaitable[Found | None]]
-"""Asks nothing of the ranks that could change them; None when there is nothing to say."""
-
-
-async def collect(
-    collectors: Mapping[str, Collector], ranks: Sequence[RankSeen], within_s: float, clock: Clock
-) -> list[Piece]:
-    """All of them, beside each other; what is not there in time is missing."""
-    found = await asyncio.gather(
-        *(_piece(name, one(ranks, clock), within_s, clock) for name, one in collectors.items())
-    )
-    return [piece for piece in found if piece is not None]
-
-
-async def _piece(
-    evidence: str, collecting: Awaitable[Found | None], within_s: float, clock: Clock
-) -> Piece | None:
-    began = clock.now()
-    try:
-        async with asyncio.timeout(within_s):
-            found = await collecting
-    except TimeoutError:
-        return Piece(evidence, missing=f"not there after {within_s:g} s", took_s=within_s)
-    except Exception as error:  # noqa: BLE001  whatever a collector does, the ranks are stopped
-        why = f"{type(error).__name__}: {error}"
-        return Piece(evidence, missing=why, took_s=clock.now() - began)
-    if found is None:
-        return None
-    return Piece(evidence, found.content, found.summary, took_s=clock.now() - began)
-
-
-async def pages(ranks: Sequence[RankSeen], clock: Clock) -> Found | None:
+async def pages(scene: Scene, clock: Clock) -> Found | None:
     """How far each rank was, by its own page; also of those that are gone."""
     now = clock.now()
-    read = {one.rank: _page(one.page) for one in ranks}
+    read = {one.rank: _page(one.page) for one in scene.ranks}
     known = {rank: said for rank, said in read.items() if said}
     if not known:
         return None
     said = (f"rank {rank}: {_reached(one, now)}" for rank, one in known.items())
-    return Found(msgspec.json.encode({"now_s": now, "ranks": known}), _brief(said))
+    return Found(brief(said), msgspec.json.encode({"now_s": now, "ranks": known}))
 
 
-async def processes(ranks: Sequence[RankSeen], clock: Clock) -> Found | None:  # noqa: ARG001
+async def processes(scene: Scene, clock: Clock) -> Found | None:  # noqa: ARG001
     """What the kernel knows of each rank that still lives."""
-    living = [one for one in ranks if one.pid]
+    living = [one for one in scene.ranks if one.pid]
     files = await asyncio.to_thread(lambda: {one.rank: _process(one.pid) for one in living})
     known = {rank: one for rank, one in files.items() if one}
     if not known:
         return None
     said = (f"rank {rank}: {_state(one)}" for rank, one in known.items())
-    return Found(msgspec.json.encode({"ranks": known}), _brief(said))
-
-
-COLLECTORS: Mapping[str, Collector] = {"page": pages, "process": processes}
-"""By the name of the evidence."""
+    return Found(brief(said), msgspec.json.encode({"ranks": known}))
 
 
 def _page(page: PageView) -> dict[str, Any]:
@@ -150,10 +92,3 @@ def _state(process: Mapping[str, str]) -> str:
     waits = f" in {where}" if where != "0" else ""
     threads = f", {fields['Threads']} threads" if "Threads" in fields else ""
     return f"{fields.get('State', 'unknown')}{waits}{threads}"
-
-
-def _brief(said: Iterable[str]) -> str:
-    parts: Iterator[str] = iter(said)
-    named = list(itertools.islice(parts, _NAMED_MOST))
-    more = sum(1 for _ in parts)
-    return "; ".join(named) + (f"; and {more} more" if more else "")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -14,15 +14,11 @@ from typing import Any
 import pytest
 
 from everstep.clock import Clock, SystemClock
-from everstep_services.agent.collecting import (
-    COLLECTORS,
-    Collector,
-    Found,
-    Piece,
-    collect,
-    pages,
-    processes,
-)
+from everstep.messages import EvidenceCollected
+from everstep_services.agent.collectors.collection import Collector, Found, Piece, Scene, collect
+from everstep_services.agent.collectors.kinds import KINDS
+from everstep_services.agent.collectors.rank_state import pages, processes
+from everstep_services.agent.collectors.table import collectors
 from everstep_services.agent.ranks.keeping import RankSeen
 from tests.waiting import until
 from trainer_sdk import layout
@@ -48,7 +44,7 @@ class Ranks:
                 filled[place] = word
             with path.open("r+b") as file:
                 file.write(filled.tobytes())
-        return RankSeen(rank, pid, page)
+        return RankSeen(rank, pid, page, self._folder)
 
 
 @pytest.fixture
@@ -76,7 +72,7 @@ def test_the_kernel_is_asked_about_ranks_that_still_live(ranks: Ranks, sleeper: 
     stat = Path(f"/proc/{sleeper}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "it sleeps")
     seen = [ranks.seen(2, sleeper), ranks.seen(3), ranks.seen(4, _gone())]
-    found = asyncio.run(processes(seen, CLOCK))
+    found = asyncio.run(processes(Scene(seen, 1.0), CLOCK))
     known = content(found)["ranks"]
     assert list(known) == ["2"]
     assert known["2"]["pid"] == str(sleeper)
@@ -88,14 +84,16 @@ def test_the_kernel_is_asked_about_ranks_that_still_live(ranks: Ranks, sleeper: 
 
 
 def test_nothing_is_said_of_ranks_that_are_all_gone(ranks: Ranks) -> None:
-    assert asyncio.run(processes([ranks.seen(0), ranks.seen(1, _gone())], CLOCK)) is None
+    assert (
+        asyncio.run(processes(Scene([ranks.seen(0), ranks.seen(1, _gone())], 1.0), CLOCK)) is None
+    )
 
 
 def test_pages_tell_how_far_each_rank_was_also_of_those_that_are_gone(ranks: Ranks) -> None:
     ago = int((CLOCK.now() - 5) * 1e9)
     stepped = {layout.STEP: 41, layout.PROGRESS_NS: ago, layout.PHASE: layout.PHASE_SCRIPT}
     seen = [ranks.seen(0, words=stepped), ranks.seen(1, words={}), ranks.seen(2)]
-    found = asyncio.run(pages(seen, CLOCK))
+    found = asyncio.run(pages(Scene(seen, 1.0), CLOCK))
     assert set(content(found)["ranks"]) == {"0", "1"}
     assert content(found)["ranks"]["0"]["page"]["step"] == 41
     assert found is not None
@@ -117,58 +115,65 @@ def in_section(number: int) -> dict[int, int]:
 
 
 def test_pages_name_the_section_that_a_rank_is_in(ranks: Ranks) -> None:
-    found = asyncio.run(pages([ranks.seen(0, words=in_section(2))], CLOCK))
+    found = asyncio.run(pages(Scene([ranks.seen(0, words=in_section(2))], 1.0), CLOCK))
     assert found is not None
     assert found.summary.endswith(" s in forward")
     assert content(found)["ranks"]["0"]["sections"] == {"2": "forward"}
 
 
 def test_a_page_that_holds_nonsense_is_evidence_too(ranks: Ranks) -> None:
-    found = asyncio.run(pages([ranks.seen(0, words=in_section(9))], CLOCK))
+    found = asyncio.run(pages(Scene([ranks.seen(0, words=in_section(9))], 1.0), CLOCK))
     assert "section 9" in content(found)["ranks"]["0"]["damaged"]
     assert found is not None
     assert found.summary == "rank 0: starting, no step yet"
 
 
 def test_a_page_that_nothing_can_be_read_from_says_so(ranks: Ranks) -> None:
-    found = asyncio.run(pages([ranks.seen(0, words={layout.PHASE: 99})], CLOCK))
+    found = asyncio.run(pages(Scene([ranks.seen(0, words={layout.PHASE: 99})], 1.0), CLOCK))
     assert found is not None
     assert found.summary.startswith("rank 0: its page is damaged: ")
 
 
 def test_of_many_ranks_a_few_are_named(ranks: Ranks) -> None:
-    found = asyncio.run(pages([ranks.seen(rank, words={}) for rank in range(20)], CLOCK))
+    found = asyncio.run(
+        pages(Scene([ranks.seen(rank, words={}) for rank in range(20)], 1.0), CLOCK)
+    )
     assert found is not None
     assert found.summary.endswith("rank 7: starting, no step yet; and 12 more")
 
 
-async def _never(ranks: Sequence[RankSeen], clock: Clock) -> Found | None:
+async def _never(scene: Scene, clock: Clock) -> Found | None:
     await asyncio.Event().wait()
     return None
 
 
-async def _breaks(ranks: Sequence[RankSeen], clock: Clock) -> Found | None:
+async def _breaks(scene: Scene, clock: Clock) -> Found | None:
     raise ValueError("no")
 
 
-async def _nothing(ranks: Sequence[RankSeen], clock: Clock) -> Found | None:
+async def _nothing(scene: Scene, clock: Clock) -> Found | None:
     return None
 
 
-async def _good(ranks: Sequence[RankSeen], clock: Clock) -> Found | None:
-    return Found(b"x", "all is well")
+async def _good(scene: Scene, clock: Clock) -> Found | None:
+    return Found("all is well", b"x")
 
 
 def test_a_collector_that_is_late_or_breaks_takes_nothing_from_the_others() -> None:
-    collectors: dict[str, Collector] = {"a": _never, "b": _breaks, "c": _nothing, "d": _good}
-    late, broken, good = asyncio.run(collect(collectors, (), 0.01, CLOCK))
+    table: dict[str, Collector] = {"a": _never, "b": _breaks, "c": _nothing, "d": _good}
+    late, broken, good = asyncio.run(collect(table, Scene((), 0.01), CLOCK))
     assert late == Piece("a", missing="not there after 0.01 s", took_s=0.01)
     assert (broken.evidence, broken.missing) == ("b", "ValueError: no")
-    assert (good.evidence, good.content, good.summary) == ("d", b"x", "all is well")
+    assert (good.evidence, good.found) == ("d", Found("all is well", b"x"))
 
 
 def test_what_is_collected_has_names_that_the_catalogue_knows() -> None:
-    assert set(COLLECTORS) == {"page", "process"}
+    """Each kind is collected, may be turned off, and is in the message's own words."""
+    table = collectors()
+    assert {*table.of_ranks, *table.of_node} == set(KINDS)
+    assert "stacks" not in collectors(("stacks",)).of_ranks
+    said = Path(sys.modules[EvidenceCollected.__module__].__file__ or "").read_text()
+    assert all(f"`{kind}`" in said for kind in KINDS)
 
 
 def _gone() -> int:

@@ -1,0 +1,145 @@
+"""How often the verdict about a training of the corpus is right, and how sure it may be.
+
+    python -m benchmarks.verdicts [--faults NAMES] [--variants N] [--seeds N] [--results FILE]
+    python -m benchmarks.verdicts --report FILE
+
+Each fault of `tests/corpus` is run under `everstep run` with four ranks and no restart, once for
+each seed; the verdict that holds some seconds after its end is compared with the label. With
+--results, runs are added to a file, and those that it has are not made again. Printed are classes
+of faults, the confusion of causes, precision and recall, how often it is silent, how often it is
+right by its confidence, and whether any node was accused: all of them are healthy.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from benchmarks.verdict_runs.scores import Score, append_score, read_scores, tables
+from everstep_services.cli.errors import CliError
+from tests.corpus.faults import FAULTS, WORLD, Fault, command
+from tests.e2e.cluster import Cluster
+from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.waiting import until
+
+LIMITS = {"first-step": 25, "step": 6, "outside": 8}
+SETTLES_S = 4.0
+"""Evidence may come later, and change a verdict."""
+ENDS_WITHIN_S = 120.0
+
+
+def runs(asked: argparse.Namespace, known: Sequence[Score]) -> Iterator[tuple[Fault, int]]:
+    """What is still to be run."""
+    made = {(one.fault, one.variant, one.seed) for one in known}
+    names = set(asked.faults.split(",")) if asked.faults else {name for name, _ in FAULTS}
+    unknown = names - {name for name, _ in FAULTS}
+    if unknown:
+        raise SystemExit(f"there is no fault {', '.join(sorted(unknown))} in tests/corpus")
+    for seed in range(asked.seed, asked.seed + asked.seeds):
+        for (name, variant), fault in FAULTS.items():
+            if (
+                name in names
+                and variant < asked.variants
+                and not fault.needs
+                and (name, variant, seed) not in made
+            ):
+                yield fault, seed
+
+
+def play(up: Up, folder: Path, fault: Fault, seed: int) -> Score:
+    """One training, to its end, and what was said of it."""
+    job = f"{str(fault).replace('_', '-')}-{seed}-{os.getpid()}"
+    own = folder / job
+    own.mkdir()
+    began = time.monotonic()
+    cluster = Cluster(own, job, up)
+    try:
+        limits = [word for name, of in LIMITS.items() for word in ("--limit", f"{name}={of}")]
+        options = ("--nproc-per-node", str(WORLD), "--max-restarts", "0", *limits)
+        agent = cluster.run(*options, *command(fault, seed, own))
+        agent.wait(ENDS_WITHIN_S)
+        threading.Event().wait(SETTLES_S)
+        said = _said(cluster)
+    finally:
+        with redirect_stdout(sys.stderr if os.environ.get("EVERSTEP_VERBOSE") else _Nowhere()):
+            cluster.close()
+    return _score(fault, seed, said, time.monotonic() - began)
+
+
+def _said(cluster: Cluster) -> list[dict[str, Any]]:
+    """The verdicts about its first incident, in their order."""
+
+    def first() -> str | None:
+        found = cluster.incidents()
+        return found[0]["incident"] if found else None
+
+    try:
+        incident = until(first, "an incident", despite=CliError, within_s=10)
+    except AssertionError:
+        return []
+    found = [dict(one) for one in cluster.facts("verdict_reached")]
+    return [one for one in found if one["incident"] == incident]
+
+
+def _score(fault: Fault, seed: int, said: list[dict[str, Any]], seconds: float) -> Score:
+    causes = (fault.cause, *fault.also)
+    culprits = fault.culprits(seed, WORLD)
+    label: dict[str, Any] = {
+        "fault": fault.name, "variant": fault.variant, "seed": seed, "causes": causes,
+        "culprits": culprits, "world": WORLD, "seconds": round(seconds, 1),
+    }  # fmt: skip
+    if not said:
+        return Score(**label)
+    last = said[-1]
+    return Score(
+        **label, said=last["cause"], kind=last.get("kind", ""), confidence=last["confidence"],
+        ranks=tuple(last.get("culprit_ranks", ())), nodes=tuple(last.get("culprit_nodes", ())),
+        is_inconclusive=last.get("is_inconclusive", False), reason=last["reason"],
+        first_s=said[0].get("took_s"),
+    )  # fmt: skip
+
+
+class _Nowhere:
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--faults", default="", help="classes, with commas; all by default")
+    words.add_argument("--variants", type=int, default=99, help="so many of each class")
+    words.add_argument("--seed", type=int, default=1, help="the first seed")
+    words.add_argument("--seeds", type=int, default=1, help="how many seeds")
+    words.add_argument("--minutes", type=float, default=600.0, help="begin no run after that")
+    words.add_argument("--results", type=Path)
+    words.add_argument("--report", type=Path)
+    asked = words.parse_args()
+    if asked.report:
+        print("\n".join(tables(read_scores(asked.report))))
+        return
+    scores = read_scores(asked.results) if asked.results else []
+    ends_s = time.monotonic() + 60 * asked.minutes
+    with tempfile.TemporaryDirectory(prefix="verdicts-") as name, \
+            running_up(Path(name), **PATIENT) as up:  # fmt: skip
+        for fault, seed in runs(asked, scores):
+            if time.monotonic() >= ends_s:
+                break
+            scores.append(one := play(up, Path(name), fault, seed))
+            if asked.results:
+                append_score(asked.results, one)
+            print(one.line, flush=True)
+    print()
+    print("\n".join(tables(scores)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What each kind of evidence is, and how it is got from outside the ranks."""

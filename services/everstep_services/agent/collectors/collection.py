@@ -1,0 +1,194 @@
+"""Collects what vanishes together with ranks: all kinds in parallel, none longer than allowed."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from everstep import archive
+from everstep.archive import Member
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep_services.agent.ranks.keeping import RankSeen
+
+log = logging.getLogger(__name__)
+
+EXITED = "the rank had exited"
+NOT_STARTED = "the rank had not been started"
+
+_NAMED_MOST = 8
+_REASON_MOST = 400
+_AT_ONCE = 16
+"""So many ranks are asked at a time."""
+_MARGIN = 0.1
+"""This share of the time is kept for handing over what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The ranks of this node's present round, and how they may be looked at."""
+
+    ranks: Sequence[RankSeen]
+    within_s: float
+    """What is not there by then is missing."""
+    began_s: float = 0.0
+    """When the round's ranks were started, by the clock."""
+    environs: Mapping[int, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    """What each rank was started with."""
+    may_pause: bool = False
+    """The ranks are about to be stopped: they may stand still while their stacks are read."""
+    python: str = ""
+    """The interpreter of the ranks; empty where it is not known."""
+
+    @property
+    def each_within_s(self) -> float:
+        """How long one rank may take, so that what the others gave is not lost with it."""
+        return self.within_s * (1 - _MARGIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a collector has found."""
+
+    summary: str
+    content: bytes = b""
+    """One document about all ranks or the node …"""
+    members: tuple[Member, ...] = ()
+    """… or a piece of each rank; they become an archive."""
+    missing: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that it has nothing of, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one collector has found, or why nothing."""
+
+    evidence: str
+    """As in `evidence_collected`."""
+    found: Found | None = None
+    missing: str = ""
+    took_s: float = 0.0
+
+    def packed(self) -> bytes:
+        """The bytes to be kept; empty where there is nothing but a reason. Takes a while."""
+        found = self.found
+        if found is None or not found.members:
+            return b"" if found is None else found.content
+        return archive.pack(found.members, found.missing)
+
+
+Collector = Callable[[Scene, Clock], Awaitable[Found | None]]
+"""Asks nothing of the ranks that could change them; None where the kind does not apply."""
+
+
+class NothingFoundError(EverstepError):
+    """There is no such evidence here, for this reason."""
+
+
+async def collect(collectors: Mapping[str, Collector], scene: Scene, clock: Clock) -> list[Piece]:
+    """The pieces of all of them, in parallel; what is not there in time is missing."""
+    pieces = await asyncio.gather(
+        *(
+            _piece(name, one(scene, clock), scene.within_s, clock)
+            for name, one in collectors.items()
+        )
+    )
+    return [piece for piece in pieces if piece is not None]
+
+
+async def _piece(
+    evidence: str, collecting: Awaitable[Found | None], within_s: float, clock: Clock
+) -> Piece | None:
+    began = clock.now()
+    try:
+        async with asyncio.timeout(within_s):
+            found = await collecting
+    except TimeoutError:
+        return Piece(evidence, missing=f"not there after {within_s:g} s", took_s=within_s)
+    except NothingFoundError as error:
+        return Piece(evidence, missing=short(str(error)), took_s=clock.now() - began)
+    except Exception as error:  # noqa: BLE001  whatever a collector does, the ranks are stopped
+        log.warning("collector_failed evidence=%s error=%r", evidence, error)
+        why = short(f"{type(error).__name__}: {error}")
+        return Piece(evidence, missing=why, took_s=clock.now() - began)
+    if found is None:
+        return None
+    if found.missing and not found.members and not found.content:
+        return Piece(evidence, missing=reasons(found.missing), took_s=clock.now() - began)
+    return Piece(evidence, found, took_s=clock.now() - began)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPiece:
+    """What was found of one rank."""
+
+    summary: str
+    member: Member
+
+
+async def from_each(
+    scene: Scene,
+    fetch: Callable[[RankSeen], Awaitable[RankPiece]],
+    *,
+    gone: Callable[[RankSeen], Awaitable[RankPiece | None]] | None = None,
+) -> Found:
+    """A piece of each rank that gives one in time; `gone` looks for what others have left.
+
+    `fetch` raises `NothingFoundError` with the reason where there is none.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(rank: RankSeen) -> RankPiece | str:
+        try:
+            async with asyncio.timeout(scene.each_within_s), turns:
+                if rank.pid:
+                    return await fetch(rank)
+                left = None if gone is None else await gone(rank)
+                return left or (EXITED if rank.is_gone else NOT_STARTED)
+        except TimeoutError:
+            return f"no answer within {scene.each_within_s:.2g} s"
+        except NothingFoundError as error:
+            return short(str(error))
+        except Exception as error:  # noqa: BLE001  one rank takes nothing from the others
+            return short(f"{type(error).__name__}: {error}")
+
+    answers = await asyncio.gather(*(one(rank) for rank in scene.ranks))
+    found, missing = {}, {}
+    for rank, answer in zip(scene.ranks, answers, strict=True):
+        if isinstance(answer, RankPiece):
+            found[rank.rank] = answer
+        else:
+            missing[rank.rank] = answer
+    said = [f"rank {rank}: {piece.summary}" for rank, piece in found.items()]
+    said += [f"none of {ranks}" for ranks in ([reasons(missing)] if missing else [])]
+    members = tuple(piece.member for piece in found.values())
+    return Found(brief(said), members=members, missing=missing)
+
+
+def reasons(missing: Mapping[int, str]) -> str:
+    """Why ranks have nothing, each reason once: `ranks 1, 3 (the rank had exited)`."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, reason in sorted(missing.items()):
+        by_reason.setdefault(reason, []).append(rank)
+    return brief(f"{_ranks(ranks)} ({reason})" for reason, ranks in by_reason.items())
+
+
+def brief(said: Iterable[str]) -> str:
+    """The first few of these, and how many more there are."""
+    parts: Iterator[str] = iter(said)
+    named = list(itertools.islice(parts, _NAMED_MOST))
+    more = sum(1 for _ in parts)
+    return "; ".join(named) + (f"; and {more} more" if more else "")
+
+
+def short(reason: str) -> str:
+    """On one line, of bounded length."""
+    return " ".join(reason.split())[:_REASON_MOST]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - _NAMED_MOST} more" if len(ranks) > _NAMED_MOST else ""
+    return f"ranks {', '.join(map(str, ranks[:_NAMED_MOST]))}{more}"

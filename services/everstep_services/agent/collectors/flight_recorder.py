@@ -1,0 +1,87 @@
+"""The flight recorder of each rank: asked through torch's server, or the file that torch left."""
+
+import asyncio
+import os
+import stat
+from collections.abc import Mapping
+
+from everstep.archive import Member
+from everstep.clock import Clock
+from everstep_services.agent.collectors.collection import (
+    Found,
+    NothingFoundError,
+    RankPiece,
+    Scene,
+    from_each,
+)
+from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.stalls.collectives import parse_collectives
+from everstep_services.agent.stalls.worker import NoAnswerError, answer, has_server
+from trainer_sdk import layout
+
+MOST_BYTES = 16 << 20
+_HANDLER = "fr_trace_json?onlyactive=false&includestacktraces=false"
+"""Without stacks: to name their lines it would wait for the interpreter's lock."""
+_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
+
+async def flight_recorders(scene: Scene, clock: Clock) -> Found | None:
+    """What each rank's recorder has; of ranks that are gone what torch has dumped itself."""
+    began_wall_s = clock.wall().timestamp() - (clock.now() - scene.began_s)
+
+    async def dumped(rank: RankSeen) -> RankPiece | None:
+        path = _dump_path(rank, scene.environs.get(rank.rank, {}))
+        content = await asyncio.to_thread(_dump, path, began_wall_s)
+        if content is None:
+            return None
+        text = f"torch's own dump of {len(content)} bytes"
+        return RankPiece(text, Member(rank.rank, "pickle", content))
+
+    async def recorded(rank: RankSeen) -> RankPiece:
+        try:
+            return await _recorded(rank, scene.each_within_s)
+        except NothingFoundError:
+            if (left := await dumped(rank)) is not None:
+                return left
+            raise
+
+    return await from_each(scene, recorded, gone=dumped)
+
+
+async def _recorded(rank: RankSeen, within_s: float) -> RankPiece:
+    if not has_server(rank.folder):
+        raise NothingFoundError(
+            "torch has opened no server in it: it has not imported torch, or is not Python"
+        )
+    try:
+        # A little earlier than the rank as a whole, so that its own dump can still be read.
+        content = await answer(rank.folder, _HANDLER, within_s * 0.9)
+    except NoAnswerError as error:
+        raise NothingFoundError(f"its recorder: {error}") from error
+    if len(content) > MOST_BYTES:
+        raise NothingFoundError(f"its recorder has {len(content)} bytes, at most {MOST_BYTES} fit")
+    trace = parse_collectives(content)
+    if trace is None:
+        raise NothingFoundError(f"its recorder answered nonsense: {content[:80]!r}")
+    waits = f", waits in {trace.waits_in}" if trace.waits_in else ""
+    count = f"{trace.entered} collectives" if trace.entered else "no collective yet"
+    return RankPiece(f"{count}{waits}", Member(rank.rank, "json", content))
+
+
+def _dump_path(rank: RankSeen, environ: Mapping[str, str]) -> str:
+    prefix = next((environ[name] for name in _PREFIXES if environ.get(name)), None)
+    return f"{prefix or rank.folder / layout.FLIGHT_PREFIX}{rank.rank}"
+
+
+def _dump(path: str, since_s: float) -> bytes | None:
+    """What torch dumped in this round; an older file, a link or a pipe is none of its."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        is_dump = stat.S_ISREG(about.st_mode) and about.st_mtime >= since_s - 1
+        if not is_dump or not 0 < about.st_size <= MOST_BYTES:
+            return None
+        return file.read(MOST_BYTES)

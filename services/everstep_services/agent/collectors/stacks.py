@@ -1,0 +1,181 @@
+"""The Python stacks of each rank, read from outside by py-spy; else as its faulthandler tells."""
+
+import asyncio
+import shutil
+import sysconfig
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from everstep.archive import Member
+from everstep.clock import Clock
+from everstep_services.agent.collectors.collection import (
+    Found,
+    NothingFoundError,
+    RankPiece,
+    Scene,
+    from_each,
+)
+from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.stalls.worker import NoAnswerError, answer, has_server
+
+_AT_ONCE = 4
+"""Each takes a tenth of a second of a processor."""
+_MOST_BYTES = 8 << 20
+_NAME_MOST = 300
+"""Names of C++ frames may have kilobytes."""
+_TRIES = 3
+"""A process that runs on may be read in the middle of a change."""
+_FALLBACK_SHARE = 0.3
+"""Of the time, for faulthandler where py-spy fails."""
+_FORBIDDEN = "permission denied"
+
+
+class _Frame(msgspec.Struct, omit_defaults=True):
+    name: str = ""
+    filename: str = ""
+    short_filename: str | None = None
+    module: str | None = None
+    line: int = 0
+    is_entry: bool = False
+    is_shim_entry: bool = False
+
+
+class _Thread(msgspec.Struct):
+    pid: int
+    thread_id: int
+    thread_name: str | None
+    os_thread_id: int | None
+    active: bool
+    owns_gil: bool
+    frames: list[_Frame]
+
+
+_THREADS = msgspec.json.Decoder(list[_Thread])
+
+
+class StacksReader:
+    """Reads them with py-spy; with `native` frames too where ranks may stand still meanwhile."""
+
+    def __init__(self, *, native: bool = False, program: str | None = None) -> None:
+        self._native = native
+        self._program = find_program() if program is None else program
+
+    async def stacks(self, scene: Scene, clock: Clock) -> Found | None:
+        """What each rank's threads are in."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+        is_native = self._native and scene.may_pause
+
+        async def read(rank: RankSeen) -> RankPiece:
+            until = clock.now() + scene.each_within_s * (1 - _FALLBACK_SHARE)
+            try:
+                async with turns, asyncio.timeout(max(until - clock.now(), 0)):
+                    return await self._read(rank, is_native=is_native)
+            except TimeoutError:
+                why = "py-spy has not ended in time"
+            except NothingFoundError as error:
+                why = str(error)
+            return await _by_its_own(rank, scene.each_within_s * _FALLBACK_SHARE * 0.9, why)
+
+        return await from_each(scene, read)
+
+    async def _read(self, rank: RankSeen, *, is_native: bool) -> RankPiece:
+        if not self._program:
+            raise NothingFoundError("py-spy is not installed: pip install 'everstep[agent]'")
+        said = ""
+        for _ in range(_TRIES):
+            how = "--native" if is_native else "--nonblocking"
+            code, output, said = await _run(
+                self._program, "dump", "--pid", str(rank.pid), "--json", "--full-filenames", how
+            )
+            if code == 0:
+                return _piece(rank.rank, output)
+            if _FORBIDDEN in said.lower():
+                break
+            is_native = False  # a process that is stopped cannot be stopped again
+        raise NothingFoundError(_reason(said))
+
+
+def find_program() -> str:
+    """py-spy of this installation, else that of PATH; empty for none."""
+    own = Path(sysconfig.get_path("scripts"), "py-spy")
+    return str(own) if own.is_file() else shutil.which("py-spy") or ""
+
+
+async def _run(*command: str) -> tuple[int, bytes, str]:
+    """Its exit code, what it wrote, and what it said. Cancelled, it leaves no process behind."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={"PATH": "/usr/bin:/bin"}
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output, said = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+        code = await process.wait()
+    finally:
+        await _end(process)
+    return code, output, said.decode(errors="replace")
+
+
+async def _bounded(stream: asyncio.StreamReader) -> bytes:
+    parts = bytearray()
+    while part := await stream.read(1 << 16):
+        parts += part
+        if len(parts) > _MOST_BYTES:
+            raise NothingFoundError(f"py-spy wrote more than {_MOST_BYTES} bytes")
+    return bytes(parts)
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _piece(rank: int, output: bytes) -> RankPiece:
+    try:
+        threads = _THREADS.decode(output)
+    except msgspec.MsgspecError as error:
+        raise NothingFoundError(f"py-spy wrote what nobody understands: {error}") from error
+    for thread in threads:
+        for frame in thread.frames:
+            frame.name, frame.filename = frame.name[:_NAME_MOST], frame.filename[:_NAME_MOST]
+            frame.module = None if frame.module is None else frame.module[:_NAME_MOST]
+            frame.short_filename = None
+    holds = any(thread.owns_gil for thread in threads)
+    return RankPiece(
+        _where(threads) + (", holds the interpreter's lock" if holds else ""),
+        Member(rank, "json", msgspec.json.encode(threads)),
+    )
+
+
+def _where(threads: list[_Thread]) -> str:
+    """The innermost frame of the main thread."""
+    main = next((one for one in threads if one.os_thread_id == one.pid), None)
+    if main is None or not main.frames:
+        return f"{len(threads)} threads"
+    frame = main.frames[0]
+    return f"{frame.name[:80]} ({frame.filename.rpartition('/')[2][:80]}:{frame.line})"
+
+
+async def _by_its_own(rank: RankSeen, within_s: float, why: str) -> RankPiece:
+    """The traceback that torch's server in the rank makes; it needs the interpreter's lock."""
+    if not has_server(rank.folder):
+        raise NothingFoundError(why)
+    try:
+        text = await answer(rank.folder, "dump_traceback", within_s)
+    except NoAnswerError as error:
+        raise NothingFoundError(f"{why}; and its own traceback: {error}") from error
+    member = Member(rank.rank, "txt", text[:_MOST_BYTES])
+    return RankPiece(f"its own traceback, as {why}", member)
+
+
+def _reason(said: str) -> str:
+    """What py-spy has to say, without its own stack."""
+    if _FORBIDDEN in said.lower():
+        return "py-spy may not read it (ptrace is forbidden): see `everstep check ptrace`"
+    told = said.partition("Stack backtrace:")[0].replace("Caused by:", "")
+    return f"py-spy: {' '.join(told.removeprefix('Error: ').split())[:200] or 'it said nothing'}"

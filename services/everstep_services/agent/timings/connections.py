@@ -1,0 +1,124 @@
+"""How the TCP connections of ranks do, as the kernel tells by sock_diag; nothing where it does not.
+
+Of a rank's connections the kernel counts what was sent again, and measures round trips.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
+_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
+_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_DONE, _ERROR = 3, 2
+_INFO = 2  # INET_DIAG_INFO
+_ESTABLISHED = 1 << 1
+_WITHIN_S = 0.2
+_MOST_SOCKETS = 20_000
+_MOST_FILES = 4096
+
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBBI48s")
+_MESSAGE = struct.Struct("=4B48sIIIII")
+_ATTRIBUTE = struct.Struct("=HH")
+_COUNTERS = struct.Struct("=I")
+_ROUND_TRIP_AT, _RETRANSMITS_AT = 68, 100  # of tcp_info: tcpi_rtt, tcpi_total_retrans
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One, by the inode of its socket."""
+
+    inode: int
+    unsent_bytes: int
+    """Written, and not yet acknowledged by the other end."""
+    round_trip_s: float
+    retransmits: int
+    """Since it was made."""
+
+
+def connections() -> Mapping[int, Connection]:
+    """All established ones of this network namespace, by inode; empty where they are not told."""
+    found: dict[int, Connection] = {}
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
+            kernel.settimeout(_WITHIN_S)
+            for family in (socket.AF_INET, socket.AF_INET6):
+                request = _REQUEST.pack(
+                    family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED, b""
+                )
+                size = _HEADER.size + len(request)
+                kernel.send(_HEADER.pack(size, _BY_FAMILY, _DUMP, 1, 0) + request)
+                for connection in _answers(kernel):
+                    found[connection.inode] = connection
+    except (OSError, struct.error):
+        return {}  # an old kernel, a sandbox, or one without the module tcp_diag
+    return found
+
+
+def inodes_of(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
+    """The sockets that a process has open."""
+    found = set()
+    folder = str(proc / str(pid) / "fd")
+    try:
+        for name in os.listdir(folder)[:_MOST_FILES]:
+            target = _link(f"{folder}/{name}")
+            if target.startswith("socket:["):
+                found.add(int(target[len("socket:[") : -1]))
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(found)
+
+
+def of_process(known: Mapping[int, Connection], inodes: Collection[int]) -> list[Connection]:
+    """Those of one process."""
+    return [known[inode] for inode in inodes if inode in known]
+
+
+def parse_connections(octets: bytes) -> tuple[list[Connection], bool]:
+    """The connections that one answer of the kernel tells of, and whether it is the last."""
+    found: list[Connection] = []
+    at = 0
+    while at + _HEADER.size <= len(octets):
+        size, kind, _, _, _ = _HEADER.unpack_from(octets, at)
+        if kind in {_DONE, _ERROR} or size < _HEADER.size:
+            return found, True
+        connection = _connection(octets[at + _HEADER.size : at + size])
+        if connection is not None:
+            found.append(connection)
+        at += (size + 3) & ~3
+    return found, False
+
+
+def _answers(kernel: socket.socket) -> Iterator[Connection]:
+    count, is_last = 0, False
+    while not is_last and count < _MOST_SOCKETS:
+        found, is_last = parse_connections(kernel.recv(1 << 18))
+        count += len(found)
+        yield from found
+
+
+def _connection(message: bytes) -> Connection | None:
+    *_, unsent_bytes, _, inode = _MESSAGE.unpack_from(message)
+    at = _MESSAGE.size
+    while at + _ATTRIBUTE.size <= len(message):
+        size, kind = _ATTRIBUTE.unpack_from(message, at)
+        if size < _ATTRIBUTE.size:
+            return None
+        info = message[at + _ATTRIBUTE.size : at + size]
+        if kind == _INFO and len(info) >= _RETRANSMITS_AT + _COUNTERS.size:
+            (round_trip_us,) = _COUNTERS.unpack_from(info, _ROUND_TRIP_AT)
+            (retransmits,) = _COUNTERS.unpack_from(info, _RETRANSMITS_AT)
+            return Connection(inode, unsent_bytes, round_trip_us / 1e6, retransmits)
+        at += (size + 3) & ~3
+    return None
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""  # it was closed meanwhile

@@ -1,0 +1,59 @@
+"""What the driver says of the accelerators of ranks; nothing where there is none."""
+
+from collections.abc import Collection
+from typing import Any
+
+from everstep.messages import DeviceUse
+from everstep_services.agent.devices import has_devices
+from everstep_services.agent.probes.nvml import (
+    GpuGoneError,
+    Load,
+    Nvml,
+    NvmlAwayError,
+    load,
+    opened,
+)
+
+_HELD_DOWN_BY = (
+    ("nvmlClocksEventReasonSwPowerCap", "sw_power_cap"),
+    ("nvmlClocksEventReasonHwSlowdown", "hw_slowdown"),
+    ("nvmlClocksEventReasonSyncBoost", "sync_boost"),
+    ("nvmlClocksEventReasonSwThermalSlowdown", "sw_thermal_slowdown"),
+    ("nvmlClocksEventReasonHwThermalSlowdown", "hw_thermal_slowdown"),
+    ("nvmlClocksEventReasonHwPowerBrakeSlowdown", "hw_power_brake_slowdown"),
+    ("nvmlClocksEventReasonDisplayClockSetting", "display_clock_setting"),
+)
+
+
+def device_uses(
+    pids: Collection[int], library: Load = load, *, has_driver: bool | None = None
+) -> dict[int, DeviceUse]:
+    """Of each of these processes the accelerator that it computes on, if the driver tells."""
+    if not (has_devices() if has_driver is None else has_driver):
+        return {}
+    found: dict[int, DeviceUse] = {}
+    try:
+        with opened(library) as nvml:
+            for index in range(nvml.ask("nvmlDeviceGetCount") or 0):
+                gpu = nvml.ask("nvmlDeviceGetHandleByIndex", index)
+                holders = nvml.ask("nvmlDeviceGetComputeRunningProcesses_v3", gpu) or ()
+                own = {process.pid for process in holders} & set(pids)
+                if own:
+                    found |= dict.fromkeys(own, _use(nvml, gpu))
+    except (NvmlAwayError, GpuGoneError):
+        return found  # the checks tell what is wrong with it
+    return found
+
+
+def _use(nvml: Nvml, gpu: Any) -> DeviceUse:
+    clock = nvml.number("NVML_CLOCK_SM")
+    milliwatts = nvml.ask("nvmlDeviceGetPowerUsage", gpu)
+    heat = nvml.ask("nvmlDeviceGetTemperature", gpu, nvml.number("NVML_TEMPERATURE_GPU"))
+    reasons = nvml.ask("nvmlDeviceGetCurrentClocksEventReasons", gpu) or 0
+    return DeviceUse(
+        clock_mhz=nvml.ask("nvmlDeviceGetClockInfo", gpu, clock),
+        clock_most_mhz=nvml.ask("nvmlDeviceGetMaxClockInfo", gpu, clock),
+        power_watts=None if milliwatts is None else milliwatts / 1e3,
+        temperature_celsius=None if heat is None else float(heat),
+        throttled_by=tuple(word for name, word in _HELD_DOWN_BY if reasons & nvml.number(name)),
+    )

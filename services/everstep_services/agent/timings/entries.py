@@ -1,0 +1,230 @@
+"""When a rank entered collectives, as torch's flight recorder says: gloo's and NCCL's."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import msgspec
+
+from everstep.messages import CollectiveEntries
+
+MOST = 64
+"""Collectives of a rank in a window, and as many transfers."""
+_READ = 4 * MOST
+"""The latest that are looked at: some were entered after the window."""
+_MOST_MEMBERS = 64
+_MOST_SIZE = 128
+_MOST_COUNT, _MOST_NS, _MOST_MS = 1 << 53, 1 << 62, 1e9
+_FIRST_KEY = b'{"collective_seq_id":'
+_WITHOUT_SECTION = -1
+
+
+class _Entry(msgspec.Struct):
+    collective_seq_id: int = -1
+    p2p_seq_id: int = -1
+    is_p2p: bool = False
+    process_group: tuple[str, ...] = ()
+    profiling_name: str = ""
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    time_created_ns: int = 0
+    record_id: int = -1
+    duration_ms: float | None = None
+
+
+class _Group(msgspec.Struct):
+    ranks: str = ""
+
+
+class _Trace(msgspec.Struct):
+    entries: list[_Entry] = []
+    pg_config: Mapping[str, _Group] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A rank has entered a collective, or has begun to send or to receive."""
+
+    group: str
+    sequence: int
+    op: str
+    at_s: float
+    """By the host's wall clock."""
+    lasted_s: float | None = None
+    """On the device, where that is recorded."""
+    is_transfer: bool = False
+    """From one rank to another; its sequence is the rank's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the recorder of one rank holds: the latest entries, in the order of their instants."""
+
+    entries: tuple[Entry, ...]
+    members: Mapping[str, tuple[int, ...]]
+    """The ranks of a group, where that is recorded."""
+
+
+def parse_recording(body: bytes) -> Recording | None:
+    """What a flight recorder's trace shows; None if it is none.
+
+    What goes from one rank to another has no number that both of them know: of that only what has
+    a duration tells anything, and the rest is left out.
+    """
+    trace = _decoded(_latest(body)) or _decoded(body)
+    if trace is None:
+        return None
+    found = [
+        Entry(
+            group=_group(one),
+            sequence=one.p2p_seq_id if one.is_p2p else one.collective_seq_id,
+            op=_op(one),
+            at_s=one.time_created_ns / 1e9,
+            lasted_s=None if one.duration_ms is None else one.duration_ms / 1e3,
+            is_transfer=one.is_p2p,
+        )
+        for one in trace.entries[-_READ:]
+        if _is_good(one)
+    ]
+    found.sort(key=lambda one: one.at_s)
+    return Recording(tuple(found), _members(trace))
+
+
+def within(recording: Recording, starts_s: float, ends_s: float) -> tuple[Entry, ...]:
+    """The latest entries of a window, by the host's wall clock.
+
+    All from one instant on: who does not know of a transfer takes the wait for work.
+    """
+    left = {False: MOST, True: MOST}
+    found: list[Entry] = []
+    for one in reversed(recording.entries):
+        if one.at_s <= starts_s or not left[one.is_transfer]:
+            break
+        if one.at_s <= ends_s:
+            left[one.is_transfer] -= 1
+            found.append(one)
+    return tuple(reversed(found))
+
+
+def collectives(
+    entries: Sequence[Entry],
+    members: Mapping[str, tuple[int, ...]],
+    section: Callable[[Entry], int] | None = None,
+) -> tuple[float, tuple[CollectiveEntries, ...]]:
+    """From when the instants are counted, and the entries by group and unbroken sequence.
+
+    `section` tells which of the rank's sections each was entered in; None without sections.
+    """
+    from_s = min((one.at_s for one in entries), default=0.0)
+    by_group: dict[tuple[str, bool], list[Entry]] = {}
+    for one in entries:
+        by_group.setdefault((one.group, one.is_transfer), []).append(one)
+    return from_s, tuple(
+        _series(run, from_s, members.get(group, ()), section)
+        for (group, _), of_group in sorted(by_group.items())
+        for run in _unbroken(of_group)
+    )
+
+
+def _series(
+    run: Sequence[Entry],
+    from_s: float,
+    members: tuple[int, ...],
+    section: Callable[[Entry], int] | None,
+) -> CollectiveEntries:
+    ops = tuple(dict.fromkeys(one.op for one in run))
+    lasted = [-1.0 if one.lasted_s is None else one.lasted_s for one in run]
+    sections = () if section is None else tuple(section(one) for one in run)
+    return CollectiveEntries(
+        group=run[0].group,
+        first_sequence=run[0].sequence,
+        entered_us=tuple(round((one.at_s - from_s) * 1e6) for one in run),
+        ops=ops,
+        op=tuple(ops.index(one.op) for one in run),
+        section=sections if any(one != _WITHOUT_SECTION for one in sections) else (),
+        lasted_us=tuple(round(one * 1e6) if one >= 0 else -1 for one in lasted)
+        if max(lasted) >= 0
+        else (),
+        members=members,
+        are_transfers=run[0].is_transfer,
+    )
+
+
+def _unbroken(entries: Iterable[Entry]) -> Iterable[list[Entry]]:
+    """Split where a number of the sequence is missing; one that comes again counts once."""
+    by_number = {one.sequence: one for one in entries}
+    numbered = [by_number[number] for number in sorted(by_number)]
+    breaks = [0]
+    for before, after in pairwise(numbered):
+        breaks.append(breaks[-1] + (after.sequence != before.sequence + 1))
+    pairs = zip(breaks, numbered, strict=False)
+    for _, run in groupby(pairs, key=lambda pair: pair[0]):
+        yield [one for _, one in run]
+
+
+def _latest(body: bytes) -> bytes:
+    """The trace without all but its latest entries: of a full ring that is a megabyte less."""
+    at = len(body)
+    for _ in range(_READ):
+        earlier = body.rfind(_FIRST_KEY, 0, at)
+        if earlier < 0:
+            break
+        at = earlier
+    return b'{"entries":[' + body[at:]
+
+
+def _decoded(body: bytes) -> _Trace | None:
+    try:
+        return _TRACE.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None  # a sick rank may write anything
+
+
+def _is_good(entry: _Entry) -> bool:
+    """It tells when a rank waited, and a reader can hold its numbers."""
+    lasted_ms = entry.duration_ms or 0.0
+    sequence = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
+    return (
+        not (entry.is_p2p and entry.duration_ms is None)
+        and 0 <= sequence < _MOST_COUNT
+        and 0 < entry.time_created_ns < _MOST_NS
+        and 0 <= lasted_ms < _MOST_MS
+    )
+
+
+def _group(entry: _Entry) -> str:
+    """The number that torch gives it, and its description where it has one."""
+    name, *more = entry.process_group or ("",)
+    described = [one for one in more if one not in {"", "undefined"}]
+    return " ".join([name, *described])[:_MOST_SIZE]
+
+
+def _op(entry: _Entry) -> str:
+    name = entry.profiling_name.rpartition(":")[2].partition(" ")[0] or "collective"
+    count = 0
+    for sizes in entry.input_sizes:
+        elements = 1
+        for size in sizes:
+            elements = min(elements * max(size, 0), _MOST_COUNT)
+        count = min(count + elements, _MOST_COUNT)
+    return f"{name} {count}"[:_MOST_SIZE]
+
+
+def _members(trace: _Trace) -> dict[str, tuple[int, ...]]:
+    """Of groups that are not too large to be told each time."""
+    found = {}
+    for entry in trace.entries:
+        group = entry.process_group[0] if entry.process_group else ""
+        known = trace.pg_config.get(group)
+        if known is None or _group(entry) in found:
+            continue
+        try:
+            ranks = _RANKS.decode(known.ranks)
+        except (msgspec.MsgspecError, ValueError):
+            continue
+        if 0 < len(ranks) <= _MOST_MEMBERS and all(0 <= one < _MOST_COUNT for one in ranks):
+            found[_group(entry)] = ranks
+    return found
+
+
+_TRACE = msgspec.json.Decoder(_Trace, strict=False)  # some releases write numbers as strings
+_RANKS = msgspec.json.Decoder(tuple[int, ...])

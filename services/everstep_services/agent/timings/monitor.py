@@ -1,0 +1,460 @@
+"""Measures where the time of this node's ranks goes, and tells straggler once a window."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from everstep import subjects
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import (
+    BadMessageError,
+    ClockOffset,
+    CollectiveEntries,
+    DeviceUse,
+    KernelTiming,
+    NodeTimings,
+    RankTiming,
+    StragglersDocument,
+    decode_as,
+)
+from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.timings import connections, host
+from everstep_services.agent.timings.clocks import Clocks
+from everstep_services.agent.timings.device import device_uses
+from everstep_services.agent.timings.entries import Entry, collectives, within
+from everstep_services.agent.timings.host import HostReading, ProcessReading, System, Workers
+from everstep_services.agent.timings.recorders import Recorded, Recorders
+from everstep_services.agent.timings.thread import LooseThread
+from everstep_services.agent.timings.window import (
+    SHORTEST_S,
+    Closed,
+    RankPage,
+    Steps,
+    section_at,
+    steps_of,
+)
+from trainer_sdk import layout
+from trainer_sdk.page import BadPageError
+
+log = logging.getLogger(__name__)
+
+WINDOW_STEPS = 16
+_LOOK_EVERY_S = 0.5
+_WAITS_FOR_RANKS_S = 2.0
+_COUNTED_WITHIN_S = 30.0
+"""A round that has made no step by then is measured by time, until it makes one."""
+_HOST_WITHIN_S = 2.0
+_KERNELS_MOST_BYTES = 1 << 16
+
+host_wall = partial(time.clock_gettime, time.CLOCK_REALTIME)
+"""The clock that torch's flight recorder writes down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which part of a round the ranks of this node are."""
+
+    round: int
+    slot: int
+    slots: int
+    world: int
+    ranks: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How straggler wants it."""
+
+    is_on: bool = True
+    window_steps: int = WINDOW_STEPS
+    is_cpu_timed: bool = True
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What is known of a rank of the present round."""
+
+    watched: WatchedRank
+    page: RankPage = field(default_factory=RankPage)
+    pid: int = 0
+    is_cpu_timed: bool | None = None
+    gap: str = ""
+    before: ProcessReading | None = None
+    """What the kernel had counted when the window began; None before it was read."""
+    kernels_written_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What was read of the host and its processes at the end of a window."""
+
+    node: HostReading = field(default_factory=HostReading)
+    processes: Mapping[int, ProcessReading] = field(default_factory=dict)
+    devices: Mapping[int, DeviceUse] = field(default_factory=dict)
+    kernels: Mapping[int, tuple[float, tuple[KernelTiming, ...]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """A window that is over, and all that was read at its end."""
+
+    window: Steps
+    is_by_time: bool
+    lasted_s: float
+    ahead_s: float
+    """The wall clock minus the monotonic one."""
+    closed: Mapping[int, Closed]
+    late: frozenset[int]
+    """Ranks that have not finished it."""
+    found: _Host
+    recorded: Recorded
+
+    def collectives(self, rank: int) -> tuple[float, tuple[CollectiveEntries, ...]]:
+        """What the rank has entered in the window, and from when its instants are counted."""
+        recording, closed = self.recorded.recordings.get(rank), self.closed[rank]
+        if recording is None:
+            return 0.0, ()
+        starts_s, ends_s = closed.starts_s + self.ahead_s, closed.ends_s + self.ahead_s
+        has_sections = any(one.section for one in closed.sections)
+        section = partial(_section, closed, self.ahead_s) if has_sections else None
+        return collectives(within(recording, starts_s, ends_s), recording.members, section)
+
+
+class Timings:
+    """One agent's. It reads pages and the kernel, and asks torch's own threads once a window."""
+
+    def __init__(  # noqa: PLR0913  each is a port or says whose timings they are
+        self,
+        job: str,
+        node: str,
+        bus: Bus,
+        clock: Clock,
+        place: Callable[[], Place | None],
+        rank: Callable[[int], WatchedRank | None],
+        *,
+        role: str = "",
+        system: System | None = None,
+        wall: Callable[[], float] = host_wall,
+    ) -> None:
+        self._job = job
+        self._node = node
+        self._bus = bus
+        self._clock = clock
+        self._place = place
+        self._rank = rank
+        self._role = role
+        self._system = system or System()
+        self._wall = wall
+        self._clocks = Clocks(job, bus, clock, wall)
+        self._wanted = Wanted()
+        self._round: int | None = None
+        self._ranks: dict[int, _Rank] = {}
+        self._window: Steps | None = None
+        self._size = WINDOW_STEPS
+        self._reached_s: float | None = None
+        """When the first rank had finished the window."""
+        self._host = HostReading()
+        self._workers = Workers()
+        self._sent_s = -inf
+        self._recorders = Recorders(clock)
+        self._thread = LooseThread[_Host]("timings")
+        self._began_s: float | None = None
+        """When the first rank of the round was seen."""
+        self._is_by_time = False
+        """Nobody counts steps: windows are so many seconds of the wall clock, as on all nodes."""
+
+    async def tell_for_ever(self) -> None:
+        """Measure as straggler wants it, and tell."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.follow_for_ever())
+            tasks.create_task(self.measure_for_ever())
+
+    async def follow_for_ever(self) -> None:
+        """Measure as straggler wants it."""
+        async with self._bus.documents("STRAGGLERS").follow(self._job) as documents:
+            async for document in documents:
+                before, self._wanted = self._wanted, wanted_in(document.data)
+                if self._wanted.window_steps != before.window_steps:
+                    self._window = None
+                log.info("timings_wanted %s", self._wanted)
+
+    async def measure_for_ever(self) -> None:
+        """Look at the pages again and again, and tell of each window once it is over."""
+        while True:
+            await self._look()
+            await self._clock.sleep(_LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        place = self._place()
+        if place is None or not self._wanted.is_on:
+            self._forget(None)
+            return
+        if place.round != self._round:
+            self._forget(place.round)
+        for rank in place.ranks:
+            self._read_page(rank)
+        live = {rank: one for rank, one in self._ranks.items() if not one.watched.gone}
+        if not live:
+            return
+        await self._read_new(live)
+        self._choose(live)
+        if self._window is None:
+            self._open(live)
+        elif self._is_by_time:
+            await self._look_at_clock(place, self._window)
+        else:
+            await self._look_at_steps(place, live, self._window)
+
+    def _choose(self, live: Mapping[int, _Rank]) -> None:
+        """Count steps, or seconds where nobody counts steps."""
+        if self._began_s is None:
+            self._began_s = self._clock.now()
+        counts = any(one.page.steps for one in live.values())
+        is_by_time = not counts and self._clock.now() - self._began_s >= _COUNTED_WITHIN_S
+        if is_by_time != self._is_by_time:
+            self._is_by_time, self._window = is_by_time, None
+            log.info("windows_by_%s round=%s", "time" if is_by_time else "steps", self._round)
+
+    async def _look_at_clock(self, place: Place, window: Steps) -> None:
+        at_s = self._wall()
+        if not window.first - 1 - window.count <= at_s < window.last + window.count:
+            self._window = None  # the clock was set: nobody knows what was when
+        elif at_s >= window.last:
+            await self._close(place, window)
+
+    async def _look_at_steps(self, place: Place, live: Mapping[int, _Rank], window: Steps) -> None:
+        now = self._clock.now()
+        reached = [one for one in live.values() if one.page.steps >= window.last]
+        if reached and self._reached_s is None:
+            self._reached_s = now
+        is_late = self._reached_s is not None and now - self._reached_s >= _WAITS_FOR_RANKS_S
+        if reached and (is_late or len(reached) == len(live)):
+            await self._close(place, window)
+
+    # -- pages ------------------------------------------------------------------------------------
+
+    def _read_page(self, rank: int) -> None:
+        watched = self._rank(rank)
+        if watched is None:
+            self._ranks.pop(rank, None)
+            return
+        known = self._ranks.get(rank)
+        if known is None or known.watched is not watched:
+            known = self._ranks[rank] = _Rank(watched)
+        last = 0 if self._window is None else self._window.last
+        try:
+            page = watched.page.read()
+            if page is None:
+                return  # it has not opened it yet
+            known.pid = page.pid
+            if known.is_cpu_timed != self._wanted.is_cpu_timed:
+                known.is_cpu_timed = self._wanted.is_cpu_timed
+                watched.page.time_cpu(is_wanted=known.is_cpu_timed)
+            known.page.take(watched.page, last or known.page.steps, self._clock.now())
+        except BadPageError as error:
+            known.gap = f"page unreadable: {error}"
+
+    def _forget(self, round: int | None) -> None:
+        if round is None:
+            for known in self._ranks.values():
+                _time_no_cpu(known)
+        self._round = round
+        self._ranks.clear()
+        self._window = None
+        self._reached_s = None
+        self._began_s, self._is_by_time = None, False
+
+    # -- windows ----------------------------------------------------------------------------------
+
+    async def _read_new(self, live: Mapping[int, _Rank]) -> None:
+        """Ranks that have just begun: from here on it counts what they use."""
+        new = {rank: one for rank, one in live.items() if one.pid and one.before is None}
+        if new:
+            found = await self._read_host(new)
+            self._host = found.node
+            for rank, known in new.items():
+                known.before = found.processes.get(rank)
+
+    def _open(self, live: Mapping[int, _Rank]) -> None:
+        """Begin with the round's first step, or else with the next whole window."""
+        self._size = max(1, self._wanted.window_steps)
+        made = max(one.page.steps for one in live.values())
+        if self._is_by_time:
+            made = int(self._wall())
+        for one in live.values():
+            one.page.restart()
+        self._window = Steps(made, made).after(self._size)
+
+    async def _close(self, place: Place, window: Steps) -> None:
+        """Tell of the window, and begin with the next one."""
+        ahead_s = self._wall() - self._clock.now()
+        ranks = dict(self._ranks)
+        if self._is_by_time:
+            late, lasted_s = frozenset[int](), float(window.count)
+            starts_s = window.first - 1 - ahead_s
+            closed = {rank: one.page.close_at(window, starts_s) for rank, one in ranks.items()}
+        else:
+            late = frozenset(rank for rank, one in ranks.items() if one.page.steps < window.last)
+            closed = {rank: one.page.close(window) for rank, one in ranks.items()}
+            lasted = [one.window_s for rank, one in closed.items() if rank not in late]
+            lasted_s = median(lasted or [0.0])
+        is_told = window.is_whole(self._size) and self._sent_s + SHORTEST_S <= self._clock.now()
+        self._next(window, lasted_s)
+        live = {rank: one for rank, one in ranks.items() if not one.watched.gone}
+        if not is_told:
+            self._take_readings(await self._read_host(live))
+            return
+        folders = {rank: one.watched.folder for rank, one in live.items()}
+        async with asyncio.TaskGroup() as reading:
+            host_read = reading.create_task(self._read_host(live))
+            recorders = reading.create_task(self._recorders.read(folders, window, lasted_s))
+            clocks = reading.create_task(self._clocks.offsets())
+        found = host_read.result()
+        over = _Over(
+            window, self._is_by_time, lasted_s, ahead_s, closed, late, found, recorders.result()
+        )
+        self._send(place, over, clocks.result())
+        self._take_readings(found)
+
+    def _next(self, window: Steps, lasted_s: float) -> None:
+        step_s = lasted_s / window.count if lasted_s else None
+        self._size = steps_of(self._wanted.window_steps, step_s)
+        self._window = window.after(self._size)
+        self._reached_s = None
+
+    def _send(self, place: Place, over: "_Over", offsets: tuple[ClockOffset, ...]) -> None:
+        node = over.found.node
+        message = NodeTimings(
+            job=self._job,
+            node=self._node,
+            round=place.round,
+            slot=place.slot,
+            slots=place.slots,
+            world=place.world,
+            first_step=over.window.first,
+            last_step=over.window.last,
+            is_by_time=over.is_by_time,
+            window_s=round(over.lasted_s, 6),
+            clocks=offsets,
+            host_steal_s=host.steal_between(self._host, node),
+            link_errors=host.link_errors(self._host, node),
+            ranks=tuple(
+                self._timing(rank, self._ranks[rank], over)
+                for rank in sorted(over.closed)
+                if rank in self._ranks
+            ),
+        )
+        self._bus.send(subjects.timing(self._job, self._node), message)
+        self._sent_s = self._clock.now()
+
+    def _timing(self, rank: int, known: _Rank, over: "_Over") -> RankTiming:
+        closed, is_late = over.closed[rank], rank in over.late
+        gaps = [known.gap, over.recorded.gaps.get(rank, "")]
+        if known.watched.gone:
+            gaps.append("gone")
+        elif is_late:
+            gaps.append("it has not finished the window")
+        known.gap = ""
+        from_s, series = over.collectives(rank)
+        before, after = known.before, over.found.processes.get(rank)
+        return RankTiming(
+            rank=rank,
+            steps=0 if is_late else closed.steps,
+            window_s=round(closed.window_s, 6),
+            role=self._role,
+            sections=closed.sections,
+            entries_from_s=from_s,
+            collectives=series,
+            host=host.use_between(before, after) if before and after else None,
+            device=over.found.devices.get(rank),
+            kernels=self._kernels(known, over.found, rank),
+            gap="; ".join(one for one in gaps if one),
+        )
+
+    def _kernels(self, known: _Rank, found: _Host, rank: int) -> tuple[KernelTiming, ...]:
+        written_s, kernels = found.kernels.get(rank, (0.0, ()))
+        if written_s == known.kernels_written_s:
+            return ()  # they were told already
+        known.kernels_written_s = written_s
+        return kernels
+
+    # -- what is read at the end of a window -----------------------------------------------------
+
+    async def _read_host(self, live: Mapping[int, _Rank]) -> _Host:
+        watched = {rank: (one.pid, one.watched.folder) for rank, one in live.items() if one.pid}
+        read = partial(read_all, watched, self._system, self._workers)
+        return await self._thread.run(read, _HOST_WITHIN_S) or _Host()
+
+    def _take_readings(self, found: _Host) -> None:
+        self._host = found.node
+        for rank, known in self._ranks.items():
+            known.before = found.processes.get(rank)
+
+
+def wanted_in(data: bytes | None) -> Wanted:
+    """What the document asks for; defaults where there is none that can be read."""
+    if data is None:
+        return Wanted()
+    try:
+        document = decode_as(data, StragglersDocument)
+    except BadMessageError as error:
+        log.warning("stragglers_unreadable error=%s", error)
+        return Wanted()
+    steps = max(1, document.window_steps)
+    return Wanted(document.is_on, steps, document.is_cpu_timed)
+
+
+def read_all(ranks: Mapping[int, tuple[int, Path]], system: System, workers: Workers) -> _Host:
+    """What the kernel and the driver say of the host, and of ranks: each process and its folder."""
+    pids = {rank: pid for rank, (pid, _) in ranks.items()}
+    sockets = connections.connections()
+    workers_cpu_s = workers.cpu_s(frozenset(pids.values()), system)
+    processes = {}
+    for rank, pid in pids.items():
+        inodes = connections.inodes_of(pid, system.proc) if sockets else frozenset()
+        own = {one.inode: one for one in connections.of_process(sockets, inodes)}
+        processes[rank] = host.read_process(pid, workers_cpu_s[pid], own, system)
+    devices = device_uses(pids.values())
+    return _Host(
+        node=host.read_host(system),
+        processes=processes,
+        devices={rank: devices[pid] for rank, pid in pids.items() if pid in devices},
+        kernels={rank: _kernels_in(folder) for rank, (_, folder) in ranks.items()},
+    )
+
+
+def _kernels_in(folder: Path) -> tuple[float, tuple[KernelTiming, ...]]:
+    """When the rank wrote down the times of its kernels, and these; it may write anything."""
+    path = folder / layout.KERNELS_FILE
+    try:
+        status = path.stat()
+        if status.st_size > _KERNELS_MOST_BYTES:
+            return 0.0, ()
+        return status.st_mtime, _KERNELS.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return 0.0, ()
+
+
+def _section(closed: Closed, ahead_s: float, entry: Entry) -> int:
+    number = section_at(closed.stretches, entry.at_s - ahead_s)
+    return closed.numbers.index(number) if number in closed.numbers else -1
+
+
+def _time_no_cpu(known: _Rank) -> None:
+    try:
+        if known.is_cpu_timed and not known.watched.gone:
+            known.watched.page.time_cpu(is_wanted=False)
+    except (BadPageError, ValueError):
+        return  # it is damaged, or belongs to a round that is over
+
+
+_KERNELS = msgspec.json.Decoder(tuple[KernelTiming, ...])

@@ -1,0 +1,239 @@
+"""What the page of one rank says, taken apart into windows of steps."""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from everstep.messages import SectionTiming, Sketch
+from everstep.messages.sketch import bucket_of
+from trainer_sdk.page import Ending, PageView
+
+SHORTEST_S = 0.5
+"""No window is shorter: it is made of so many steps that it lasts as long."""
+_LONGEST_STEPS = 1 << 40
+_KEPT = 1024
+"""Stretches and steps that are remembered, to find the section of an instant."""
+
+
+def steps_of(window_steps: int, step_s: float | None) -> int:
+    """How many steps a window has: a power of two times what was asked for."""
+    steps = max(1, window_steps)
+    if step_s is None or step_s <= 0:
+        return steps
+    while steps * step_s < SHORTEST_S and steps < _LONGEST_STEPS:
+        steps *= 2
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a window, from 1 in the round."""
+
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self.last - self.first + 1
+
+    def after(self, size: int) -> "Steps":
+        """The next ones, up to a multiple of the size."""
+        return Steps(self.last + 1, (self.last // size + 1) * size)
+
+    def is_whole(self, size: int) -> bool:
+        """It has the size, and begins after a multiple of it."""
+        return self.count == size and self.last % size == 0
+
+
+@dataclass(slots=True)
+class SketchBuilder:
+    """A sketch that grows."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    min_s: float = 0.0
+    max_s: float = 0.0
+    buckets: Counter[int] = field(default_factory=Counter)
+
+    def add(self, duration_s: float) -> None:
+        """One more."""
+        self.min_s = duration_s if not self.count else min(self.min_s, duration_s)
+        self.max_s = max(self.max_s, duration_s)
+        self.count += 1
+        self.sum_s += duration_s
+        self.buckets[bucket_of(duration_s)] += 1
+
+    def sketch(self) -> Sketch:
+        """As it is now."""
+        return Sketch(
+            count=self.count,
+            sum_s=round(self.sum_s, 9),
+            min_s=round(self.min_s, 9),
+            max_s=round(self.max_s, 9),
+            buckets=tuple(sorted(self.buckets.items())),
+        )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one window has by now."""
+
+    steps: SketchBuilder = field(default_factory=SketchBuilder)
+    wall: dict[int, SketchBuilder] = field(default_factory=dict)
+    cpu: dict[int, SketchBuilder] = field(default_factory=dict)
+    device: dict[int, SketchBuilder] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """From when to when a rank was in a section, by the host's monotonic clock."""
+
+    section: int
+    since_s: float
+    until_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What the page of a rank said about one window."""
+
+    steps: int
+    window_s: float
+    ends_s: float
+    """When the window ended, by the host's monotonic clock."""
+    starts_s: float
+    sections: tuple[SectionTiming, ...]
+    """The whole step first."""
+    numbers: tuple[int, ...]
+    """The number of each of them on the page."""
+    stretches: tuple[Stretch, ...]
+    """The latest, for the instants of collectives."""
+
+
+class RankPage:
+    """One rank's, of one round. It remembers what it has taken from the rings of the page."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Steps that it had finished when it was read last."""
+        self._read_s = 0.0
+        self._counts: dict[int, int] = {}
+        self._cpu_counts: dict[int, int] = {}
+        self._device_counts: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._window = _Tally()
+        self._next = _Tally()
+        self._stretches: deque[Stretch] = deque(maxlen=_KEPT)
+        self._open: tuple[Stretch, ...] = ()
+        self._ends: dict[int, float] = {}
+
+    def take(self, view: PageView, last: int, now: float) -> None:
+        """Take what is new; what comes after step `last` is of the next window."""
+        taken = view.take(self.steps, self._counts, self._cpu_counts, self._device_counts)
+        self._take_steps(taken.steps, last, now)
+        boundary_s = self._ends.get(last, float("inf"))
+        self._counts |= taken.counts
+        self._cpu_counts |= taken.cpu_counts
+        self._device_counts |= taken.device_counts
+        for number, endings in taken.sections.items():
+            if number not in self._names:
+                self._names[number] = view.section(number).name
+            self._take_section(number, endings, boundary_s)
+            if endings:
+                # These have no instants: they are of the window of the section's last end.
+                tally = self._tally(endings[-1], boundary_s)
+                _add(tally.cpu, number, taken.cpu_s[number])
+                _add(tally.device, number, taken.device_s[number])
+        self._open = tuple(Stretch(frame.section, frame.since_s) for frame in taken.open)
+
+    def restart(self) -> None:
+        """Another window begins: nothing of before counts."""
+        self._window, self._next = _Tally(), _Tally()
+
+    def close(self, window: Steps) -> Closed:
+        """What was of this window; from here on the next one is the present."""
+        steps = self._window.steps
+        ends_s = self._ends.get(window.last, self._read_s)
+        starts_s = self._ends.get(window.first - 1, ends_s - steps.sum_s)
+        for step in [step for step in self._ends if step < window.last]:
+            del self._ends[step]
+        whole = SectionTiming(section="", wall=steps.sketch())
+        return self._close(window, starts_s, ends_s, whole)
+
+    def close_at(self, window: Steps, starts_s: float) -> Closed:
+        """The same of a window of so many seconds, in which no step was counted."""
+        return self._close(window, starts_s, starts_s + window.count)
+
+    def _close(
+        self, window: Steps, starts_s: float, ends_s: float, *whole: SectionTiming
+    ) -> Closed:
+        tally, self._window, self._next = self._window, self._next, _Tally()
+        numbers = sorted(number for number in tally.wall if number in self._names)
+        timings = [
+            SectionTiming(
+                section=self._names[number],
+                wall=tally.wall[number].sketch(),
+                cpu=tally.cpu[number].sketch() if number in tally.cpu else None,
+                device=tally.device[number].sketch() if number in tally.device else None,
+            )
+            for number in numbers
+        ]
+        return Closed(
+            steps=window.count,
+            window_s=max(0.0, ends_s - starts_s),
+            ends_s=ends_s,
+            starts_s=starts_s,
+            sections=(*whole, *timings),
+            numbers=(*(0 for _ in whole), *numbers),
+            stretches=(*self._stretches, *self._open),
+        )
+
+    def _take_steps(self, endings: tuple[Ending, ...], last: int, now: float) -> None:
+        before, before_s = self.steps, self._read_s
+        for one in endings:
+            ended_s, previous_s = one.ended_s, self._ends.get(one.number - 1)
+            took_s = one.took_s
+            if took_s is None and ended_s is not None and previous_s is not None:
+                took_s = max(0.0, ended_s - previous_s)
+            if took_s is not None:
+                tally = self._window if one.number <= last else self._next
+                tally.steps.add(took_s)
+            if ended_s is not None:
+                self._ends[one.number] = ended_s
+        if endings:
+            self.steps = endings[-1].number
+        if before < last <= self.steps and last not in self._ends:
+            # So fast that its instant is not on the page any more: about there.
+            part = (last - before) / (self.steps - before)
+            self._ends[last] = before_s + part * (now - before_s) if before_s else now
+        self._read_s = now
+        self._forget_ends()
+
+    def _forget_ends(self) -> None:
+        if len(self._ends) > _KEPT:
+            for step in sorted(self._ends)[:-_KEPT]:
+                del self._ends[step]
+
+    def _take_section(self, number: int, endings: Iterable[Ending], boundary_s: float) -> None:
+        for one in endings:
+            took_s = one.took_s or 0.0
+            tally = self._tally(one, boundary_s)
+            tally.wall.setdefault(number, SketchBuilder()).add(took_s)
+            if one.ended_s is not None:
+                self._stretches.append(Stretch(number, one.ended_s - took_s, one.ended_s))
+
+    def _tally(self, ending: Ending, boundary_s: float) -> _Tally:
+        is_next = ending.ended_s is not None and ending.ended_s > boundary_s
+        return self._next if is_next else self._window
+
+
+def _add(sketches: dict[int, SketchBuilder], number: int, times: Iterable[float]) -> None:
+    for took_s in times:
+        sketches.setdefault(number, SketchBuilder()).add(took_s)
+
+
+def section_at(stretches: Iterable[Stretch], at_s: float) -> int | None:
+    """The innermost section that a rank was in at that instant; None outside of all."""
+    around = [one for one in stretches if one.since_s <= at_s <= one.until_s]
+    return max(around, key=lambda one: one.since_s).section if around else None

@@ -1,0 +1,194 @@
+"""Does what the policy asks for: rendezvous and health decide whether that can be."""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from everstep.bus.containment import Containment
+from everstep.bus.errors import AskRefusedError, BusError
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep.messages import (
+    ActionDecided,
+    ActionTaken,
+    ControlDocument,
+    Done,
+    DrainNode,
+    ExcludeNode,
+    PastIncident,
+    RoundDocument,
+    ShowRound,
+    StopJob,
+    VerdictReached,
+)
+from everstep.messages.codec import BadMessageError, decode_as
+from everstep.subjects import CLUSTER
+from everstep_services.attribution.domain.policy import Decision, Switches, due, in_force
+from everstep_services.attribution.domain.verdicts import SOURCE
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 4.0
+_TRIES = 3
+_PAUSE_S = 1.0
+_WAITING_MOST = 256
+_REMEMBERED = 10_000
+
+
+class Actions:
+    """Takes verdicts one after the other; each rule acts once for an incident."""
+
+    def __init__(self, default: Switches, bus: Bus, clock: Clock) -> None:
+        self._default = default
+        self._bus = bus
+        self._clock = clock
+        self._verdicts = asyncio.Queue[tuple[VerdictReached, int | None, Sequence[PastIncident]]](
+            _WAITING_MOST
+        )
+        self._done: dict[str, None] = {}
+        self._counts: Counter[str] = Counter()
+        self._contained = Containment("the policy")
+
+    def statistics(self) -> dict[str, float]:
+        """What it counted so far, for metrics."""
+        names = ("observed", "done", "failed")
+        return {f"actions_{name}_total": float(self._counts[name]) for name in names}
+
+    def consider(
+        self, verdict: VerdictReached, step: int | None, past: Sequence[PastIncident]
+    ) -> None:
+        """Have a new verdict looked at, soon. Nobody waits for that."""
+        if self._verdicts.full():
+            log.warning("not_considered job=%s incident=%s", verdict.job, verdict.incident)
+        else:
+            self._verdicts.put_nowait((verdict, step, past))
+
+    async def act_for_ever(self) -> None:
+        """Do what the rules ask for."""
+        while True:
+            verdict, step, past = await self._verdicts.get()
+            try:
+                await self._bus.wait_connected()
+                switches = await self._switches(verdict.job)
+                for decision in due(verdict, step, past, switches):
+                    await self._take(verdict, decision)
+            except (EverstepError, TimeoutError) as error:
+                log.warning("not_acted incident=%s error=%s", verdict.incident, error)
+            except Exception as error:  # noqa: BLE001  other verdicts are considered as before
+                self._contained.note("a verdict", error)
+
+    async def _switches(self, job: str) -> Switches:
+        documents = self._bus.documents("CONTROL")
+        found = []
+        for key in (CLUSTER, job):
+            document = await documents.get(key)
+            try:
+                found.append(
+                    None if document.data is None else decode_as(document.data, ControlDocument)
+                )
+            except BadMessageError as error:
+                log.warning("switches_not_read key=%s error=%s", key, error)
+        return in_force(self._default, *found)
+
+    async def _take(self, verdict: VerdictReached, decision: Decision) -> None:
+        said = self._decided(verdict, decision)
+        if said.id in self._done:
+            return
+        self._done[said.id] = None
+        while len(self._done) > _REMEMBERED:
+            del self._done[next(iter(self._done))]
+        await self._bus.record(said)
+        if decision.mode == "enforce":
+            outcome, reason = await self._asked(verdict, decision)
+        else:
+            outcome, reason = "observed", "its switch or the brake lets it only be observed"
+        self._counts[outcome] += 1
+        log.info(
+            "policy_acted job=%s incident=%s rule=%s outcome=%s reason=%r",
+            verdict.job, verdict.incident, decision.rule, outcome, reason,
+        )  # fmt: skip
+        await self._bus.record(
+            ActionTaken(
+                **self._about(verdict, said.id, "taken"), decision=said.id, action=said.action,
+                outcome=outcome, reason=reason, incident=verdict.incident,
+            )
+        )  # fmt: skip
+
+    async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[str, str]:
+        """The outcome, and what was said to it."""
+        said = ""
+        for _ in range(_TRIES):
+            try:
+                done = await self._ask(verdict.job, decision)
+            except AskRefusedError as error:
+                return "failed", str(error)
+            except (BusError, TimeoutError) as error:
+                said = str(error)
+                await self._clock.sleep(_PAUSE_S)
+            else:
+                return ("failed" if done.is_refused else "done"), done.text
+        return "failed", f"nobody answered: {said}"
+
+    async def _ask(self, job: str, decision: Decision) -> Done:
+        if decision.node is not None:
+            return await self._replace(job, decision, decision.node)
+        stop = StopJob(job=job, by=SOURCE, reason=decision.reason, origin="service")
+        return await self._rendezvous("stop", job, stop)
+
+    async def _replace(self, job: str, decision: Decision, node: str) -> Done:
+        """First health, so that the node does not come back as the spare of itself."""
+        show = ShowRound(job=job)
+        document = await self._bus.ask(
+            "rendezvous", "show", show, RoundDocument, job=job, within_s=_ASK_S
+        )
+        why_not = _cannot_replace(document, node)
+        if why_not:
+            return Done(text=why_not, is_refused=True)
+        about: dict[str, Any] = {"by": SOURCE, "origin": "service", "node": node}
+        out = ExcludeNode(job=CLUSTER, reason=f"{job}: {decision.reason}", **about)
+        excluded = await self._bus.ask("health", "exclude", out, Done, job=CLUSTER, within_s=_ASK_S)
+        if excluded.is_refused:
+            return excluded
+        drain = DrainNode(job=job, reason=decision.reason, **about)
+        drained = await self._rendezvous("drain", job, drain)
+        return Done(text=f"{excluded.text}; {drained.text}", is_refused=drained.is_refused)
+
+    async def _rendezvous(self, verb: str, job: str, question: StopJob | DrainNode) -> Done:
+        return await self._bus.ask("rendezvous", verb, question, Done, job=job, within_s=_ASK_S)
+
+    def _decided(self, verdict: VerdictReached, decision: Decision) -> ActionDecided:
+        return ActionDecided(
+            **self._about(verdict, verdict.incident, decision.rule, decision.node or ""),
+            action=decision.action,
+            reason=decision.reason,
+            rule=decision.rule,
+            mode=decision.mode,
+            incident=verdict.incident,
+            evidence=(verdict.id,),
+            nodes_out=() if decision.node is None else (decision.node,),
+        )
+
+    def _about(self, verdict: VerdictReached, *parts: str) -> dict[str, Any]:
+        """The same id for the same decision, whichever replica makes it, and how often."""
+        text = "\n".join((SOURCE, verdict.job, *parts))
+        return {
+            "id": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+            "job": verdict.job,
+            "at": self._clock.wall(),
+            "source": SOURCE,
+            "round": verdict.round,
+        }
+
+
+def _cannot_replace(document: RoundDocument, node: str) -> str:
+    """Why rendezvous is not asked; empty where a spare can take over."""
+    here = [seat for seat in document.seats if seat.stage != "gone" and not seat.is_leaving]
+    if node not in {seat.node for seat in here}:
+        return f"{node} takes no part in the job any more"
+    if len(here) <= document.slots:
+        return f"no spare stands by: {len(here)} nodes are there, and {document.slots} are needed"
+    return ""

@@ -1,0 +1,312 @@
+"""How ranks ended: exit codes, signals, exceptions, and what ended them from outside."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from everstep.messages import Case, ErrorRecord, NodeSign, RankEnd
+from everstep.observe.printable import printable
+from everstep.observe.redaction import redact
+from everstep_services.agent.failures import Exit
+from everstep_services.attribution.domain.claims import Cause, Claim, cause_of
+from everstep_services.attribution.incident import Incident
+from everstep_services.attribution.log_analysis import fingerprint
+from everstep_services.attribution.log_analysis.rules import Match, shipped
+
+_QUOTED = 240
+_TOLD_RANKS = 8
+_LATER_S = 2.0
+"""Ends on one node that are so far apart did not come at once."""
+_DETERMINISTIC: frozenset[Cause] = frozenset({"user_code", "configuration", "data"})
+_STRENGTHS = {1: 0.8, 2: 0.9, 3: 0.95}
+_SIGNALS: Mapping[str, tuple[Cause, str, float, str]] = {
+    "SIGKILL": (
+        "host",
+        "killed",
+        0.7,
+        "was killed from outside, by the kernel, a person or a tool",
+    ),
+    "SIGSEGV": ("framework", "segfault", 0.75, "read or wrote memory that is not its own"),
+    "SIGILL": (
+        "host",
+        "illegal_instruction",
+        0.6,
+        "met an instruction that no processor here has",
+    ),
+    "SIGFPE": ("framework", "arithmetic", 0.6, "divided by zero in native code"),
+    "SIGBUS": ("host", "bus_error", 0.65, "lost memory behind a mapping: mostly /dev/shm is full"),
+    "SIGABRT": ("framework", "aborted", 0.4, "was aborted by native code"),
+    "SIGTERM": ("scheduler", "terminated", 0.55, "was asked to end from outside"),
+    "SIGINT": ("scheduler", "operator", 0.55, "was interrupted, as by Ctrl-C"),
+    "SIGHUP": ("scheduler", "terminated", 0.5, "lost the terminal that it was started from"),
+    "SIGXCPU": ("scheduler", "time_limit", 0.7, "has used up its limit of CPU time"),
+}
+
+
+async def analyze(incident: Incident) -> Sequence[Claim]:
+    """What the ends of ranks and nodes say."""
+    return await asyncio.to_thread(_of_case, incident.case)
+
+
+def _of_case(case: Case) -> list[Claim]:
+    return [*_outside(case), *_nodes(case), *_ranks(case), *_saves(case)]
+
+
+def fingerprints(case: Case) -> dict[str, list[int]]:
+    """The failures of the round in which it began, and their ranks; without consequences."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for end in first_ends(case):
+        if not is_consequence(end):
+            found[fingerprint_of(end)].append(end.rank)
+    return dict(found)
+
+
+def first_ends(case: Case) -> list[RankEnd]:
+    """Those of the round in which the incident began; of the first one that has any, else."""
+    rounds = {end.round for end in case.ends}
+    first = case.round if case.round in rounds else min(rounds, default=case.round)
+    return [end for end in case.ends if end.round == first]
+
+
+def is_consequence(end: RankEnd) -> bool:
+    """It ended because another rank was no longer there, as far as its own words go."""
+    if _as_exit(end).is_secondary:
+        return True
+    match = _match(end)
+    return match is not None and match.rule.role == "cascade"
+
+
+def fingerprint_of(end: RankEnd) -> str:
+    """The failure without its accidents."""
+    if end.error_name:
+        function = end.place.rpartition(" in ")[2] if " in " in end.place else ""
+        return redact(fingerprint.of_exception(end.error_name, function, _headline(end)))
+    return f"{end.how}:{end.signal or end.exit_code}"
+
+
+def _as_exit(end: RankEnd) -> Exit:
+    error = ErrorRecord(name=end.error_name, text=end.error_text) if end.error_name else None
+    is_memory = end.how == "out_of_memory"
+    return Exit(
+        code=end.exit_code, signal=end.signal, error=error, memory="rank" if is_memory else ""
+    )
+
+
+# --- from outside ---
+
+
+def _outside(case: Case) -> Iterator[Claim]:
+    for act in case.outside:
+        whole = "the job" if act.node is None else act.node
+        if act.act == "preempted":
+            says = f"{whole} was preempted ({act.by}): {_clean(act.reason)}"
+            strength = 0.95 if case.trigger in {"preempted", "node_left"} else 0.7
+            yield Claim(
+                cause="scheduler", kind="preempted", says=says, strength=strength,
+                is_transient=True, fact=act.fact,
+            )  # fmt: skip
+        else:
+            says = f"{_clean(act.by)} asked for {act.act.replace('_', ' ')}: {_clean(act.reason)}"
+            strength = 0.97 if case.trigger in {"operator", "node_left"} else 0.5
+            yield Claim(
+                cause="scheduler", kind="operator", says=says, strength=strength, fact=act.fact,
+            )  # fmt: skip
+    if case.trigger in {"preempted", "operator"} and not case.outside:
+        kind = "preempted" if case.trigger == "preempted" else "operator"
+        yield Claim(
+            cause="scheduler", kind=kind, says=_clean(case.reason) or case.trigger, strength=0.9,
+            fact=case.trigger_fact,
+        )  # fmt: skip
+
+
+def _nodes(case: Case) -> Iterator[Claim]:
+    back = {sign.node: sign for sign in case.nodes if sign.sign == "returned"}
+    lost = [sign for sign in case.nodes if sign.sign == "lost"]
+    for sign in lost:
+        yield from _of_lost(case, sign, back.get(sign.node), len(lost))
+    if case.trigger == "node_lost" and case.node and not lost:
+        yield Claim(
+            cause="host", kind="node_lost", says=_lost(case.node, case.reason), strength=0.75,
+            ranks=case.ranks_of(case.node), nodes=(case.node,), fact=case.trigger_fact,
+        )  # fmt: skip
+    for sign in case.nodes:
+        if sign.sign == "left" and sign.cause in {"preempted", "drained", "operator"}:
+            kind = "preempted" if sign.cause == "preempted" else "operator"
+            yield Claim(
+                cause="scheduler", kind=kind, says=f"{sign.node} left: {_clean(sign.reason)}",
+                strength=0.9, fact=sign.fact,
+            )  # fmt: skip
+
+
+def _lost(node: str, reason: str) -> str:
+    said = _clean(reason)
+    return said if said.startswith(f"{node} ") else f"{node} was lost: {said}"
+
+
+def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> Iterator[Claim]:
+    if back is not None and back.cause == "cut_off":
+        yield Claim(
+            cause="network", kind="cut_off", strength=0.8, is_transient=True, fact=back.fact,
+            says=f"{sign.node} was cut off and came back: {_clean(back.reason)}",
+        )  # fmt: skip
+        yield Claim(
+            cause="host", kind="node_lost", says=f"{sign.node} runs", strength=0.9,
+            is_against=True, nodes=(sign.node,), fact=back.fact,
+        )  # fmt: skip
+    elif lost > 2:  # what takes several nodes at once is hardly one of them
+        yield Claim(
+            cause="network", kind="nodes_lost", says=f"{lost} nodes were lost, {sign.node} too",
+            strength=0.6, fact=sign.fact,
+        )  # fmt: skip
+    yield Claim(
+        cause="host", kind="node_lost", says=_lost(sign.node, sign.reason),
+        strength=0.85 if lost <= 2 else 0.45, ranks=case.ranks_of(sign.node),
+        nodes=(sign.node,), fact=sign.fact,
+    )  # fmt: skip
+
+
+def _saves(case: Case) -> Iterator[Claim]:
+    is_of_save = case.phase in {"checkpoint", "restore"} or any(
+        "heckpoint" in end.error_text or "heckpoint" in end.error_name for end in case.ends
+    )
+    for save in case.saves[:_TOLD_RANKS]:
+        match = shipped().match(save.reason)
+        cause: Cause = "storage" if match is None else _cause(match)
+        yield Claim(
+            cause=cause, kind=match.rule.failure_class if match else f"{save.stage}_failed",
+            says=f"a save failed ({save.stage}): {_clean(save.reason)}",
+            strength=0.7 if is_of_save else 0.35, fact=save.fact,
+            ranks=() if save.rank is None else (save.rank,),
+        )  # fmt: skip
+
+
+# --- ranks ---
+
+
+def _ranks(case: Case) -> Iterator[Claim]:
+    ends = first_ends(case)
+    lost = [end for end in ends if is_consequence(end)]
+    roots = [end for end in ends if not is_consequence(end)]
+    if lost:
+        yield Claim(
+            cause="unknown", kind="lost_peer", role="consequence", strength=0.9,
+            ranks=tuple(end.rank for end in lost), fact=lost[0].fact,
+            says=f"{_ranks_told([end.rank for end in lost])} lost a rank: {_text(lost[0])}",
+        )  # fmt: skip
+    alike: dict[str, list[RankEnd]] = defaultdict(list)
+    for end in roots:
+        alike[fingerprint_of(end)].append(end)
+    first = min((end.at for end in roots), default=None)
+    for same in alike.values():
+        claim = _of_alike(case, same)
+        late_s = (min(end.at for end in same) - first).total_seconds() if first else 0.0
+        if late_s > _LATER_S and len({end.node for end in roots}) == 1:
+            # One clock says that others were first.
+            claim = replace(claim, strength=0.6 * claim.strength)
+        yield claim
+
+
+def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
+    """One claim for all ranks that ended in the same way."""
+    end = same[0]
+    cause, kind, strength, what = _cause_of(end)
+    ranks = tuple(sorted(one.rank for one in same))
+    everybody = len(ranks) > 1 and len(ranks) == case.world_size
+    who = "every rank" if everybody else _ranks_told(ranks, end.node if len(ranks) == 1 else "")
+    if end.step is not None:
+        what = f"{what} after step {end.step}"
+    return Claim(
+        cause=cause,
+        kind=kind,
+        says=f"{who} {what}",
+        strength=strength,
+        ranks=ranks,
+        is_transient=_is_transient(end, cause, is_everywhere=everybody),
+        fingerprint=fingerprint_of(end),
+        fact=end.fact,
+    )
+
+
+def _is_transient(end: RankEnd, cause: Cause, *, is_everywhere: bool) -> bool | None:
+    if _as_exit(end).is_of_code or (cause in _DETERMINISTIC and is_everywhere):
+        return False
+    return None
+
+
+def _cause_of(end: RankEnd) -> tuple[Cause, str, float, str]:
+    """Cause, kind, strength, and what happened in words."""
+    if end.how == "out_of_memory":
+        return "host", "host_oom", 0.95, "was killed by the kernel: out of memory"
+    if end.error_name:
+        return _of_exception(end)
+    if end.signal is not None:
+        return _of_signal(end)
+    if end.how == "unknown":
+        return "unknown", "unseen", 0.4, "is gone, and nobody saw how"
+    if (match := _match(end)) is not None and match.rule.role == "root":
+        strength = 0.7 * _STRENGTHS[match.rule.severity]
+        what = f"exited with {end.exit_code}: {_clean(end.first_error)}"
+        return _cause(match), match.rule.failure_class, strength, what
+    said = f": {_clean(end.first_error)}" if end.first_error else ""
+    return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{said}"
+
+
+def _of_signal(end: RankEnd) -> tuple[Cause, str, float, str]:
+    name = end.signal or ""
+    cause, kind, strength, what = _SIGNALS.get(
+        name, ("unknown", "signal", 0.5, "was ended by a signal")
+    )
+    if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
+        cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
+        what = f"was aborted: {_clean(end.first_error)}"
+    return cause, kind, strength, f"{what} ({name})"
+
+
+def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
+    where = f" at {_clean(end.place)}" if end.place else ""
+    what = f"raised {_text(end)}{where}"
+    match = _match(end)
+    if _as_exit(end).is_of_code and end.error_name == "SystemExit":
+        return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
+    if match is not None and match.rule.role == "root":
+        rule = match.rule
+        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], what
+    if match is not None:
+        return "unknown", match.rule.failure_class, 0.4, what
+    strength = 0.85 if end.place else 0.7
+    return "user_code", "python_exception", strength, what
+
+
+def _match(end: RankEnd) -> Match | None:
+    if end.error_name:
+        return shipped().match(_headline(end, with_name=True))
+    return shipped().match(end.first_error) if end.first_error else None
+
+
+def _cause(match: Match) -> Cause:
+    return cause_of(match.rule.domain)
+
+
+def _headline(end: RankEnd, *, with_name: bool = False) -> str:
+    text = end.error_text.strip().partition("\n")[0][:1000]
+    name = end.error_name.rpartition(".")[2]
+    return f"{name}: {text}" if with_name and text else text or name
+
+
+def _text(end: RankEnd) -> str:
+    if end.error_name:
+        return _clean(_headline(end, with_name=True))
+    return _clean(end.first_error) or f"{end.signal or end.exit_code}"
+
+
+def _ranks_told(ranks: Sequence[int], node: str = "") -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}" + (f" ({node})" if node else "")
+    shown = ", ".join(map(str, sorted(ranks)[:_TOLD_RANKS]))
+    return f"ranks {shown}" + (", …" if len(ranks) > _TOLD_RANKS else "")
+
+
+def _clean(text: str) -> str:
+    return printable(redact(text.strip().partition("\n")[0][:_QUOTED]))

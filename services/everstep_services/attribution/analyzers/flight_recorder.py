@@ -1,0 +1,89 @@
+"""What the ranks' flight recorders say: who never came to a collective that the others wait in."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from everstep_services.attribution.domain.claims import Cause, Claim, Role
+from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
+from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
+from everstep_services.attribution.flight_recorder.verdicts import Fault, Kind, Report
+from everstep_services.attribution.incident import Incident
+
+_READERS = 2
+_FAULTS_MOST = 6
+_SUSPECTS_MOST = 8
+_MORE_SUSPECTS = 0.5
+"""What a fault with several suspects says of each of them, in parts."""
+
+
+class _Reading(NamedTuple):
+    """What a kind of fault means."""
+
+    role: Role
+    cause: Cause
+    strength: float
+
+
+_KINDS: Mapping[Kind, Sequence[_Reading]] = {
+    # The rank is elsewhere: where, others know. Mostly the script has led it there.
+    "never_joined": (_Reading("place", "unknown", 1.0), _Reading("root", "user_code", 0.5)),
+    "no_dump": (_Reading("place", "unknown", 0.7),),
+    "mismatch": (_Reading("root", "user_code", 1.0),),
+    "cycle": (_Reading("root", "user_code", 0.9),),
+    # All have joined: the ranks are where they should be, and the network is not.
+    "not_started": (_Reading("place", "unknown", 0.6), _Reading("root", "network", 0.5)),
+    "half_completed": (_Reading("place", "unknown", 0.6), _Reading("root", "network", 0.55)),
+    "stuck": (_Reading("root", "network", 0.5),),
+}
+
+
+async def analyze(incident: Incident) -> Sequence[Claim]:
+    """What the dumps say together; nothing where there are none."""
+    dumps: dict[int, bytes] = {}
+    fact: str | None = None
+    async for piece, rank, data in incident.contents("flight_recorder"):
+        if rank is not None and rank not in dumps:
+            dumps[rank] = data
+            fact = fact or piece.fact
+    if not dumps:
+        return ()
+    report = await asyncio.to_thread(_report, dumps, incident.case.world_size or None)
+    incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_FAULTS_MOST]]
+    return [
+        claim
+        for fault in report.faults[:_FAULTS_MOST]
+        for claim in _claims(fault, fact)
+        if report.verdict == "culprits"
+    ]
+
+
+def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
+    analysis = FlightAnalysis(world=world)
+    with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
+        files = [DumpFile(Path(name, f"dump_{rank}"), rank) for rank in dumps]
+        for file in files:
+            file.path.write_bytes(dumps[file.rank])
+        for dump in read_dumps(files, readers=min(_READERS, len(files))):
+            analysis.add(dump)
+    return analysis.report()
+
+
+def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:
+    suspects = fault.suspects[:_SUSPECTS_MOST]
+    ranks = tuple(one.rank for one in suspects)
+    is_clear = len(fault.suspects) <= 2
+    for reading in _KINDS[fault.kind]:
+        strength = min(fault.confidence, 1.0) * reading.strength
+        yield Claim(
+            cause=reading.cause,
+            kind=fault.kind,
+            role=reading.role,
+            says=fault.summary,
+            strength=strength if is_clear else strength * _MORE_SUSPECTS,
+            ranks=ranks,
+            fact=fact,
+            fingerprint=f"{fault.kind}" if reading.role == "root" else "",
+        )

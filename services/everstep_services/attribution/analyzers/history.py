@@ -1,0 +1,86 @@
+"""The same failure before: in this job, in others, and on the same nodes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from everstep.messages import Case, PastIncident
+from everstep_services.attribution.analyzers.ends import fingerprint_of, fingerprints
+from everstep_services.attribution.domain.claims import Claim, cause_of
+from everstep_services.attribution.incident import Incident
+
+_NODE_OFTEN = 2
+
+
+async def analyze(incident: Incident) -> Sequence[Claim]:
+    """What earlier incidents say about this one."""
+    return await asyncio.to_thread(_of_case, incident.case)
+
+
+def _of_case(case: Case) -> list[Claim]:
+    return [*_repeated(case), *_seen_before(case), *_nodes(case)]
+
+
+def _repeated(case: Case) -> Iterator[Claim]:
+    """The same failure in further rounds of this incident: nothing has stepped in between."""
+    later = {end.round for end in case.ends} - {case.round}
+    for name, ranks in fingerprints(case).items():
+        rounds = {end.round for end in case.ends if fingerprint_of(end) == name} & later
+        if rounds:
+            yield _same(
+                name, ranks, f"it came again in {len(rounds)} more rounds without a new step", 0.8
+            )
+
+
+def _seen_before(case: Case) -> Iterator[Claim]:
+    for name, ranks in fingerprints(case).items():
+        alike = [one for one in case.past if one.fingerprint == name]
+        own = [one for one in alike if one.job == case.job]
+        if own and not _has_advanced(case, own[-1]):
+            yield _same(
+                name, ranks, f"the same failure had ended {_times(len(own))} of this job", 0.7, own
+            )
+        elif alike:
+            jobs = {one.job for one in alike}
+            yield Claim(
+                cause=cause_of(alike[-1].cause), kind="seen_before", fingerprint=name,
+                ranks=tuple(ranks), strength=0.4,
+                says=f"the same failure was seen in {len(alike)} incidents of {len(jobs)} jobs",
+            )  # fmt: skip
+
+
+def _same(
+    name: str, ranks: Sequence[int], says: str, strength: float, own: Sequence[PastIncident] = ()
+) -> Claim:
+    return Claim(
+        cause=cause_of(own[-1].cause) if own and own[-1].is_corrected else "unknown",
+        kind="same_failure",
+        says=says,
+        strength=strength,
+        ranks=tuple(ranks),
+        is_transient=False,
+        fingerprint=name,
+    )
+
+
+def _has_advanced(case: Case, before: PastIncident) -> bool:
+    """The training got further than then: the failure does not hold it up."""
+    return case.step is not None and before.step is not None and case.step > before.step
+
+
+def _nodes(case: Case) -> Iterator[Claim]:
+    """Nodes that were culprits more than once lately."""
+    names = {member.node for member in case.members}
+    counts = Counter(node for one in case.past for node in set(one.nodes) if node in names)
+    for node, count in counts.most_common(4):
+        if count >= _NODE_OFTEN:
+            causes = Counter(one.cause for one in case.past if node in one.nodes)
+            yield Claim(
+                cause=cause_of(causes.most_common(1)[0][0]), kind="repeat_offender",
+                says=f"{node} was the culprit of {count} incidents lately", strength=0.4,
+                nodes=(node,),
+            )  # fmt: skip
+
+
+def _times(count: int) -> str:
+    return "a round" if count == 1 else f"{count} rounds"

@@ -1,0 +1,97 @@
+"""What the ends of ranks' logs and the kernel's log say failed first."""
+
+import asyncio
+import io
+from collections.abc import Iterator, Sequence
+
+from everstep.messages import EvidencePiece
+from everstep_services.attribution.domain.claims import NODE_CAUSES, Claim, cause_of
+from everstep_services.attribution.incident import Incident
+from everstep_services.attribution.log_analysis.analysis import LogAnalysis
+from everstep_services.attribution.log_analysis.files import take_stream
+from everstep_services.attribution.log_analysis.origins import Origin
+from everstep_services.attribution.log_analysis.report import Failure, Report
+from everstep_services.attribution.log_analysis.rules import shipped
+
+_QUOTED = 240
+_ALTERNATIVE = 0.5
+_WEAK = 0.5
+_KERNEL = "kernel_log"
+_BYTES_MOST = 64 << 20
+
+
+async def analyze(incident: Incident) -> Sequence[Claim]:
+    """Two analyses: lines of a kernel speak of its node, those of ranks of the training."""
+    return [
+        *await _of(incident, "log", "console"),
+        *await _of(incident, _KERNEL),
+    ]
+
+
+async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
+    read: list[tuple[EvidencePiece, int | None, bytes]] = []
+    size = 0
+    async for piece, rank, data in incident.contents(*kinds):
+        size += len(data)
+        if size > _BYTES_MOST:
+            incident.missing.append(f"{kinds[0]}: more than {_BYTES_MOST >> 20} MiB were not read")
+            break
+        read.append((piece, rank, data))
+    if not read:
+        return ()
+    world = incident.case.world_size or None
+    report = await asyncio.to_thread(_report, read, world)
+    is_kernel = kinds == (_KERNEL,)
+    return list(_claims(report, [piece for piece, _, _ in read], is_kernel=is_kernel))
+
+
+def _report(read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int | None) -> Report:
+    rules = shipped()
+    analysis = LogAnalysis(rules, world)
+    for number, (piece, rank, data) in enumerate(read):
+        analysis.names.append(piece.summary or piece.evidence)
+        origin = Origin(number, rank, node=piece.node)
+        take_stream(io.BytesIO(data), origin, analysis, rules)
+    return analysis.report()
+
+
+def _claims(report: Report, pieces: Sequence[EvidencePiece], *, is_kernel: bool) -> Iterator[Claim]:
+    if report.cause is None:
+        return
+    if report.verdict == "cause":
+        yield _claim(report.cause, report.confidence, report.culprits, pieces, is_kernel)
+    for one in report.alternatives:
+        if one.role == "root":
+            strength = _ALTERNATIVE * report.confidence
+            ranks = () if one.rank is None else (one.rank,)
+            yield _claim(one, strength, ranks, pieces, is_kernel)
+
+
+def _claim(
+    one: Failure,
+    strength: float,
+    ranks: Sequence[int],
+    pieces: Sequence[EvidencePiece],
+    is_kernel: bool,
+) -> Claim:
+    piece = pieces[one.file]
+    cause = cause_of(one.domain)
+    where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
+    is_of_node = is_kernel and cause in NODE_CAUSES and one.failure_class != "host_oom"
+    return Claim(
+        cause=cause,
+        kind=one.failure_class,
+        says=f"{where}: {one.means}: {one.quote[:_QUOTED]}",
+        strength=strength if one.role == "root" else strength * _WEAK,
+        ranks=tuple(ranks),
+        nodes=(piece.node,) if is_of_node else (),
+        fingerprint=one.fingerprint,
+        fact=piece.fact,
+        blob=piece.blob,
+    )
+
+
+def _who(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "a log"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"

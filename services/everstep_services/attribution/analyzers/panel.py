@@ -1,0 +1,107 @@
+"""Runs all analyzers at once. One that fails or is slow is named, and delays nobody."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from msgspec.structs import replace
+
+from everstep.messages import Case
+from everstep_services.attribution.analyzers import (
+    ends,
+    flight_recorder,
+    health,
+    history,
+    logs,
+    stacks,
+    stalls,
+    stragglers,
+)
+from everstep_services.attribution.domain.claims import MOST_SAID, Claim
+from everstep_services.attribution.incident import Analyzer, Fetch, Incident
+
+log = logging.getLogger(__name__)
+
+GROUP = "everstep.analyzers"
+"""The group of entry points that plug-ins register their analyzers in."""
+BUILT_IN: Mapping[str, Analyzer] = {
+    "ends": ends.analyze,
+    "stalls": stalls.analyze,
+    "flight_recorder": flight_recorder.analyze,
+    "stacks": stacks.analyze,
+    "logs": logs.analyze,
+    "health": health.analyze,
+    "stragglers": stragglers.analyze,
+    "history": history.analyze,
+}
+_CLAIMS_MOST = 256
+
+
+def installed() -> dict[str, Analyzer]:
+    """The built-in analyzers and those of plug-ins; a plug-in that cannot be loaded is logged."""
+    found = dict(BUILT_IN)
+    for point in entry_points(group=GROUP):
+        if point.name in BUILT_IN:
+            log.error("analyzer_refused name=%s reason='a built-in one has this name'", point.name)
+            continue
+        try:
+            found[point.name] = point.load()
+        except Exception as error:  # noqa: BLE001  a plug-in is anybody's code
+            log.error("analyzer_not_loaded name=%s error=%r", point.name, error)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What all analyzers said of an incident."""
+
+    claims: list[Claim]
+    missing: list[str]
+    """Evidence that could not be read, and analyzers that said nothing."""
+    is_partial: bool
+    """An analyzer was not done in time."""
+
+
+class Panel:
+    """All analyzers of this process."""
+
+    def __init__(self, analyzers: Mapping[str, Analyzer]) -> None:
+        self._analyzers = analyzers
+        self.failures = 0
+        """Analyses that raised or were late."""
+
+    async def hear(self, case: Case, fetch: Fetch, within_s: float) -> Heard:
+        """Ask all of them at once."""
+        answers = await asyncio.gather(
+            *(self._ask(name, Incident(case, fetch), within_s) for name in self._analyzers)
+        )
+        missing = dict.fromkeys(text for answer in answers for text in answer.missing)
+        return Heard(
+            claims=[claim for answer in answers for claim in answer.claims],
+            missing=list(missing),
+            is_partial=any(answer.is_partial for answer in answers),
+        )
+
+    async def _ask(self, name: str, incident: Incident, within_s: float) -> Heard:
+        is_late = False
+        try:
+            async with asyncio.timeout(within_s):
+                said = await self._analyzers[name](incident)
+            claims = [_named(name, claim) for claim in said[:_CLAIMS_MOST]]
+        except TimeoutError:
+            is_late, why = True, f"analyzer {name} was not done after {within_s:g} s"
+        except Exception as error:
+            log.warning("analyzer_failed name=%s error=%r", name, error, exc_info=True)
+            why = f"analyzer {name} failed: {type(error).__name__}: {error}"[:MOST_SAID]
+        else:
+            return Heard(claims, incident.missing, is_partial=False)
+        self.failures += 1
+        return Heard([], [*incident.missing, why], is_partial=is_late)
+
+
+def _named(name: str, claim: Claim) -> Claim:
+    if not isinstance(claim, Claim):
+        raise TypeError(f"it returned {type(claim).__name__}, and a Claim is wanted")
+    return replace(claim, analyzer=name, says=claim.says[:MOST_SAID])

@@ -1,0 +1,60 @@
+"""What stacks say: who stands elsewhere while the others wait, and what that rank does."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+
+from everstep_services.attribution.domain.claims import Claim, cause_of
+from everstep_services.attribution.incident import Incident
+from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
+from everstep_services.attribution.stack_analysis.files import read_content
+from everstep_services.attribution.stack_analysis.report import Report
+from everstep_services.attribution.stack_analysis.rules import shipped
+
+_SUSPECTS_MOST = 8
+_MORE_SUSPECTS = 0.5
+"""What is said of each of more than two suspects, in parts."""
+_ENDING = 0.3
+"""What is said of ranks that are ending, in parts: mostly they end since others did."""
+_OWN_DOMAIN = 0.75
+"""How much a stack tells of the cause, in parts of how much it tells of the place."""
+
+
+async def analyze(incident: Incident) -> Sequence[Claim]:
+    """What the stacks say together; nothing where there are none."""
+    dumps: dict[int, bytes] = {}
+    fact: str | None = None
+    async for piece, rank, data in incident.contents("stacks"):
+        if rank is not None and rank not in dumps:
+            dumps[rank] = data
+            fact = fact or piece.fact
+    if not dumps:
+        return ()
+    report = await asyncio.to_thread(_report, dumps, incident.case.world_size or None)
+    return list(_claims(report, fact)) if report.verdict == "odd_ranks" else ()
+
+
+def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
+    analysis = StackAnalysis(world=world, rules=shipped())
+    for rank, data in dumps.items():
+        analysis.add(read_content(data, rank, f"rank {rank}"))
+    return analysis.report()
+
+
+def _claims(report: Report, fact: str | None) -> Iterator[Claim]:
+    suspects = report.suspects[:_SUSPECTS_MOST]
+    parts = 1.0 if len(report.suspects) <= 2 else _MORE_SUSPECTS
+    if all(one.activity == "exit" for one in suspects):
+        parts *= _ENDING
+    strength = min(report.confidence, 1.0) * parts
+    yield Claim(
+        cause="unknown", kind="elsewhere", role="place", says=report.summary, strength=strength,
+        ranks=tuple(one.rank for one in suspects), fact=fact,
+    )  # fmt: skip
+    for one in suspects:
+        cause = cause_of(one.domain)
+        if cause != "unknown":
+            yield Claim(
+                cause=cause, kind=f"in_{one.activity}", strength=strength * _OWN_DOMAIN,
+                says=f"rank {one.rank}: {one.reason}", ranks=(one.rank,), fact=fact,
+                fingerprint=f"hang:{one.activity}",
+            )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Ranks that made no progress: who stopped first, in which section, in which state."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from everstep.messages import Case, Stall
+from everstep_services.attribution.domain.claims import Cause, Claim
+from everstep_services.attribution.incident import Incident
+
+_SECTIONS: Mapping[str, tuple[Cause, str]] = {
+    "data": ("data", "stuck_data_loader"),
+    "load": ("data", "stuck_data_loader"),
+    "input": ("data", "stuck_data_loader"),
+    "batch": ("data", "stuck_data_loader"),
+    "checkpoint": ("storage", "stuck_checkpoint"),
+    "save": ("storage", "stuck_checkpoint"),
+    "restore": ("storage", "stuck_restore"),
+}
+_COLLECTIVE = re.compile(
+    r"distributed_c10d|collective|\b(all_reduce|all_gather|reduce_scatter|barrier)\b"
+)
+_PHASES: Mapping[str, tuple[Cause, str]] = {"checkpoint": ("storage", "stuck_checkpoint")}
+
+
+async def analyze(incident: Incident) -> Sequence[Claim]:
+    """What stalls say."""
+    case = incident.case
+    return [*_located(case), *_elsewhere(case), *_stalled(case)]
+
+
+def _located(case: Case) -> Iterator[Claim]:
+    found = case.located
+    if found is None or not found.first_ranks or not found.waiting_ranks:
+        return
+    yield Claim(
+        cause="unknown",
+        kind="stopped_first",
+        role="place",
+        says=f"{_named(found.first_ranks)} stopped first: {found.reason}",
+        strength=0.75 if found.is_certain else 0.45,
+        ranks=found.first_ranks,
+        fact=found.fact,
+    )
+
+
+def _elsewhere(case: Case) -> Iterator[Claim]:
+    """Most wait in a collective; who does not is whom they wait for."""
+    known = [stall for stall in case.stalls if stall.blocked_in]
+    waiting = [stall for stall in known if _COLLECTIVE.search(stall.blocked_in)]
+    others = [stall for stall in known if stall not in waiting]
+    is_alone = not waiting and len(others) == 1 and case.world_size > 1
+    if not is_alone and not 0 < len(others) <= len(waiting):
+        return
+    ranks = tuple(sorted(stall.rank for stall in others))
+    says = f"{_named(ranks)} {'stands' if len(ranks) == 1 else 'stand'} in no collective"
+    if waiting:
+        says = f"{_named(sorted(stall.rank for stall in waiting))} wait in a collective, {says}"
+    says = f"{says}: {others[0].blocked_in}"
+    # Who waits for others is excused: a rank that has stalled alone waits for nobody.
+    yield Claim(
+        cause="unknown", kind="elsewhere", role="place", says=says, ranks=ranks,
+        strength=0.85 if waiting else 0.7,
+        fact=others[0].fact,
+    )  # fmt: skip
+    if _is_in_script(others[0]):
+        yield Claim(
+            cause="user_code", kind="elsewhere", says=says, strength=0.5, ranks=ranks,
+            fact=others[0].fact,
+        )  # fmt: skip
+
+
+def _is_in_script(stall: Stall) -> bool:
+    """It runs or sleeps, in no section that says what for."""
+    is_plain = stall.section is None or _of_section(stall.section) is None
+    return is_plain and stall.process_state[:1] in {"S", "R", ""}
+
+
+def _stalled(case: Case) -> Iterator[Claim]:
+    first = set(case.located.first_ranks) if case.located else set()
+    for stall in case.stalls[:32]:
+        yield from _of_kernel(stall)
+        is_other = bool(first) and stall.rank not in first
+        if is_other or _COLLECTIVE.search(stall.blocked_in):
+            continue  # it waits for others
+        guess = _PHASES.get(stall.phase) or _of_section(stall.section or "")
+        if guess is not None:
+            cause, kind = guess
+            where = stall.section or stall.phase
+            yield Claim(
+                cause=cause, kind=kind, strength=0.6 if first or len(case.stalls) == 1 else 0.4,
+                says=f"rank {stall.rank} was in {where} for {stall.waited_s:.1f} s "
+                f"(limit {stall.limit_s:g} s)",
+                ranks=(stall.rank,), fact=stall.fact,
+            )  # fmt: skip
+
+
+def _of_kernel(stall: Stall) -> Iterator[Claim]:
+    if stall.process_state.startswith(("T", "t")):
+        yield Claim(
+            cause="host", kind="stopped_process", strength=0.9, ranks=(stall.rank,),
+            says=f"rank {stall.rank} ({stall.node}) was stopped from outside (SIGSTOP or a "
+            f"debugger): the kernel shows it as stopped",
+            is_transient=True, fact=stall.fact,
+        )  # fmt: skip
+    elif stall.process_state.startswith("D"):
+        yield Claim(
+            cause="storage", kind="waits_in_kernel", strength=0.6, ranks=(stall.rank,),
+            says=f"rank {stall.rank} ({stall.node}) waits in the kernel"
+            + (f" ({stall.blocked_in})" if stall.blocked_in else ""),
+            fact=stall.fact,
+        )  # fmt: skip
+
+
+def _of_section(name: str) -> tuple[Cause, str] | None:
+    lower = name.lower()
+    return next((guess for word, guess in _SECTIONS.items() if word in lower), None)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return "ranks " + ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")

@@ -1,0 +1,71 @@
+"""What people may ask of attribution."""
+
+import asyncio
+
+from everstep.bus.asking import RefusalError
+from everstep.bus.ports import Bus, Handler
+from everstep.messages import CorrectVerdict, Done, Explain, Message
+from everstep_services.attribution.domain.claims import CAUSES
+from everstep_services.attribution.service import Attribution
+
+_CULPRITS_MOST = 1024
+_TEXT_MOST = 2000
+
+
+class Answers:
+    """One of any number of replicas; each answers from what all of them write down."""
+
+    def __init__(self, bus: Bus, attribution: Attribution) -> None:
+        self._bus = bus
+        self._attribution = attribution
+        self.open = asyncio.Event()
+        """Set once questions are heard."""
+
+    async def answer_for_ever(self) -> None:
+        """Answer until cancelled."""
+        handlers: dict[str, Handler] = {"explain": self._explain, "correct": self._correct}
+        async with self._bus.answer("attribution", handlers):
+            self.open.set()
+            await asyncio.Event().wait()
+
+    async def _explain(self, question: Message) -> Message:
+        assert isinstance(question, Explain)
+        found = await self._attribution.explained(
+            question.job, question.incident, again=question.again
+        )
+        if found is None:
+            raise _unknown(question.job, question.incident)
+        return found
+
+    async def _correct(self, question: Message) -> Message:
+        assert isinstance(question, CorrectVerdict)
+        if question.cause not in CAUSES:
+            raise RefusalError(
+                "422", f"{question.cause[:40]!r} is not a cause: use one of {', '.join(CAUSES)}"
+            )
+        if not question.by.strip():
+            raise RefusalError("422", "a correction needs the name of whoever makes it")
+        culprits = max(len(question.culprit_ranks), len(question.culprit_nodes))
+        if culprits > _CULPRITS_MOST or len(question.reason) > _TEXT_MOST:
+            raise RefusalError(
+                "422",
+                f"a correction may name {_CULPRITS_MOST} ranks and nodes, in {_TEXT_MOST} "
+                f"characters; it has {culprits} and {len(question.reason)}",
+            )
+        if any(rank < 0 for rank in question.culprit_ranks):
+            raise RefusalError("422", f"ranks begin at 0, got {min(question.culprit_ranks)}")
+        correction = await self._attribution.correct(question)
+        if correction is None:
+            raise _unknown(question.job, question.incident)
+        if correction.is_confirmation:
+            return Done(text=f"confirmed: {correction.cause}")
+        before = f" instead of {correction.was_cause}" if correction.was_cause else ""
+        return Done(text=f"taken down: {correction.cause}{before}; it holds from now on")
+
+
+def _unknown(job: str, incident: str) -> RefusalError:
+    return RefusalError(
+        "404",
+        f"no incident {incident[:80]!r} of {job} is remembered: only the newest few of a job are; "
+        f"`everstep incidents {job}` lists all",
+    )

@@ -1,0 +1,235 @@
+"""Keeps the cases of all jobs: reads every fact, writes a document a job."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+from everstep.bus.asking import RefusalError
+from everstep.bus.containment import Containment
+from everstep.bus.decided import facts_in
+from everstep.bus.errors import ConflictError, MessageTooLargeError
+from everstep.bus.ports import Batch, Bus, StreamPosition
+from everstep.clock import Clock
+from everstep.ids import new_id
+from everstep.messages import Case, CasesDocument, Fact, kind_of
+from everstep.subjects import CLUSTER, BadSubjectError
+from everstep_services.attribution.documents import (
+    BUCKET,
+    StoredCases,
+    UnreadableError,
+    cluster_document,
+    encoded,
+    fact_of,
+)
+from everstep_services.attribution.domain import case_facts, past
+from everstep_services.attribution.domain.case_facts import JobCases
+from everstep_services.attribution.domain.past import History
+from everstep_services.attribution.domain.verdicts import Moment
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Deed = Callable[[JobCases, Moment], tuple[T, Iterable[Fact]]]
+"""Changes cases, and says what is to be put on record. It may be done again on newer cases."""
+Changed = Callable[[str, str], None]
+"""Hears of each case that a fact has changed: job and incident."""
+_ATTEMPTS = 20
+
+
+class CaseKeeper:
+    """One of any number of replicas. The one that leads reads on; any may change a case."""
+
+    def __init__(self, bus: Bus, clock: Clock, keep_days: int) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._keep = timedelta(days=keep_days)
+        self._documents = bus.documents(BUCKET)
+        self._jobs: dict[str, StoredCases] = {}
+        self._lock = asyncio.Lock()
+        self._revision = 0
+        self._contained = Containment("the cases")
+        self.history = History(CasesDocument())
+        self.counts: Counter[str] = Counter()
+        self.leads = False
+
+    @property
+    def failures(self) -> int:
+        """Facts whose handling failed."""
+        return self._contained.failures
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def open_cases(self) -> Iterator[Case]:
+        """The cases whose incident is not closed, as the replica that leads has them."""
+        for stored in self._jobs.values():
+            yield from (case for case in stored.cases.cases if not case.outcome)
+
+    def unjudged(self) -> Iterator[Case]:
+        """Cases without a verdict."""
+        for stored in self._jobs.values():
+            yield from (case for case in stored.cases.cases if case.verdict is None)
+
+    def moment(self) -> Moment:
+        """Now."""
+        return Moment(self._clock.wall(), new_id)
+
+    def case(self, job: str, incident: str) -> Case | None:
+        """As the replica that leads has it."""
+        stored = self._jobs.get(job)
+        return None if stored is None else stored.cases.case(incident)
+
+    async def read(self, job: str, incident: str) -> Case | None:
+        """As it was written last, or as the replica that leads has it."""
+        if self.leads and (case := self.case(job, incident)) is not None:
+            return case
+        return (await self._load(job)).cases.case(incident)
+
+    async def known_history(self) -> History:
+        """What is remembered beyond this job."""
+        if self.leads:
+            return self.history
+        found = await self._documents.get(CLUSTER)
+        return History(cluster_document(found.data))
+
+    # --- leading ---
+
+    async def begin(self) -> StreamPosition | None:
+        """Load everything, and say from where to read on."""
+        found = await self._documents.get(CLUSTER)
+        document = cluster_document(found.data)
+        self._revision = found.revision if found.data is not None else 0
+        self.history = History(document)
+        for job in await self._documents.keys():
+            if job != CLUSTER:
+                try:
+                    self._jobs[job] = await self._load(job)
+                except UnreadableError as error:
+                    log.warning("job_passed_over job=%s error=%s", job, error)
+        if not document.stream:
+            return None
+        return StreamPosition(document.stream, document.sequence)
+
+    def end(self) -> None:
+        """Another replica leads."""
+        self.leads = False
+        self._jobs.clear()
+
+    async def take(self, batch: Batch, changed: Changed) -> None:
+        """Add the facts of a batch to their cases."""
+        self.counts["facts_read"] += len(batch.facts)
+        self.counts["facts_missed"] += batch.missed
+        async with self._lock:
+            for one in batch.facts:
+                fact = fact_of(one)
+                if fact is not None:
+                    at = StreamPosition(batch.position.stream, one.sequence)
+                    with self._contained.of(kind_of(fact)):
+                        await self._take(at, fact, changed)
+
+    async def _take(self, at: StreamPosition, fact: Fact, changed: Changed) -> None:
+        if isinstance(fact, case_facts.READ) and fact.job != CLUSTER:
+            try:
+                stored = self._jobs.get(fact.job) or await self._load(fact.job)
+            except (UnreadableError, BadSubjectError) as error:
+                log.warning("fact_passed_over job=%s error=%s", fact.job, error)
+                return
+            self._jobs[fact.job] = stored
+            incident = stored.take(at, fact)
+            if incident is not None:
+                changed(fact.job, incident)
+        if isinstance(fact, past.READ):
+            known = self._jobs.get(fact.job)
+            self.history.take(fact, None if known is None else known.cases.document.step)
+
+    async def write_news(self) -> None:
+        """Write the jobs whose cases have changed."""
+        async with self._lock:
+            for stored in [one for one in self._jobs.values() if one.has_news]:
+                await self._write_or_again(stored)
+
+    async def write_position(self, position: StreamPosition) -> None:
+        """Write whatever is not written, and how far the facts were read."""
+        async with self._lock:
+            for stored in [one for one in self._jobs.values() if one.pending]:
+                await self._write_or_again(stored)
+            document = CasesDocument(
+                stream=position.stream,
+                sequence=position.sequence,
+                past=self.history.past,
+                nodes=self.history.signs,
+            )
+            self._revision = await self._documents.put(
+                CLUSTER, encoded(document), revision=self._revision
+            )
+
+    async def forget_old(self) -> None:
+        """Drop the cases of jobs that ended long ago."""
+        now = self._clock.wall()
+        async with self._lock:
+            for job, stored in list(self._jobs.items()):
+                ended = stored.cases.document.ended_at
+                if ended is not None and now - ended > self._keep:
+                    await self._documents.delete(job, revision=stored.revision)
+                    del self._jobs[job]
+
+    # --- changing ---
+
+    async def change(self, job: str, deed: Deed[T]) -> T:
+        """Do something to a job's cases, write it, and put on record what it decides."""
+        async with self._lock:
+            for _ in range(_ATTEMPTS):
+                mine = self._jobs.get(job) if self.leads else None
+                stored = mine or await self._load(job)
+                done, facts = deed(stored.cases, self.moment())
+                stored.decided = list(facts)
+                if not stored.decided or await self._write(stored):
+                    return done
+        raise RefusalError("503", f"others change the cases of {job} all the time: ask again")
+
+    async def _write_or_again(self, stored: StoredCases) -> None:
+        for _ in range(_ATTEMPTS):
+            if await self._write(self._jobs.get(stored.job, stored)):
+                return
+
+    async def _write(self, stored: StoredCases) -> bool:
+        """False when somebody else wrote first; then it is as they have written it."""
+        for fact in facts_in(stored.outbox):
+            await self._bus.record(fact)
+        stored.outbox = ()
+        try:
+            revision = await self._put(stored)
+        except ConflictError:
+            self.counts["conflicts"] += 1
+            await self._reload(stored)
+            return False
+        for fact in stored.decided:
+            await self._bus.record(fact)
+        stored.settle(revision)
+        return True
+
+    async def _put(self, stored: StoredCases) -> int:
+        while True:
+            try:
+                return await self._documents.put(
+                    stored.job, stored.encoded(), revision=stored.revision
+                )
+            except MessageTooLargeError:
+                if not stored.cases.drop_oldest():
+                    raise
+                log.warning("case_dropped job=%s reason='its document is too large'", stored.job)
+
+    async def _reload(self, stored: StoredCases) -> None:
+        """What others have written, with the facts that only we have read."""
+        if self._jobs.get(stored.job) is not stored:
+            return
+        fresh = await self._load(stored.job)
+        for at, fact in stored.pending:
+            fresh.take(at, fact)
+        self._jobs[stored.job] = fresh
+
+    async def _load(self, job: str) -> StoredCases:
+        return StoredCases(await self._documents.get(job))

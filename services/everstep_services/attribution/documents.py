@@ -1,0 +1,101 @@
+"""The cases of a job as of one revision of their document."""
+
+import msgspec
+
+from everstep.bus import decided
+from everstep.bus.ports import Delivered, Document, StreamPosition
+from everstep.errors import EverstepError
+from everstep.messages import CasesDocument, Fact, kind_of
+from everstep.messages.codec import encode
+from everstep_services.attribution.domain import case_facts, past
+from everstep_services.attribution.domain.case_facts import JobCases
+
+BUCKET = "CASES"
+_ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message
+_DECODER = msgspec.json.Decoder(CasesDocument)
+_KINDS = frozenset(kind_of(one) for one in (*case_facts.READ, *past.READ))
+_PENDING_MOST = 10_000
+
+
+class UnreadableError(EverstepError):
+    """What is stored cannot be read. Nothing of it is decided on."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(
+            f"what the bus holds about incidents of {key} cannot be read ({why}): a newer release "
+            f"may have written it; else remove key {key} of bucket {BUCKET}"
+        )
+
+
+class StoredCases:
+    """The cases of a job, and which facts are in them."""
+
+    def __init__(self, document: Document) -> None:
+        try:
+            found = CasesDocument() if document.data is None else _DECODER.decode(document.data)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise UnreadableError(document.key, str(error)) from error
+        self.job = document.key
+        self.revision = document.revision if document.data is not None else 0
+        self.cases = JobCases(document.key, found)
+        self.position = StreamPosition(found.stream, found.sequence)
+        self.outbox = found.outbox
+        """Facts in the stored document that may not be recorded."""
+        self.decided: list[Fact] = []
+        """Facts to put on record with the next write."""
+        self.pending: list[tuple[StreamPosition, Fact]] = []
+        """Facts that were taken since it was stored."""
+        self.has_news = False
+        """A case has changed: it is to be written soon."""
+
+    def has_read(self, at: StreamPosition) -> bool:
+        """The fact at this place is in it already."""
+        return self.position.stream == at.stream and at.sequence <= self.position.sequence
+
+    def take(self, at: StreamPosition, fact: Fact) -> str | None:
+        """Add a fact. The incident whose case it has changed."""
+        if self.has_read(at):
+            return None
+        before = self.cases.document.cases
+        incident = self.cases.take(fact)
+        self.position = at
+        if self.cases.document.cases is not before:
+            self.has_news = True
+        if len(self.pending) < _PENDING_MOST:
+            self.pending.append((at, fact))
+        return incident
+
+    def encoded(self) -> bytes:
+        """What to write."""
+        said = tuple(encode(fact).decode() for fact in self.decided)
+        document = msgspec.structs.replace(
+            self.cases.document,
+            stream=self.position.stream,
+            sequence=self.position.sequence,
+            outbox=(*self.outbox, *said),
+        )
+        return _ENCODER.encode(document)
+
+    def settle(self, revision: int) -> None:
+        """It was written, and what it decided is on record."""
+        self.revision = revision
+        self.outbox = tuple(encode(fact).decode() for fact in self.decided)
+        self.decided, self.pending, self.has_news = [], [], False
+
+
+def cluster_document(data: bytes | None) -> CasesDocument:
+    """The document of all jobs."""
+    try:
+        return CasesDocument() if data is None else _DECODER.decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UnreadableError("_cluster", str(error)) from error
+
+
+def encoded(document: CasesDocument) -> bytes:
+    """A document to write."""
+    return _ENCODER.encode(document)
+
+
+def fact_of(message: Delivered) -> Fact | None:
+    """A fact about incidents or nodes; None for any other, and for what cannot be read."""
+    return decided.fact_of(message, _KINDS)

@@ -1,0 +1,430 @@
+"""What each fact adds to the cases of a job. Pure, and bounded whatever is sent."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+from msgspec.structs import replace
+
+from everstep.messages import (
+    Case,
+    CasesDocument,
+    CheckpointFailed,
+    ErrorRecord,
+    EvidenceCollected,
+    EvidencePiece,
+    Fact,
+    IncidentClosed,
+    IncidentOpened,
+    JobEnded,
+    LocatedStall,
+    NodeLeft,
+    NodeLost,
+    NodeReturned,
+    NodeSign,
+    OperatorActed,
+    OutsideAct,
+    PreemptionNoticed,
+    ProgressMade,
+    RankEnd,
+    RankExited,
+    RanksStopped,
+    RankStalled,
+    RestoreFailed,
+    RoundFormed,
+    SaveFailure,
+    SlowRankSign,
+    Stall,
+    StallLocated,
+    StragglerCleared,
+    StragglerFound,
+    VerdictCorrected,
+    VerdictReached,
+)
+from everstep.messages.base import Time
+
+CASES_MOST: Final = 8
+"""Of a job: older ones are no longer amended."""
+_ENDS_MOST = 2048
+_WHOLE_ENDS_MOST = 64
+"""So many ends are kept with their tracebacks."""
+_PIECES_MOST = 512
+_SIGNS_MOST = 64
+_SLOW_MOST = 64
+_TEXT_MOST = 1024
+_SHORT_MOST = 240
+_TRACEBACK_MOST = 4096
+_ENDS_A_JOB = frozenset({"stop_job", "restart_job", "drain_node"})
+_CAPTURE = "capture"
+"""How the ids of captures begin, which are no incidents."""
+_LEFT_BADLY = frozenset({"preempted", "drained", "excluded", "operator", "failed"})
+
+
+class JobCases:
+    """The cases of one job."""
+
+    def __init__(self, job: str, document: CasesDocument) -> None:
+        self.job = job
+        self._document = document
+
+    @property
+    def document(self) -> CasesDocument:
+        """All of it."""
+        return self._document
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The newest incidents, the oldest first."""
+        return tuple(case for case in self._document.cases if case.incident)
+
+    def case(self, incident: str) -> Case | None:
+        """One incident, if it is remembered."""
+        return next((one for one in self.cases if one.incident == incident), None)
+
+    def take(self, fact: Fact) -> str | None:
+        """Add a fact. The incident whose case it has changed, if there is one."""
+        added = self.TAKEN.get(type(fact))
+        return None if added is None else added(self, fact)
+
+    def put(self, case: Case) -> None:
+        """Put a case in the place of the one with its incident."""
+        cases = [one for one in self._document.cases if one.incident != case.incident]
+        self._document = replace(self._document, cases=tuple([*cases, case][-CASES_MOST:]))
+
+    def amend(self, case: Case) -> None:
+        """The same, in its place among the others."""
+        cases = (case if one.incident == case.incident else one for one in self._document.cases)
+        self._document = replace(self._document, cases=tuple(cases))
+
+    def drop_oldest(self) -> bool:
+        """Forget the oldest case, where all of them are too large; False if there is only one."""
+        if len(self._document.cases) < 2:
+            return False
+        self._document = replace(self._document, cases=self._document.cases[1:])
+        return True
+
+    # --- what a fact changes ---
+
+    def _formed(self, fact: RoundFormed) -> None:
+        doc = self._document
+        if fact.round < doc.round:
+            return
+        kept = tuple(case for case in doc.cases if case.incident)  # what led to nothing is over
+        slow = doc.slow if fact.round == doc.round else ()
+        self._document = replace(
+            doc, cases=kept, members=fact.members, round=fact.round,
+            world_size=fact.world_size, slow=slow, ended_at=None,
+        )  # fmt: skip
+
+    def _opened(self, fact: IncidentOpened) -> str:
+        known = self.case(fact.incident)
+        case = known or self._adopted(fact)
+        self.put(
+            replace(
+                case,
+                trigger=fact.trigger,
+                reason=fact.reason[:_TEXT_MOST],
+                trigger_fact=fact.trigger_fact,
+                node=fact.node,
+                rank=fact.rank,
+                step=fact.step if fact.step is not None else self._document.step,
+                phase=fact.phase,
+                section=fact.section,
+                opened_at=fact.at,
+                slow=self._document.slow,
+            )
+        )
+        return fact.incident
+
+    def _adopted(self, fact: IncidentOpened) -> Case:
+        """What was heard of the round before its incident was opened belongs to it."""
+        round_ = self._document.round if fact.round is None else fact.round
+        waiting = next((one for one in self._document.cases if not one.incident), None)
+        if waiting is not None and waiting.round == round_:
+            kept = tuple(one for one in self._document.cases if one.incident)
+            self._document = replace(self._document, cases=kept)
+            return replace(waiting, incident=fact.incident)
+        return self._blank(fact.incident, round_)
+
+    def _blank(self, incident: str, round_: int) -> Case:
+        doc = self._document
+        is_known = round_ == doc.round
+        return Case(
+            job=self.job,
+            incident=incident,
+            round=round_,
+            members=doc.members if is_known else (),
+            world_size=doc.world_size if is_known else 0,
+        )
+
+    def _closed(self, fact: IncidentClosed) -> str:
+        case = self.case(fact.incident) or self._adopted_late(fact.incident, fact.round)
+        case = replace(case, outcome=fact.outcome)
+        if fact.trigger:
+            case = replace(
+                case, trigger=fact.trigger, reason=fact.cause[:_TEXT_MOST],
+                trigger_fact=fact.trigger_fact, node=fact.node, rank=fact.rank,
+            )  # fmt: skip
+        return self._keep(case)
+
+    def _adopted_late(self, incident: str, round_: int | None) -> Case:
+        """The case of an incident whose opening was not heard, or is heard later."""
+        return self._blank(incident, self._document.round if round_ is None else round_)
+
+    def _keep(self, case: Case) -> str:
+        if self.case(case.incident) is None:
+            self.put(case)
+        else:
+            self.amend(case)
+        return case.incident
+
+    def _exited(self, fact: RankExited) -> str | None:
+        if fact.how == "done":
+            return None
+        case = self._of(fact.round, fact.incident)
+        if any(one.rank == fact.rank and one.round == fact.round for one in case.ends):
+            return None
+        if len(case.ends) >= _ENDS_MOST:
+            return self._changed(replace(case, more_ends=case.more_ends + 1))
+        end = _end(fact, is_whole=len(case.ends) < _WHOLE_ENDS_MOST)
+        return self._changed(replace(case, ends=(*case.ends, end)))
+
+    def _stalled(self, fact: RankStalled) -> str | None:
+        if not fact.is_fatal:
+            return None
+        case = self._of(fact.round, None)
+        stall = Stall(
+            rank=fact.rank,
+            node=fact.node,
+            fact=fact.id,
+            round=fact.round,
+            phase=fact.phase,
+            waited_s=fact.waited_s,
+            limit_s=fact.limit_s,
+            section=fact.section,
+            step=fact.step,
+            signal=fact.signal,
+            blocked_in=fact.blocked_in[:_SHORT_MOST],
+            process_state=fact.process_state[:8],
+        )
+        return self._changed(replace(case, stalls=_added(case.stalls, stall, _ENDS_MOST)))
+
+    def _located(self, fact: StallLocated) -> str | None:
+        located = LocatedStall(
+            fact=fact.id,
+            first_ranks=fact.first_ranks[:_PIECES_MOST],
+            reason=fact.reason[:_TEXT_MOST],
+            waiting_ranks=fact.waiting_ranks,
+            section=fact.section,
+            is_certain=fact.is_certain,
+        )
+        return self._changed(replace(self._of(fact.round, None), located=located))
+
+    def _evidence(self, fact: EvidenceCollected) -> str | None:
+        case = self.case(fact.incident) or self._waiting(fact)
+        if case is None:
+            return None
+        piece = EvidencePiece(
+            evidence=fact.evidence,
+            node=fact.node,
+            fact=fact.id,
+            rank=fact.rank,
+            blob=fact.blob,
+            summary=fact.summary[:_TEXT_MOST],
+            missing=fact.missing[:_SHORT_MOST],
+        )
+        evidence = _added(case.evidence, piece, _PIECES_MOST)
+        return self._changed(replace(case, evidence=evidence))
+
+    def _waiting(self, fact: EvidenceCollected) -> Case | None:
+        """The case of an incident that will be opened; None for a capture, and for old ones."""
+        if fact.round is None or fact.round != self._document.round:
+            return None
+        case = self._of(fact.round, None)
+        return None if case.incident or fact.incident.startswith(_CAPTURE) else case
+
+    def _stopped(self, fact: RanksStopped) -> str | None:
+        case = self._of(fact.round, None)
+        if fact.node in case.stopped:
+            return None
+        return self._changed(replace(case, stopped=(*case.stopped, fact.node)))
+
+    def _lost(self, fact: NodeLost) -> str | None:
+        return self._sign(fact, _sign(fact, fact.node, "lost", fact.reason))
+
+    def _returned(self, fact: NodeReturned) -> str | None:
+        sign = _sign(fact, fact.node, "returned", fact.reason, cause=fact.how)
+        return self._sign(fact, sign, is_late=True)
+
+    def _left(self, fact: NodeLeft) -> str | None:
+        if fact.cause not in _LEFT_BADLY:
+            return None
+        return self._sign(fact, _sign(fact, fact.node, "left", fact.reason, cause=fact.cause))
+
+    def _sign(self, fact: Fact, sign: NodeSign, *, is_late: bool = False) -> str | None:
+        """Add it to the incident of its round; what only ends something begins no case."""
+        if is_late:
+            case = next((one for one in reversed(self.cases) if _names(one.nodes, sign.node)), None)
+            if case is None:
+                return None
+        else:
+            case = self._of(self._document.round if fact.round is None else fact.round, None)
+        return self._changed(replace(case, nodes=_added(case.nodes, sign, _SIGNS_MOST)))
+
+    def _noticed(self, fact: PreemptionNoticed) -> str | None:
+        act = OutsideAct(
+            act="preempted", by=fact.origin, reason=fact.reason[:_SHORT_MOST], fact=fact.id,
+            node=None if fact.is_whole_job else fact.node,
+        )  # fmt: skip
+        return self._from_outside(fact, act)
+
+    def _operated(self, fact: OperatorActed) -> str | None:
+        if fact.outcome != "accepted" or fact.action not in _ENDS_A_JOB:
+            return None
+        act = OutsideAct(
+            act=fact.action, by=fact.by, reason=fact.reason[:_SHORT_MOST], fact=fact.id,
+            node=fact.target or None,
+        )  # fmt: skip
+        return self._from_outside(fact, act)
+
+    def _from_outside(self, fact: Fact, act: OutsideAct) -> str | None:
+        case = self._of(self._document.round if fact.round is None else fact.round, None)
+        return self._changed(replace(case, outside=_added(case.outside, act, _SIGNS_MOST)))
+
+    def _save_failed(self, fact: CheckpointFailed) -> str | None:
+        failure = SaveFailure(
+            fact=fact.id, stage=fact.stage, reason=fact.reason[:_SHORT_MOST],
+            node=fact.node, rank=fact.rank,
+        )  # fmt: skip
+        return self._saves(fact.round, failure)
+
+    def _restore_failed(self, fact: RestoreFailed) -> str | None:
+        failure = SaveFailure(fact=fact.id, stage="restore", reason=fact.reason[:_SHORT_MOST])
+        return self._saves(fact.round, failure)
+
+    def _saves(self, round_: int, failure: SaveFailure) -> str | None:
+        case = self._of(round_, None)
+        return self._changed(replace(case, saves=_added(case.saves, failure, _SIGNS_MOST)))
+
+    def _slow(self, fact: StragglerFound) -> None:
+        sign = SlowRankSign(
+            rank=fact.rank, node=fact.node, cause=fact.cause, fact=fact.id,
+            reason=fact.reason[:_SHORT_MOST], confidence=fact.confidence,
+        )  # fmt: skip
+        slow = [one for one in self._document.slow if one.rank != fact.rank]
+        self._document = replace(self._document, slow=tuple([*slow, sign][-_SLOW_MOST:]))
+
+    def _fast(self, fact: StragglerCleared) -> None:
+        slow = tuple(one for one in self._document.slow if one.fact != fact.finding)
+        self._document = replace(self._document, slow=slow)
+
+    def _progress(self, fact: ProgressMade) -> None:
+        self._document = replace(self._document, step=fact.step)
+
+    def _job_ended(self, fact: JobEnded) -> None:
+        self._document = replace(self._document, ended_at=fact.at)
+
+    def _judged(self, fact: VerdictReached) -> None:
+        """A verdict of another replica, or one that was made again from the stream."""
+        case = self.case(fact.incident)
+        held = None if case is None else case.verdict
+        if case is not None and (held is None or held.revision < fact.revision):
+            self.amend(replace(case, verdict=fact))
+
+    def _corrected(self, fact: VerdictCorrected) -> None:
+        case = self.case(fact.incident)
+        if case is not None and (case.correction is None or case.correction.at < fact.at):
+            self.amend(replace(case, correction=fact))
+
+    # --- where it belongs ---
+
+    def _of(self, round_: int, incident: str | None) -> Case:
+        """The case of a fact: its incident's, its round's, or one that waits for an incident."""
+        named = None if incident is None else self.case(incident)
+        if named is not None:
+            return named
+        for case in reversed(self._document.cases):
+            is_going_on = case.incident and not case.outcome and case.round <= round_
+            if case.round == round_ or is_going_on:
+                return case
+        return self._blank("", round_)
+
+    def _changed(self, case: Case) -> str | None:
+        if case.incident:
+            self.amend(case)
+            return case.incident
+        kept = [one for one in self._document.cases if one.incident]
+        self._document = replace(self._document, cases=(*kept[-CASES_MOST + 1 :], case))
+        return None
+
+    TAKEN: ClassVar[Mapping[type[Fact], Callable[[Any, Any], str | None]]] = {
+        CheckpointFailed: _save_failed,
+        EvidenceCollected: _evidence,
+        IncidentClosed: _closed,
+        IncidentOpened: _opened,
+        JobEnded: _job_ended,
+        NodeLeft: _left,
+        NodeLost: _lost,
+        NodeReturned: _returned,
+        OperatorActed: _operated,
+        PreemptionNoticed: _noticed,
+        ProgressMade: _progress,
+        RankExited: _exited,
+        RankStalled: _stalled,
+        RanksStopped: _stopped,
+        RestoreFailed: _restore_failed,
+        RoundFormed: _formed,
+        StallLocated: _located,
+        StragglerCleared: _fast,
+        StragglerFound: _slow,
+        VerdictCorrected: _corrected,
+        VerdictReached: _judged,
+    }
+
+
+def _end(fact: RankExited, *, is_whole: bool) -> RankEnd:
+    error = fact.error or ErrorRecord(name="", text="")
+    most = _TEXT_MOST if is_whole else _SHORT_MOST
+    return RankEnd(
+        rank=fact.rank,
+        node=fact.node,
+        fact=fact.id,
+        how=fact.how,
+        round=fact.round,
+        at=fact.at,
+        exit_code=fact.exit_code,
+        signal=fact.signal,
+        error_name=error.name[:_SHORT_MOST],
+        error_text=error.text[:most],
+        place=error.place[:_SHORT_MOST],
+        traceback=error.traceback[-_TRACEBACK_MOST:] if is_whole else "",
+        chain=tuple(name[:_SHORT_MOST] for name in error.chain[:8]),
+        raised_at=error.at,
+        first_error=fact.first_error[:most],
+        step=fact.step,
+        section=fact.section,
+        core_dumped=fact.core_dumped,
+    )
+
+
+def _sign(fact: Fact, node: str, sign: str, reason: str, *, cause: str = "") -> NodeSign:
+    return NodeSign(
+        node=node, sign=sign, reason=reason[:_SHORT_MOST], fact=fact.id, at=_at(fact), cause=cause
+    )
+
+
+def _at(fact: Fact) -> Time:
+    return fact.at
+
+
+def _names(signs: Iterable[NodeSign], node: str) -> bool:
+    return any(sign.node == node for sign in signs)
+
+
+def _added(parts: tuple[Any, ...], part: Any, most: int) -> tuple[Any, ...]:
+    """With this one, unless it is there or there are too many: the first ones tell the most."""
+    is_known = any(one.fact == part.fact for one in parts)
+    return parts if is_known or len(parts) >= most else (*parts, part)
+
+
+READ: tuple[type[Fact], ...] = tuple(JobCases.TAKEN)
+"""The kinds of facts of jobs that say something about incidents."""

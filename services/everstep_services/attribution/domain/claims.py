@@ -1,0 +1,65 @@
+"""What an analyzer says about an incident: one cause, about whom, how strongly, from what."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from everstep.messages import BlobRef
+
+Cause = Literal[
+    "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
+    "scheduler", "unknown",
+]  # fmt: skip
+"""Whose trouble it is."""
+Role = Literal["root", "place", "consequence"]
+"""`root` names a cause. `place` names the ranks where it is, and leaves open why. `consequence`
+names ranks that failed because of others: they are nobody's culprits."""
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+NODE_CAUSES: frozenset[Cause] = frozenset({"gpu", "host", "network", "storage"})
+"""Causes that may be a node's fault."""
+MOST_SAID = 600
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement of one analyzer."""
+
+    cause: Cause
+    kind: str
+    """Finer than the cause: `python_exception`, `never_joined`."""
+    says: str
+    """For people, with ranks and numbers."""
+    strength: float
+    """0 to 1: how often it is right, by the analyzer's own account."""
+    role: Role = "root"
+    is_against: bool = False
+    """It speaks against this cause, for these ranks and nodes."""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """Nodes that this is evidence of: never merely the nodes that the ranks run on."""
+    is_transient: bool | None = None
+    """The same run may succeed next time; None where that cannot be told."""
+    fingerprint: str = ""
+    """The failure without its accidents."""
+    fact: str | None = None
+    """The fact that it comes from."""
+    blob: BlobRef | None = None
+    """The blob that it comes from."""
+    analyzer: str = ""
+    """Who says so; filled in by whoever runs the analyzers."""
+
+
+def cause_of(text: str) -> Cause:
+    """The cause class with this name, in any spelling; `unknown` for any other word."""
+    name = text.strip().lower().replace(" ", "_").replace("-", "_")
+    return next((cause for cause in CAUSES if cause == name), "unknown")
+
+
+def is_sound(claim: Claim) -> bool:
+    """Its values can be weighed: an analyzer may come from anybody."""
+    return (
+        claim.cause in CAUSES
+        and 0.0 <= claim.strength <= 1.0
+        and claim.role in get_args(Role)
+        and all(type(rank) is int and 0 <= rank < 2**53 for rank in claim.ranks)
+    )

@@ -1,0 +1,143 @@
+"""Claims that say the same, together: each explanation has a cause, a place, and a score."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from everstep_services.attribution.domain.claims import NODE_CAUSES, Cause, Claim
+from everstep_services.attribution.domain.weights import Weights
+
+_STRONG = 0.75
+"""A rank that lost its peer may still be a root, if a claim about it is so strong."""
+_SAYS_NODES = 0.5
+"""A node is named only from claims that are at least so strong."""
+NOT_OF_NODES = frozenset({"history", "stragglers"})
+"""What they know of a node is of other times: nobody is named by that alone."""
+
+
+@dataclass(slots=True)
+class Explanation:
+    """One cause, and what speaks for and against it."""
+
+    cause: Cause
+    claims: list[Claim] = field(default_factory=list)
+    places: list[Claim] = field(default_factory=list)
+    """Claims that name its ranks, and no cause."""
+    against: list[Claim] = field(default_factory=list)
+    score: float = 0.0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The culprits: what its own claims name, else the place that others found."""
+        own = {rank for claim in self.claims for rank in claim.ranks}
+        found = own or {rank for claim in self.places for rank in claim.ranks}
+        return tuple(sorted(found))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes that there is evidence of, for causes that can be a node's."""
+        if self.cause not in NODE_CAUSES:
+            return ()
+        named = {
+            node
+            for claim in self.claims
+            if claim.strength >= _SAYS_NODES and claim.analyzer not in NOT_OF_NODES
+            for node in claim.nodes
+        }
+        cleared = {node for claim in self.against for node in claim.nodes}
+        return tuple(sorted(named - cleared))
+
+    @property
+    def lead(self) -> Claim:
+        """The claim that says it best."""
+        return max(self.claims or self.places, key=lambda claim: claim.strength)
+
+    def takes(self, claim: Claim) -> bool:
+        """Whether a claim says the same: the same cause, or the same failure with none."""
+        names = {one.fingerprint for one in self.claims} - {""}
+        if claim.cause == "unknown" and claim.fingerprint in names:
+            return True
+        return claim.cause == self.cause and self.meets(claim)
+
+    def meets(self, claim: Claim) -> bool:
+        """Whether a claim may be about the same thing, by ranks and nodes."""
+        if not claim.ranks and not claim.nodes:
+            return True
+        ranks = {rank for one in self.claims for rank in one.ranks}
+        nodes = {node for one in self.claims for node in one.nodes}
+        if not ranks and not nodes:
+            return True
+        return bool(ranks & set(claim.ranks) or nodes & set(claim.nodes))
+
+
+def explanations(claims: Sequence[Claim], weights: Weights) -> list[Explanation]:
+    """All of them, the likeliest first."""
+    roots = sorted(
+        (one for one in claims if one.role == "root" and not one.is_against),
+        key=lambda one: (one.analyzer == "history", -weights.of(one)),  # it joins what others say
+    )
+    places = [one for one in claims if one.role == "place" and not one.is_against]
+    found: list[Explanation] = []
+    for claim in roots:
+        same = next((one for one in found if one.takes(claim)), None)
+        if same is None:
+            same = Explanation(claim.cause)
+            found.append(same)
+        same.claims.append(claim)
+    found += _places_alone(places, found)
+    lost = {r for one in claims if one.role == "consequence" for r in one.ranks}
+    told = {r for one in roots if one.strength >= _STRONG for r in one.ranks}
+    for one in found:
+        one.against = [it for it in claims if it.is_against and _concerns(it, one)]
+        _score(one, places, lost - told, weights)
+    return sorted(found, key=lambda one: -one.score)
+
+
+def _places_alone(places: Sequence[Claim], found: Sequence[Explanation]) -> list[Explanation]:
+    """Ranks where it is, that no cause is named for."""
+    explained = {rank for one in found for claim in one.claims for rank in claim.ranks}
+    anywhere = any(not claim.ranks for one in found for claim in one.claims)
+    left = [one for one in places if not (set(one.ranks) & explained or anywhere)]
+    alone: list[Explanation] = []
+    for claim in left:
+        same = next((it for it in alone if set(it.places[0].ranks) & set(claim.ranks)), None)
+        if same is None:
+            alone.append(Explanation("unknown", places=[claim]))
+        else:
+            same.places.append(claim)
+    return alone
+
+
+def _concerns(claim: Claim, one: Explanation) -> bool:
+    return claim.cause == one.cause and one.meets(claim)
+
+
+def _score(one: Explanation, places: Sequence[Claim], lost: set[int], weights: Weights) -> None:
+    numbers = weights.score
+    if one.claims:
+        ranks = {rank for claim in one.claims for rank in claim.ranks}
+        here = [it for it in places if not ranks or ranks & set(it.ranks)]
+        one.places = here
+        score = _together(one.claims, weights)
+        score += numbers.same_place * _most(here, weights)
+        if ranks and not here:
+            score -= numbers.other_place * _most(places, weights)
+    else:
+        ranks = set(one.ranks)
+        score = numbers.place_alone * _together(one.places, weights)
+    if ranks and ranks <= lost:
+        score *= 1 - numbers.consequence
+    score -= numbers.against * _most(one.against, weights)
+    one.score = max(score, 0.0)
+
+
+def _together(claims: Sequence[Claim], weights: Weights) -> float:
+    """The strongest claim, and a part of what other analyzers say; who repeats adds nothing."""
+    best: dict[str, float] = {}
+    for claim in claims:
+        best[claim.analyzer] = max(best.get(claim.analyzer, 0.0), weights.of(claim))
+    ordered = sorted(best.values(), reverse=True)
+    return ordered[0] + weights.score.agreement * sum(ordered[1:]) if ordered else 0.0
+
+
+def _most(claims: Sequence[Claim], weights: Weights) -> float:
+    return max((weights.of(claim) for claim in claims), default=0.0)

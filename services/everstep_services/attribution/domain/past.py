@@ -1,0 +1,139 @@
+"""Earlier incidents of all jobs, and what was said about nodes. Pure, and bounded."""
+
+from collections.abc import Collection
+
+from everstep.messages import (
+    Case,
+    CasesDocument,
+    Fact,
+    NodeCheckFinished,
+    NodeCleared,
+    NodeSign,
+    NodeSuspected,
+    PastIncident,
+    VerdictReached,
+)
+
+READ: tuple[type[Fact], ...] = (
+    NodeCheckFinished, NodeCleared, NodeSuspected, VerdictReached,
+)  # fmt: skip
+"""The facts that are remembered beyond their job."""
+_PAST_MOST = 2000
+_NODES_MOST = 4096
+_SIGNS_MOST = 8
+_CULPRITS_MOST = 16
+_FOR_A_CASE = 64
+_TEXT_MOST = 240
+
+
+class History:
+    """What attribution remembers beyond single jobs; the facts of the stream make it again."""
+
+    def __init__(self, document: CasesDocument) -> None:
+        self._past = {one.incident: one for one in document.past}
+        self._signs: dict[str, list[NodeSign]] = {}
+        for sign in document.nodes:
+            self._signs.setdefault(sign.node, []).append(sign)
+
+    @property
+    def past(self) -> tuple[PastIncident, ...]:
+        """Earlier incidents, the oldest first."""
+        return tuple(self._past.values())
+
+    @property
+    def signs(self) -> tuple[NodeSign, ...]:
+        """What was said about nodes."""
+        return tuple(sign for signs in self._signs.values() for sign in signs)
+
+    def take(self, fact: Fact, step: int | None = None) -> None:
+        """Remember what a fact says; `step` is the last one of its job."""
+        match fact:
+            case VerdictReached():
+                self._judged(fact, step)
+            case NodeCheckFinished():
+                self._checked(fact)
+            case NodeSuspected():
+                self._sign(_sign(fact, fact.node, "suspected", fact.reason))
+            case NodeCleared():
+                self._sign(_sign(fact, fact.node, "cleared", fact.reason))
+            case _:
+                pass
+
+    def signs_of(self, case: Case) -> tuple[NodeSign, ...]:
+        """What was said about the nodes of a case."""
+        known = {sign.fact for sign in case.nodes}
+        return tuple(
+            sign
+            for member in case.members
+            for sign in self._signs.get(member.node, ())
+            if sign.fact not in known
+        )
+
+    def before(self, case: Case, names: Collection[str]) -> tuple[PastIncident, ...]:
+        """Earlier incidents of its job, of its nodes, and with one of these fingerprints."""
+        nodes = {member.node for member in case.members}
+        found = [
+            one
+            for one in self._past.values()
+            if one.incident != case.incident
+            and (one.job == case.job or one.fingerprint in names or nodes & set(one.nodes))
+        ]
+        return tuple(found[-_FOR_A_CASE:])
+
+    def _judged(self, fact: VerdictReached, step: int | None) -> None:
+        if fact.is_inconclusive:
+            self._past.pop(fact.incident, None)
+            return
+        before = self._past.pop(fact.incident, None)
+        self._past[fact.incident] = PastIncident(
+            job=fact.job,
+            incident=fact.incident,
+            at=fact.at,
+            cause=fact.cause,
+            fingerprint=fact.fingerprint,
+            ranks=fact.culprit_ranks[:_CULPRITS_MOST],
+            nodes=fact.culprit_nodes[:_CULPRITS_MOST],
+            step=step if before is None else before.step,
+            is_corrected=fact.is_corrected,
+        )
+        while len(self._past) > _PAST_MOST:
+            del self._past[next(iter(self._past))]
+
+    def _checked(self, fact: NodeCheckFinished) -> None:
+        failed = [one for one in fact.results if one.state == "failed"]
+        for one in failed[:_SIGNS_MOST]:
+            self._sign(
+                NodeSign(
+                    node=fact.node, sign="check", fact=f"{fact.id}/{one.check}", at=fact.at,
+                    reason=one.reason[:_TEXT_MOST], check=one.check, code=one.code[:_TEXT_MOST],
+                    failure_class=one.failure_class,
+                )
+            )  # fmt: skip
+        bad = {one.check for one in fact.results if one.state in {"failed", "unknown"}}
+        open_checks = {sign.check for sign in self._signs.get(fact.node, ()) if sign.check}
+        for check in sorted((open_checks & set(fact.checks)) - bad):
+            self._drop(fact.node, check)
+
+    def _drop(self, node: str, check: str) -> None:
+        """A check that passes takes its failures back."""
+        left = [sign for sign in self._signs.get(node, []) if sign.check != check]
+        if left:
+            self._signs[node] = left
+        else:
+            self._signs.pop(node, None)
+
+    def _sign(self, sign: NodeSign) -> None:
+        signs = self._signs.pop(sign.node, [])
+        if sign.sign == "cleared":
+            signs = [one for one in signs if one.sign != "suspected"]
+        else:
+            signs = [one for one in signs if (one.sign, one.check) != (sign.sign, sign.check)]
+            signs.append(sign)
+        if signs:
+            self._signs[sign.node] = signs[-_SIGNS_MOST:]
+        while len(self._signs) > _NODES_MOST:
+            del self._signs[next(iter(self._signs))]
+
+
+def _sign(fact: Fact, node: str, sign: str, reason: str) -> NodeSign:
+    return NodeSign(node=node, sign=sign, reason=reason[:_TEXT_MOST], fact=fact.id, at=fact.at)

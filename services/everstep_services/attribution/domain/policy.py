@@ -1,0 +1,157 @@
+"""What verdicts ask for beyond a restart: stop a bug that came again, replace a node that did.
+
+Each rule only observes unless it is switched on. A restart never waits for any of this: rendezvous
+has decided about it long before.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, assert_never
+
+from everstep.messages import ControlDocument, PastIncident, VerdictReached
+from everstep_services.attribution.domain.claims import NODE_CAUSES
+
+Mode = Literal["observe", "enforce"]
+Action = Literal["stop", "replace"]
+RuleId = Literal["stop.user_error", "replace.repeat_offender"]
+_DETERMINISTIC = frozenset({"user_code", "configuration", "data"})
+_SURE = 0.5
+"""Verdicts with less confidence are no reason to act, nor to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Whether each rule acts, and from when on."""
+
+    user_errors: Mode = "observe"
+    repeat_offenders: Mode = "observe"
+    offences: int = 2
+    """So many verdicts that name a node make it a repeat offender …"""
+    offences_within_s: float = 86_400.0
+    """… when they came within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done about one verdict, or would be."""
+
+    rule: RuleId
+    mode: Mode
+    reason: str
+    node: str | None = None
+    """The node that is to be replaced."""
+    evidence: tuple[str, ...] = ()
+    """The incidents that it rests on, besides the present one."""
+
+    @property
+    def action(self) -> Action:
+        """What is done."""
+        match self.rule:
+            case "stop.user_error":
+                return "stop"
+            case "replace.repeat_offender":
+                return "replace"
+            case _ as never:
+                assert_never(never)
+
+
+def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
+    """What the documents change, a later one over an earlier one.
+
+    The brake, and an actuator that is switched to observe, leave every rule observing. A value that
+    makes no sense, as a newer release may have written it, changes nothing.
+    """
+    values: dict[str, str] = {}
+    modes: dict[str, str] = {}
+    is_braked = False
+    for document in documents:
+        if document is not None:
+            values |= document.settings
+            modes |= document.modes
+            is_braked = is_braked or document.is_braked
+
+    def mode(name: str, otherwise: Mode, actuator: str) -> Mode:
+        if is_braked or modes.get(actuator) == "observe":
+            return "observe"
+        found = values.get(f"attribution.{name}", otherwise)
+        return "enforce" if found == "enforce" else "observe"
+
+    return replace(
+        default,
+        user_errors=mode("user_errors", default.user_errors, "stop"),
+        repeat_offenders=mode("repeat_offenders", default.repeat_offenders, "exclude"),
+        offences=int(_number(values, "attribution.offences", default.offences)),
+        offences_within_s=_number(
+            values, "attribution.offences_within_s", default.offences_within_s
+        ),
+    )
+
+
+def due(
+    verdict: VerdictReached, step: int | None, past: Sequence[PastIncident], switches: Switches
+) -> list[Decision]:
+    """What the rules ask for. `step` is the last one of the training, `past` has the oldest first.
+
+    An inconclusive verdict asks for nothing.
+    """
+    if verdict.is_inconclusive or verdict.confidence < _SURE:
+        return []
+    before = [one for one in past if one.incident != verdict.incident]
+    return [*_user_error(verdict, step, before, switches), *_offenders(verdict, before, switches)]
+
+
+def _user_error(
+    verdict: VerdictReached, step: int | None, past: Sequence[PastIncident], switches: Switches
+) -> Iterator[Decision]:
+    """The same bug twice in a row, and no step between: one retry has confirmed it."""
+    if verdict.cause not in _DETERMINISTIC or verdict.is_transient is True:
+        return
+    last = next((one for one in reversed(past) if one.job == verdict.job), None)
+    is_same = last is not None and verdict.fingerprint and last.fingerprint == verdict.fingerprint
+    has_gone_on = last is not None and step is not None and step > (last.step or 0)
+    # Rounds that fail before the training is back are one incident: its own verdict counts them.
+    is_in_a_row = verdict.advice == "stop"
+    if not is_in_a_row and (not is_same or has_gone_on):
+        return
+    yield Decision(
+        "stop.user_error",
+        switches.user_errors,
+        f"the same failure came again after a restart, without a new step between (fingerprint "
+        f"{verdict.fingerprint}, {verdict.cause}): {verdict.reason}",
+        evidence=(last.incident,) if last is not None and is_same else (),
+    )
+
+
+def _offenders(
+    verdict: VerdictReached, past: Sequence[PastIncident], switches: Switches
+) -> Iterator[Decision]:
+    """Nodes that this verdict names, and earlier ones did, whichever job they were of."""
+    if verdict.cause not in NODE_CAUSES:
+        return
+    for node in verdict.culprit_nodes:
+        named = [
+            one.incident
+            for one in past
+            if node in one.nodes
+            and one.cause in NODE_CAUSES
+            and (verdict.at - one.at).total_seconds() <= switches.offences_within_s
+        ]
+        if len(named) + 1 < switches.offences:
+            continue
+        hours = switches.offences_within_s / 3600
+        yield Decision(
+            "replace.repeat_offender",
+            switches.repeat_offenders,
+            f"{len(named) + 1} verdicts within {hours:g} h name {node}, limit {switches.offences}: "
+            f"{verdict.reason}",
+            node=node,
+            evidence=tuple(named[-8:]),
+        )
+
+
+def _number(values: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        value = float(values[name])
+    except (KeyError, ValueError):
+        return default
+    return value if 1 <= value < 1e9 else default  # not a NaN either

@@ -1,0 +1,148 @@
+"""A verdict as the fact that people read; whether it says something else than the last one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from everstep.messages import (
+    Alternative,
+    Case,
+    CorrectVerdict,
+    EvidenceItem,
+    VerdictCorrected,
+    VerdictReached,
+)
+from everstep.messages.base import Time
+from everstep_services.attribution.domain.claims import Claim, cause_of
+from everstep_services.attribution.domain.combiner import Judged, combine
+
+SOURCE = "attribution"
+_SURER = 0.1
+"""A confidence that changes by less is no news."""
+_MISSING_MOST = 32
+_TEXT_MOST = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, and how ids are made."""
+
+    wall: Time
+    new_id: Callable[[], str]
+
+
+def concluded(case: Case, judged: Judged, now: Moment) -> VerdictReached | None:
+    """The verdict to put on record; None where it would say what the last one says."""
+    if case.correction is not None:
+        return None  # a person has said what it was
+    verdict = _fact(case, judged, now)
+    return verdict if case.verdict is None or differs(case.verdict, verdict) else None
+
+
+def differs(before: VerdictReached, now: VerdictReached) -> bool:
+    """A reader would act or think otherwise."""
+    return _told(before) != _told(now) or abs(before.confidence - now.confidence) >= _SURER
+
+
+def corrected(
+    case: Case, ask: CorrectVerdict, now: Moment
+) -> tuple[VerdictCorrected, VerdictReached]:
+    """What a person says, as a fact, and the verdict that holds from now on."""
+    cause, was = cause_of(ask.cause), case.verdict
+    correction = VerdictCorrected(
+        id=now.new_id(),
+        job=case.job,
+        at=now.wall,
+        source=SOURCE,
+        round=case.round,
+        incident=case.incident,
+        by=ask.by,
+        cause=cause,
+        note=ask.reason[:_TEXT_MOST],
+        culprit_ranks=ask.culprit_ranks,
+        culprit_nodes=ask.culprit_nodes,
+        verdict=None if was is None else was.id,
+        was_cause="" if was is None else was.cause,
+        is_confirmation=was is not None and _is_same(was, ask),
+        origin=ask.origin,
+    )
+    says = f"{ask.by} says: {ask.reason[:_TEXT_MOST]}"
+    claim = Claim(
+        cause=cause, kind="said_by_a_person", says=says, strength=1.0, analyzer="person",
+        ranks=ask.culprit_ranks, nodes=ask.culprit_nodes, fact=correction.id,
+        fingerprint="" if was is None else was.fingerprint,
+    )  # fmt: skip
+    verdict = _fact(case, combine(case, [claim], ()), now)
+    others = () if was is None or _is_same(was, ask) else (_overruled(was),)
+    return correction, replace(
+        verdict,
+        reason=says,
+        confidence=1.0,
+        is_corrected=True,
+        is_inconclusive=False,
+        cause=cause,
+        culprit_ranks=ask.culprit_ranks,
+        culprit_nodes=ask.culprit_nodes,
+        alternatives=others,
+    )
+
+
+def _is_same(was: VerdictReached, ask: CorrectVerdict) -> bool:
+    return (was.cause, set(was.culprit_ranks), set(was.culprit_nodes)) == (
+        cause_of(ask.cause), set(ask.culprit_ranks), set(ask.culprit_nodes)
+    )  # fmt: skip
+
+
+def _overruled(was: VerdictReached) -> Alternative:
+    return Alternative(
+        cause=was.cause, confidence=was.confidence, ranks=was.culprit_ranks,
+        nodes=was.culprit_nodes, reason=f"{was.reason}; a person knows better",
+    )  # fmt: skip
+
+
+def _told(verdict: VerdictReached) -> tuple[object, ...]:
+    return (
+        verdict.cause, verdict.kind, verdict.culprit_ranks, verdict.culprit_nodes,
+        verdict.advice, verdict.is_inconclusive, verdict.is_transient,
+    )  # fmt: skip
+
+
+def _fact(case: Case, judged: Judged, now: Moment) -> VerdictReached:
+    took = max((now.wall - case.opened_at).total_seconds(), 0.0) if case.opened_at else 0.0
+    return VerdictReached(
+        id=now.new_id(),
+        job=case.job,
+        at=now.wall,
+        source=SOURCE,
+        round=case.round,
+        incident=case.incident,
+        cause=judged.cause,
+        kind=judged.kind,
+        confidence=judged.confidence,
+        reason=judged.reason,
+        culprit_ranks=judged.ranks,
+        culprit_nodes=judged.nodes,
+        evidence=tuple(_item(claim, weight) for claim, weight in judged.evidence),
+        alternatives=tuple(
+            Alternative(
+                cause=one.cause, confidence=one.confidence, reason=one.reason,
+                ranks=one.ranks, nodes=one.nodes,
+            )
+            for one in judged.others
+        ),
+        missing=tuple(text[:_TEXT_MOST] for text in judged.missing[:_MISSING_MOST]),
+        advice=judged.advice,
+        is_transient=judged.is_transient,
+        is_inconclusive=judged.is_inconclusive,
+        fingerprint=judged.fingerprint,
+        analyzers=tuple(dict.fromkeys(claim.analyzer for claim, _ in judged.evidence)),
+        revision=0 if case.verdict is None else case.verdict.revision + 1,
+        took_s=round(took, 3),
+    )  # fmt: skip
+
+
+def _item(claim: Claim, weight: float) -> EvidenceItem:
+    return EvidenceItem(
+        says=claim.says, analyzer=claim.analyzer, fact=claim.fact, blob=claim.blob, weight=weight
+    )

@@ -1,0 +1,67 @@
+"""What an analyzer is given: the case, and the contents of its evidence."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from everstep.archive import BadArchiveError, is_archive, unpack
+from everstep.bus.errors import BlobMissingError, BusError
+from everstep.messages import BlobRef, Case, EvidencePiece
+from everstep_services.attribution.domain.claims import Claim
+
+Fetch = Callable[[BlobRef], Awaitable[bytes]]
+_BYTES_MOST = 256 << 20
+"""Of one kind of evidence together: what is beyond is named as missing."""
+
+
+class Incident:
+    """One incident while it is analyzed. Each analyzer has one of its own."""
+
+    def __init__(self, case: Case, fetch: Fetch) -> None:
+        self.case = case
+        self._fetch = fetch
+        self.missing: list[str] = []
+        """What could not be read, and why; the verdict names it."""
+
+    def pieces(self, *kinds: str) -> list[EvidencePiece]:
+        """The pieces of these kinds that are there."""
+        return [it for it in self.case.evidence if it.evidence in kinds and it.blob is not None]
+
+    async def content(self, piece: EvidencePiece) -> bytes | None:
+        """What a piece holds; None, with the reason in `missing`, where it cannot be had."""
+        if piece.blob is None:
+            return None
+        try:
+            return await self._fetch(piece.blob)
+        except (BlobMissingError, BusError, TimeoutError) as error:
+            self.missing.append(f"{piece.evidence} of {piece.node}: {error}"[:500])
+            return None
+
+    async def contents(self, *kinds: str) -> AsyncIterator[tuple[EvidencePiece, int | None, bytes]]:
+        """Each piece with its rank, archives unpacked; one piece is held at a time."""
+        size = 0
+        for piece in self.pieces(*kinds):
+            data = await self.content(piece)
+            if data is None:
+                continue
+            for rank, part in self._parts(piece, data):
+                size += len(part)
+                if size > _BYTES_MOST:
+                    most = _BYTES_MOST >> 20
+                    self.missing.append(f"{kinds[0]}: more than {most} MiB; the rest was not read")
+                    return
+                yield piece, rank, part
+
+    def _parts(self, piece: EvidencePiece, data: bytes) -> Sequence[tuple[int | None, bytes]]:
+        if not is_archive(data):
+            return [(piece.rank, data)]
+        try:
+            archive = unpack(data)
+        except BadArchiveError as error:
+            self.missing.append(f"{piece.evidence} of {piece.node}: {error}"[:500])
+            return []
+        for rank, why in list(archive.missing.items())[:8]:
+            self.missing.append(f"{piece.evidence} of rank {rank}: {why}"[:300])
+        return [(member.rank, member.content) for member in archive.members]
+
+
+Analyzer = Callable[[Incident], Awaitable[Sequence[Claim]]]
+"""Says what it makes of an incident. When it raises or is slow, that costs its own claims only."""

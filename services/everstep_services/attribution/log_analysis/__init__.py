@@ -1,0 +1,12 @@
+"""Reads logs of a training, of any launcher, and names what failed first, and where.
+
+rules.toml       what each kind of line means, with its source
+rules.py         the rules, and the kind of a line
+files.py         files that people name, read into an analysis
+chunks.py        files in pieces, and the few lines in them that can mean anything
+origins.py       whose line it is: rank, node
+tracebacks.py    Python's tracebacks, line by line
+fingerprint.py   a failure's name without its numbers
+analysis.py      what is kept of each rank, and the verdict
+report.py        the verdict as data and as text
+"""

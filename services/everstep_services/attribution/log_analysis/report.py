@@ -1,0 +1,147 @@
+"""The verdict, as data and as text: the verdict first, then what speaks for it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from everstep.observe.printable import printable
+from everstep.observe.redaction import redact
+
+Verdict = Literal["cause", "inconclusive", "nothing"]
+_MOST_ALTERNATIVES = 5
+_MOST_RANKS = 8
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A line, or a traceback, that tells of a failure."""
+
+    failure_class: str
+    domain: str
+    rule: str
+    role: str
+    severity: int
+    means: str
+    advice: str
+    source: str
+    fingerprint: str
+    rank: int | None
+    member: str
+    """`default3` or `task 3`, where the line tells no global rank."""
+    node: str
+    file: int
+    """The number of its file in the report's list."""
+    line: int
+    at: float | None
+    """When, by the clock of its node."""
+    quote: str
+    frames: tuple[str, ...] = ()
+    pid: str = ""
+
+    def of_rank(self, rank: int) -> "Failure":
+        """The same failure, as another rank's."""
+        return msgspec.structs.replace(self, rank=rank)
+
+    def for_people(self) -> "Failure":
+        """The failure without secrets, and without what a terminal obeys."""
+        return msgspec.structs.replace(
+            self,
+            quote=_clean(self.quote),
+            fingerprint=_clean(self.fingerprint),
+            frames=tuple(map(_clean, self.frames)),
+        )
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What logs say together."""
+
+    verdict: Verdict
+    files: tuple[str, ...]
+    lines: int
+    ranks: int
+    """How many ranks the lines that mean anything came from."""
+    cause: Failure | None = None
+    confidence: float = 0.0
+    culprits: tuple[int, ...] = ()
+    """The ranks that failed so; several where the logs cannot tell which was first."""
+    alternatives: tuple[Failure, ...] = ()
+    missing: tuple[str, ...] = ()
+    cascades: Mapping[str, int] = {}
+    notes: tuple[str, ...] = ()
+
+    def with_verdict(
+        self,
+        verdict: Verdict,
+        cause: Failure,
+        confidence: float,
+        alternatives: Sequence[Failure],
+        culprits: tuple[int, ...],
+        missing: tuple[str, ...],
+    ) -> "Report":
+        """The report with this answer, fit for people to see."""
+        if cause.rank is not None and not culprits and verdict == "cause":
+            culprits = (cause.rank,)
+        return msgspec.structs.replace(
+            self,
+            verdict=verdict,
+            cause=cause.for_people(),
+            confidence=round(confidence, 2),
+            culprits=culprits,
+            alternatives=tuple(one.for_people() for one in alternatives[:_MOST_ALTERNATIVES]),
+            missing=missing,
+        )
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report for people."""
+    yield _headline(report)
+    if report.cause is not None:
+        yield from _cause(report, report.cause)
+    if report.alternatives:
+        yield "Also seen:"
+        for one in report.alternatives:
+            yield f"  {one.failure_class}, {_where(report, one)}: {one.quote[:160]}"
+    if report.cascades:
+        counts = ", ".join(f"{number} {name}" for name, number in report.cascades.items())
+        yield f"Consequences, not causes: {counts}."
+    yield from (f"Missing: {text}." for text in report.missing)
+    yield f"{report.lines} lines of {len(report.files)} files were read."
+    yield from (f"Note: {note}." for note in report.notes)
+
+
+def _headline(report: Report) -> str:
+    if report.verdict == "nothing" or report.cause is None:
+        return "nothing: no line tells of a failure"
+    where = _where(report, report.cause)
+    if report.verdict == "inconclusive":
+        return f"inconclusive: {report.cause.means}, first seen in {where}"
+    return (
+        f"{report.cause.failure_class} ({report.cause.domain}): {_who(report)}{report.cause.means},"
+        f" {where}; confidence {report.confidence:.2f}"
+    )
+
+
+def _who(report: Report) -> str:
+    ranks = report.culprits
+    if len(ranks) > 1:
+        shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
+        return f"{len(ranks)} ranks ({shown}{', …' if len(ranks) > _MOST_RANKS else ''}): "
+    return f"rank {ranks[0]}: " if ranks else ""
+
+
+def _cause(report: Report, cause: Failure) -> Iterator[str]:
+    yield f"  {cause.quote}"
+    yield from (f"    at {frame}" for frame in cause.frames)
+    yield f"  fingerprint {cause.fingerprint}"
+    if report.verdict == "cause":
+        yield f"  {cause.advice}"
+
+
+def _where(report: Report, one: Failure) -> str:
+    parts = [f"node {one.node}" if one.node else "", one.member if one.rank is None else ""]
+    parts.append(f"{report.files[one.file]}:{one.line}")
+    return ", ".join(part for part in parts if part)
+
+
+def _clean(text: str) -> str:
+    return printable(redact(text))

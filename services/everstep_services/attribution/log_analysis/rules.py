@@ -1,0 +1,134 @@
+"""The rules: what lines of logs mean. They are data, in `rules.toml`."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from everstep_services.agent.probes import xid
+
+Role = Literal["root", "weak", "cascade"]
+Domain = Literal[
+    "user code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
+    "scheduler", "unknown",
+]  # fmt: skip
+
+_COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:")
+"""Of lines whose numbers matter."""
+CONTEXT_WORDS = ("traceback (most recent", "error:", "exception:", *_COUNTED_WORDS)
+_XID = re.compile(r"NVRM: Xid \((?P<part>[^)]*)\): (?P<number>\d{1,4})\b(?P<text>.*)")
+_XIDS: Mapping[str, tuple[str, Domain, int]] = {
+    "application": ("cuda_error", "user code", 2),
+    "driver": ("gpu_fault", "gpu", 3),
+    "memory": ("gpu_ecc", "gpu", 3),
+    "hardware": ("gpu_fault", "gpu", 3),
+    "nvlink": ("nvlink", "gpu", 3),
+    "firmware": ("gpu_fault", "gpu", 3),
+}
+_NEEDS_NUMBERS = re.compile(r"\\d|\d")
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kind of line means."""
+
+    id: str
+    failure_class: str = msgspec.field(name="class")
+    domain: Domain
+    role: Role
+    words: tuple[str, ...]
+    patterns: tuple[str, ...]
+    means: str
+    advice: str
+    source: str
+    severity: Literal[1, 2, 3] = 1
+    in_the_open: Role | None = None
+    """Its role where it is not the exception of a traceback; None where that is the same."""
+
+
+class Match(msgspec.Struct, frozen=True):
+    """A line that means something."""
+
+    rule: Rule
+    groups: Mapping[str, str]
+    component: str = ""
+
+
+class _File(msgspec.Struct):
+    sources: dict[str, str]
+    rule: tuple[Rule, ...]
+
+
+class Rules:
+    """All rules, ready to use."""
+
+    def __init__(self, rules: Sequence[Rule], sources: Mapping[str, str]) -> None:
+        self.rules = tuple(rules)
+        self.sources = sources
+        self.words = {word for rule in rules for word in rule.words} | set(CONTEXT_WORDS)
+        self._compiled = [
+            (rule, tuple(rule.words), tuple(re.compile(pattern) for pattern in rule.patterns))
+            for rule in rules
+        ]
+        self._numeric = {
+            rule.id for rule in rules if any(map(_NEEDS_NUMBERS.search, rule.patterns))
+        }
+
+    def match(self, text: str) -> Match | None:
+        """What a line means: by the first rule that knows it."""
+        lower = text.lower()
+        if "xid" in lower and (found := _XID.search(text)):
+            return _of_xid(found)
+        for rule, words, patterns in self._compiled:
+            if any(word in lower for word in words):
+                for pattern in patterns:
+                    if found := pattern.search(text):
+                        groups = {key: value for key, value in found.groupdict().items() if value}
+                        return Match(rule, groups, rule.id)
+        return None
+
+    def is_settled(self, text: str) -> bool:
+        """Whether a line with other digits would mean as little as this one."""
+        lower = text.lower()
+        if any(word in lower for word in _COUNTED_WORDS):
+            return False
+        return not any(
+            rule.id in self._numeric and any(word in lower for word in words)
+            for rule, words, _ in self._compiled
+        )
+
+
+@cache
+def shipped() -> Rules:
+    """The rules that come with Everstep."""
+    text = resources.files(__package__).joinpath("rules.toml").read_bytes()
+    file = msgspec.convert(tomllib.loads(text.decode()), _File)
+    return Rules(file.rule, file.sources)
+
+
+def _of_xid(found: re.Match[str]) -> Match | None:
+    """What an Xid means by the table of the node checks; None for a remark of the driver."""
+    number = int(found["number"])
+    row = xid.table().rows.get(number)
+    if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in found["text"])):
+        return None
+    failure_class, domain, severity = _XIDS[row.kind] if row else ("gpu_fault", "gpu", 2)
+    rule = Rule(
+        id=f"xid_{number}",
+        failure_class=failure_class,
+        domain=domain,
+        role="root",
+        severity=severity,  # type: ignore[arg-type]
+        words=("xid",),
+        patterns=(),
+        means=f"Xid {number}: {row.name if row else 'not in the table'}",
+        advice=row.note if row else "Look it up in NVIDIA's catalog.",
+        source="nvidia",
+    )
+    groups = {"part": found["part"]}
+    if pid := re.search(r"\bpid=(\d+)", found["text"]):
+        groups["pid"] = pid[1]
+    return Match(rule, groups, f"xid_{number}")

@@ -1,0 +1,79 @@
+"""Python's tracebacks, put together from lines that may lie far apart."""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+_HEAD = "Traceback (most recent call last)"
+_FRAME = re.compile(
+    r'^\s*(?:\| )?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<name>.+))?'
+)
+_EXCEPTION = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?::\s?(?P<text>.*))?$")
+_LIBRARY = re.compile(
+    r"site-packages/|dist-packages/|/lib/python\d|^<frozen |/torch/|/runpy\.py|^<string>"
+)
+_MOST_FRAMES = 3
+_MOST_STRAY_LINES = 40
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One place in the code."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception with its innermost frames; those of user code, where there are any."""
+
+    kind: str
+    message: str
+    frames: tuple[Frame, ...]
+
+
+class Traceback:
+    """A traceback of one origin that is not over."""
+
+    def __init__(self) -> None:
+        self._user: list[Frame] = []
+        self._inner: Frame | None = None
+        self._stray = 0
+
+    @staticmethod
+    def begins(text: str) -> bool:
+        """Whether a traceback begins with this line."""
+        return _HEAD in text
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its end can no longer be expected."""
+        return self._stray > _MOST_STRAY_LINES
+
+    def add(self, text: str) -> Raised | None:
+        """Take a line; the exception when the traceback ends with it."""
+        if frame := _FRAME.match(text):
+            self._add_frame(frame)
+            return None
+        ended = _EXCEPTION.match(text) if self._inner else None
+        if ended and (ended["text"] is not None or "." in text or text[0].isupper()):
+            return Raised(ended["kind"], (ended["text"] or "")[:1000], self._frames())
+        self._stray += 1
+        return None
+
+    def _add_frame(self, match: re.Match[str]) -> None:
+        frame = Frame(match["file"], int(match["line"][:9]), (match["name"] or "")[:80])
+        self._stray, self._inner = 0, frame
+        if not _LIBRARY.search(frame.file):
+            self._user = [*self._user, frame][-_MOST_FRAMES:]
+
+    def _frames(self) -> tuple[Frame, ...]:
+        if self._user:
+            return tuple(self._user)
+        return (self._inner,) if self._inner else ()
+
+
+def innermost(frames: Sequence[Frame]) -> str:
+    """The function in which it was raised; empty where nobody knows."""
+    return frames[-1].function if frames else ""

@@ -1,0 +1,70 @@
+"""The attribution service, opened: its place on the bus, and what is to be run."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+from everstep.bus import BusSettings
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.replicas import on_bus
+from everstep.runtime import Loop, Parts
+from everstep_services.attribution.actions import Actions
+from everstep_services.attribution.analyzers.panel import Panel, installed
+from everstep_services.attribution.answers import Answers
+from everstep_services.attribution.cases import CaseKeeper
+from everstep_services.attribution.domain import weights
+from everstep_services.attribution.examiner import Examiner
+from everstep_services.attribution.explainer import Explainer
+from everstep_services.attribution.incident import Analyzer
+from everstep_services.attribution.log_analysis import rules
+from everstep_services.attribution.service import Attribution
+from everstep_services.attribution.settings import AttributionSettings, defaults
+
+
+class AttributionReplica:
+    """One replica, put together."""
+
+    def __init__(
+        self,
+        settings: AttributionSettings,
+        analyzers: Mapping[str, Analyzer],
+        bus: Bus,
+        clock: Clock,
+    ) -> None:
+        self.keeper = CaseKeeper(bus, clock, settings.keep_days)
+        examiner = Examiner(bus, Panel(analyzers))
+        explainer = Explainer(settings.explainer)
+        self.actions = Actions(defaults(settings), bus, clock)
+        self.attribution = Attribution(
+            settings, bus, clock, self.keeper, examiner, explainer, self.actions
+        )
+        self.answers = Answers(bus, self.attribution)
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """What is to be run."""
+        return (
+            self.attribution.work_for_ever,
+            self.attribution.explain_for_ever,
+            self.actions.act_for_ever,
+            self.answers.answer_for_ever,
+        )
+
+    def statistics(self) -> dict[str, float]:
+        """What it knows and counted so far, for metrics."""
+        return {**self.attribution.statistics(), **self.actions.statistics()}
+
+
+def opened(
+    settings: AttributionSettings, bus_settings: BusSettings, spool: Path | None = None
+) -> AbstractAsyncContextManager[Parts]:
+    """The replica, whether the bus is there or not: verdicts come when it is.
+
+    Facts wait in `spool`, or below the `spool_dir` of the bus.
+    """
+    rules.shipped()  # read before the loop runs, which reads no files
+    weights.shipped()
+    make = partial(AttributionReplica, settings, installed())
+    return on_bus("attribution", bus_settings, make, spool)

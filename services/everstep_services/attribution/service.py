@@ -1,0 +1,303 @@
+"""Follows incidents, and has each one judged when it is time. Nobody waits for that."""
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from everstep.bus.containment import Containment
+from everstep.bus.leading import Term, lead_for_ever
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep.messages import Case, CorrectVerdict, VerdictCorrected, VerdictReached
+from everstep_services.attribution.actions import Actions
+from everstep_services.attribution.cases import CaseKeeper
+from everstep_services.attribution.domain.case_facts import JobCases
+from everstep_services.attribution.domain.combiner import Judged
+from everstep_services.attribution.domain.verdicts import Moment, concluded, corrected
+from everstep_services.attribution.examiner import Examiner
+from everstep_services.attribution.explainer import Explainer
+from everstep_services.attribution.settings import AttributionSettings
+
+log = logging.getLogger(__name__)
+
+_LEASE = "attribution"
+_BATCH = 1000
+_FETCH_S = 0.2
+_WRITE_EVERY_S = 0.5
+_POSITION_EVERY_S = 10.0
+_FORGET_EVERY_S = 3600.0
+_EXPLAINED_MOST = 32
+
+
+@dataclass(slots=True)
+class Watch:
+    """One incident that is to be judged, or judged again. Times are of our own clock."""
+
+    since: float
+    changed_at: float
+    is_running: bool = False
+    is_late: bool = False
+    """An analyzer was not done in time: it gets more."""
+
+
+class Attribution:
+    """One of any number of replicas; the one with the lease judges."""
+
+    def __init__(  # noqa: PLR0913  each is a part of its own
+        self,
+        settings: AttributionSettings,
+        bus: Bus,
+        clock: Clock,
+        keeper: CaseKeeper,
+        examiner: Examiner,
+        explainer: Explainer,
+        actions: Actions,
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._clock = clock
+        self._keeper = keeper
+        self._examiner = examiner
+        self._explainer = explainer
+        self._actions = actions
+        self._watches: dict[tuple[str, str], Watch] = {}
+        self._counts: Counter[str] = Counter()
+        self._to_explain = asyncio.Queue[VerdictReached](_EXPLAINED_MOST)
+        self._took_s = 0.0
+        self._contained = Containment("attribution")
+
+    def statistics(self) -> dict[str, float]:
+        """What it knows and counted so far, for metrics."""
+        totals = ("verdicts", "amended", "inconclusive", "corrections", "confirmations")
+        reads = ("facts_read", "facts_missed", "conflicts")
+        return {
+            "leading": float(self._keeper.leads),
+            "jobs": float(len(self._keeper)),
+            "open_incidents": float(sum(1 for _ in self._keeper.open_cases())),
+            "waiting": float(len(self._watches)),
+            "verdict_s": self._took_s,
+            **{f"{name}_total": float(self._counts[name]) for name in totals},
+            **{f"{name}_total": float(self._keeper.counts[name]) for name in reads},
+            "analyzer_failures_total": float(self._examiner.panel.failures),
+            "explanations_total": float(self._explainer.made),
+            "explanation_failures_total": float(self._explainer.failures),
+            "input_failures_total": float(self._contained.failures + self._keeper.failures),
+        }
+
+    async def work_for_ever(self) -> None:
+        """Whenever the lease is free, take it and judge; survive the bus."""
+        await lead_for_ever(self._bus, self._clock, _LEASE, self._lead)
+
+    async def _lead(self, term: Term) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._read_on(term, tasks)
+        except* (EverstepError, TimeoutError) as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._keeper.end()
+            self._watches.clear()
+
+    async def _read_on(self, term: Term, tasks: asyncio.TaskGroup) -> None:
+        position = await self._keeper.begin()
+        written = forgotten = news = self._clock.now()
+        for case in self._keeper.unjudged():
+            self._note(case.job, case.incident)
+        async with self._bus.facts(position) as reader:
+            while True:
+                batch = await reader.fetch(_BATCH, _FETCH_S)
+                await self._keeper.take(batch, self._note)
+                self._keeper.leads = self._keeper.leads or len(batch.facts) < _BATCH
+                now = self._clock.now()
+                if now - news >= _WRITE_EVERY_S:
+                    await self._keeper.write_news()
+                    news = now
+                if batch.position != position and now - written >= _POSITION_EVERY_S:
+                    await self._keeper.write_position(batch.position)
+                    position, written = batch.position, now
+                if now - forgotten >= _FORGET_EVERY_S:
+                    await self._keeper.forget_old()
+                    forgotten = now
+                if self._keeper.leads:
+                    self._begin_due(tasks)
+                await term.renew()
+
+    def _note(self, job: str, incident: str) -> None:
+        """A case has changed: it is to be judged, or judged again."""
+        now = self._clock.now()
+        watch = self._watches.setdefault((job, incident), Watch(since=now, changed_at=now))
+        watch.changed_at = now
+
+    def _begin_due(self, tasks: asyncio.TaskGroup) -> None:
+        now = self._clock.now()
+        running = sum(watch.is_running for watch in self._watches.values())
+        for (job, incident), watch in list(self._watches.items()):
+            case = self._keeper.case(job, incident)
+            if case is None or case.correction is not None:
+                if not watch.is_running:
+                    del self._watches[job, incident]
+            elif not watch.is_running and is_due(case, watch, now, self._settings):
+                if running >= self._settings.at_once:
+                    return
+                running += 1
+                watch.is_running = True
+                tasks.create_task(self._judge(case, watch), name=f"judge-{incident}")
+
+    async def _judge(self, case: Case, watch: Watch) -> None:
+        began = watch.changed_at
+        settings = self._settings
+        within_s = settings.analyzer_longest_s if watch.is_late else settings.analyzer_within_s
+        try:
+            judged, is_partial = await self._examiner.examine(case, self._keeper.history, within_s)
+            verdict = await self._conclude(case, judged)
+            if verdict is not None:
+                self._actions.consider(verdict, case.step, self._keeper.history.past)
+        except (EverstepError, TimeoutError) as error:
+            log.warning("not_judged job=%s incident=%s error=%s", case.job, case.incident, error)
+        except Exception as error:  # noqa: BLE001  other incidents are judged as before
+            self._contained.note(f"incident {case.incident}", error)
+            is_partial = False
+        else:
+            self._is_judged(case, watch, began, is_partial=is_partial)
+            return
+        watch.is_running, watch.changed_at = False, self._clock.now()
+
+    def _is_judged(self, case: Case, watch: Watch, began: float, *, is_partial: bool) -> None:
+        watch.is_running = False
+        if is_partial and not watch.is_late:
+            watch.is_late, watch.changed_at = True, self._clock.now()
+        elif watch.changed_at == began:
+            self._watches.pop((case.job, case.incident), None)
+
+    async def _conclude(self, case: Case, judged: Judged) -> VerdictReached | None:
+        """Put the verdict on record, if it says something new."""
+
+        def deed(
+            cases: JobCases, now: Moment
+        ) -> tuple[VerdictReached | None, tuple[VerdictReached, ...]]:
+            newest = cases.case(case.incident)
+            verdict = None if newest is None else concluded(newest, judged, now)
+            if newest is None or verdict is None:
+                return None, ()
+            cases.amend(replace(newest, verdict=verdict))
+            return verdict, (verdict,)
+
+        verdict = await self._keeper.change(case.job, deed)
+        if verdict is not None:
+            self._tell(verdict)
+            if self._explainer.is_on and not self._to_explain.full():
+                self._to_explain.put_nowait(verdict)
+        return verdict
+
+    async def explain_for_ever(self) -> None:
+        """Have verdicts put into words, one after the other, where that is switched on."""
+        while True:
+            verdict = await self._to_explain.get()
+            try:
+                await self._explain(verdict)
+            except (EverstepError, TimeoutError) as error:
+                log.warning("not_explained incident=%s error=%s", verdict.incident, error)
+            except Exception as error:  # noqa: BLE001  verdicts are reached as before
+                self._contained.note("an explanation", error)
+
+    async def _explain(self, verdict: VerdictReached) -> None:
+        """A revision that says the same, with an explanation."""
+        text = await self._explainer.explain(verdict)
+        if not text:
+            return
+
+        def deed(cases: JobCases, now: Moment) -> tuple[None, tuple[VerdictReached, ...]]:
+            newest = cases.case(verdict.incident)
+            if newest is None or newest.verdict is None or newest.verdict.id != verdict.id:
+                return None, ()
+            explained = replace(
+                verdict, id=now.new_id(), at=now.wall, revision=verdict.revision + 1,
+                explanation=text,
+            )  # fmt: skip
+            cases.amend(replace(newest, verdict=explained))
+            return None, (explained,)
+
+        await self._keeper.change(verdict.job, deed)
+
+    def _tell(self, verdict: VerdictReached) -> None:
+        self._counts["verdicts"] += 1
+        self._counts["amended"] += verdict.revision > 0
+        self._counts["inconclusive"] += verdict.is_inconclusive
+        if verdict.revision == 0:
+            self._took_s = verdict.took_s
+        log.info(
+            "verdict_reached job=%s incident=%s revision=%d cause=%s confidence=%.2f ranks=%s "
+            "nodes=%s advice=%s reason=%r",
+            verdict.job, verdict.incident, verdict.revision, verdict.cause, verdict.confidence,
+            list(verdict.culprit_ranks[:8]), list(verdict.culprit_nodes[:8]), verdict.advice,
+            verdict.reason,
+        )  # fmt: skip
+
+    # --- what people ask ---
+
+    async def explained(self, job: str, incident: str, *, again: bool) -> VerdictReached | None:
+        """The verdict that holds; None where the incident is not remembered."""
+        case = await self._keeper.read(job, incident)
+        if case is None:
+            return None
+        if case.verdict is not None and not again:
+            return case.verdict
+        history = await self._keeper.known_history()
+        judged, _ = await self._examiner.examine(case, history, self._settings.analyzer_within_s)
+        verdict = await self._conclude(case, judged)
+        return verdict or (await self._held(job, incident))
+
+    async def _held(self, job: str, incident: str) -> VerdictReached | None:
+        case = await self._keeper.read(job, incident)
+        return None if case is None else case.verdict
+
+    async def correct(self, ask: CorrectVerdict) -> VerdictCorrected | None:
+        """Take a person's word down; None where the incident is not remembered."""
+
+        def deed(
+            cases: JobCases, now: Moment
+        ) -> tuple[VerdictCorrected | None, tuple[VerdictCorrected | VerdictReached, ...]]:
+            case = cases.case(ask.incident)
+            if case is None:
+                return None, ()
+            correction, verdict = corrected(case, ask, now)
+            cases.amend(replace(case, verdict=verdict, correction=correction))
+            return correction, (correction, verdict)
+
+        correction = await self._keeper.change(ask.job, deed)
+        if correction is not None:
+            self._counts["corrections"] += 1
+            self._counts["confirmations"] += correction.is_confirmation
+            log.info(
+                "verdict_corrected job=%s incident=%s by=%s was=%s is=%s",
+                ask.job, ask.incident, ask.by, correction.was_cause, correction.cause,
+            )  # fmt: skip
+        return correction
+
+
+def is_due(case: Case, watch: Watch, now: float, settings: AttributionSettings) -> bool:
+    """Whether a case is to be judged now."""
+    quiet_s = now - watch.changed_at
+    if case.verdict is not None:
+        return quiet_s >= settings.again_after_s
+    if now - watch.since >= settings.first_within_s:
+        return True
+    return quiet_s >= settings.quiet_s and is_complete(case)
+
+
+def is_complete(case: Case) -> bool:
+    """All nodes have stopped their ranks, or have none left: what they had, they have collected."""
+    if case.outcome:
+        return True
+    if not case.trigger:
+        return False
+    gone = {sign.node for sign in case.nodes if sign.sign in {"lost", "left"}}
+    ended = Counter(end.node for end in case.ends if end.round == case.round)
+    return bool(case.members) and all(
+        member.node in case.stopped or member.node in gone or ended[member.node] >= member.ranks
+        for member in case.members
+    )

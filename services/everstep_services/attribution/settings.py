@@ -1,0 +1,95 @@
+"""The [attribution] section: how soon a verdict is given, and how long an analyzer may take."""
+
+from pathlib import Path
+from typing import Literal
+
+from everstep.settings import Settings
+from everstep_services.attribution.domain.policy import Switches
+
+
+class ExplainerSettings(Settings, frozen=True, kw_only=True):
+    """A language model that puts finished verdicts into words. Off unless a URL is given."""
+
+    url: str = ""
+    """Where it is, as OpenAI's API: `http://127.0.0.1:8000/v1`. What it is asked with leaves this
+    process: the verdict with its evidence, without secrets that are known as such."""
+    model: str = ""
+    """Which model; the endpoint's own names."""
+    key_file: Path | None = None
+    """A file with the key of the endpoint, where it wants one."""
+    within_s: float = 30.0
+    """An answer that takes longer is given up."""
+    most_tokens: int = 400
+    """How long its answer may be."""
+
+    def __post_init__(self) -> None:
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
+        if self.url and not self.model:
+            raise ValueError("url needs model: the name of a model at that endpoint")
+        if self.within_s <= 0 or self.most_tokens < 1:
+            raise ValueError(
+                f"within_s and most_tokens must be above 0, got {self.within_s:g} and "
+                f"{self.most_tokens}"
+            )
+
+
+class AttributionSettings(Settings, frozen=True, kw_only=True):
+    """When incidents are judged. None of it delays a restart."""
+
+    first_within_s: float = 4.0
+    """A verdict is given so long after an incident was heard of, whatever evidence is still on its
+    way; sooner once all nodes have stopped their ranks. What comes later amends it."""
+    quiet_s: float = 0.5
+    """A complete case is judged once nothing has been added to it for so long."""
+    again_after_s: float = 1.0
+    """What is added to a judged case is weighed once nothing more has come for so long."""
+    analyzer_within_s: float = 3.0
+    """An analyzer that takes longer is left out of the verdict at first, then asked once more."""
+    analyzer_longest_s: float = 120.0
+    """So long it may take that time."""
+    at_once: int = 2
+    """How many incidents are analyzed at the same time."""
+    user_errors: Literal["observe", "enforce"] = "observe"
+    """Stop a job whose user code, configuration or data failed in the same way twice, without a new
+    step between. This and the next three are switches, too: `attribution.user_errors`."""
+    repeat_offenders: Literal["observe", "enforce"] = "observe"
+    """Exclude a node that verdicts name again and again, and let a spare take its slot."""
+    offences: int = 2
+    """So many verdicts make a node a repeat offender …"""
+    offences_within_s: float = 86_400.0
+    """… when they come within this time."""
+    keep_days: int = 30
+    """The cases of a job are forgotten so long after its end: as long as its evidence is kept."""
+    explainer: ExplainerSettings = ExplainerSettings()
+    """A model that explains finished verdicts; it never decides."""
+
+    def __post_init__(self) -> None:
+        for name in ("quiet_s", "again_after_s", "analyzer_within_s", "offences_within_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        if self.first_within_s < self.quiet_s:
+            raise ValueError(
+                f"need quiet_s <= first_within_s, got {self.quiet_s:g} and {self.first_within_s:g}"
+            )
+        if self.analyzer_longest_s < self.analyzer_within_s:
+            raise ValueError(
+                f"need analyzer_within_s <= analyzer_longest_s, got {self.analyzer_within_s:g} and "
+                f"{self.analyzer_longest_s:g}"
+            )
+        if self.offences < 1:
+            raise ValueError(f"offences must be at least 1, got {self.offences}")
+        if self.at_once < 1 or self.keep_days < 1:
+            raise ValueError(
+                f"at_once and keep_days must be at least 1, got {self.at_once} and {self.keep_days}"
+            )
+
+
+def defaults(settings: AttributionSettings) -> Switches:
+    """What holds where nothing was switched."""
+    return Switches(
+        user_errors=settings.user_errors,
+        repeat_offenders=settings.repeat_offenders,
+        offences=settings.offences,
+        offences_within_s=settings.offences_within_s,
+    )

@@ -1,0 +1,206 @@
+"""What py-spy and faulthandler print, read into stacks. Pure; whatever the bytes are, it ends.
+
+A dump comes from a process that is sick, and may have been cut off anywhere: what is whole in
+it is used, and the rest is told.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from everstep_services.attribution.stack_analysis.stacks import Frame, RankStacks, Thread
+
+_MOST_BYTES = 64 << 20
+_MOST_THREADS = 4096
+_MOST_FRAMES = 512
+_MOST_CHARACTERS = 512
+
+_FAULT_HEAD = re.compile(
+    r"^\W{0,4}(?:Current thread|Thread) 0x(?P<id>[0-9a-fA-F]{1,16})"
+    r"(?: \[(?P<name>[^\]]{0,200})\])? \(most recent call first\):"
+)
+_FAULT_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]{1,4096})", line (?P<line>\d{1,9}|\?\?\?) in (?P<name>.{1,1000})$'
+)
+_SPY_HEAD = re.compile(
+    r"^\s*Thread (?:(?P<id>\d{1,20}|0x[0-9a-fA-F]{1,16}) )?\((?P<state>[a-z+ ]{1,40})\)"
+    r'(?:: "(?P<name>[^"]{0,200})")?\s*$'
+)
+_SPY_FRAME = re.compile(r"^\s{4,}(?P<name>.{1,4000}?) \((?P<file>.{1,4096}?)(?::(?P<line>\d+))?\)$")
+_SPY_PROCESS = re.compile(r"^Process (?P<pid>\d{1,10}):")
+_NATIVE_FILE = re.compile(r"\.so(\.|$)|^lib[\w+-]+\.so")
+
+
+class BadStacksError(Exception):
+    """Bytes that hold no stacks."""
+
+
+class _SpyFrame(msgspec.Struct):
+    name: str
+    filename: str = ""
+    line: int | None = 0
+    module: str | None = None
+
+
+class _SpyProcess(msgspec.Struct):
+    pid: int = 0
+    ppid: int | None = None
+
+
+class _SpyThread(msgspec.Struct):
+    frames: list[_SpyFrame]
+    pid: int = 0
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+    active: bool = False
+    owns_gil: bool = False
+
+
+def read_stacks(content: bytes, rank: int) -> RankStacks:
+    """The stacks in what py-spy (JSON or text) or faulthandler has printed."""
+    if len(content) > _MOST_BYTES:
+        raise BadStacksError(f"it has {len(content)} bytes; at most {_MOST_BYTES} are read")
+    if not content.strip():
+        raise BadStacksError("it is empty")
+    if content.lstrip()[:1] == b"[":
+        return _of_json(content, rank)
+    text = content.decode("utf-8", "replace")
+    threads = list(_of_faulthandler(text)) or list(_of_spy_text(text))
+    if not threads:
+        raise BadStacksError(
+            "it has no stack: what py-spy dump (--json, too) and faulthandler print can be read"
+        )
+    return RankStacks(rank=rank, threads=tuple(threads), problems=_cut(len(threads)))
+
+
+def _cut(threads: int) -> tuple[str, ...]:
+    most = f"only its first {_MOST_THREADS} threads were read"
+    return (most,) if threads >= _MOST_THREADS else ()
+
+
+# --- py-spy's JSON ---
+
+
+def _of_json(content: bytes, rank: int) -> RankStacks:
+    problems: list[str] = []
+    try:
+        spied = msgspec.json.decode(content, type=list[_SpyThread])
+    except (ValueError, RecursionError) as error:
+        spied = list(_whole_threads(content))
+        if not spied:
+            raise BadStacksError(f"it is not what py-spy dump --json prints: {error}") from None
+        problems.append(f"its dump is cut or damaged after {len(spied)} threads")
+    problems += _cut(len(spied))
+    own = spied[0].pid if spied else 0
+    threads = [_of_spy(one, own) for one in spied[:_MOST_THREADS]]
+    if threads and not any(one.is_main for one in threads):
+        problems.append("its main thread is not in the dump")
+    if not threads:
+        raise BadStacksError("it lists no thread: the process was ending, or is not Python's")
+    return RankStacks(rank=rank, threads=tuple(threads), problems=tuple(problems))
+
+
+def _whole_threads(content: bytes) -> Iterator[_SpyThread]:
+    """The threads before the place where the JSON is cut or damaged."""
+    text = content.decode("utf-8", "replace")
+    decoder, at = json.JSONDecoder(), text.find("{")
+    for _ in range(_MOST_THREADS):
+        if at < 0:
+            return
+        try:
+            value, end = decoder.raw_decode(text, at)
+            yield msgspec.convert(value, _SpyThread)
+        except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, too
+            return
+        at = text.find("{", end)
+
+
+def _of_spy(one: _SpyThread, own: int) -> Thread:
+    is_own = one.pid == own
+    is_first = one.os_thread_id == one.pid if one.os_thread_id else one.thread_name == "MainThread"
+    return Thread(
+        name=_short(one.thread_name or ("MainThread" if is_first else "")),
+        frames=tuple(_of_spy_frame(frame) for frame in one.frames[:_MOST_FRAMES]),
+        is_main=is_own and is_first,
+        is_idle=not one.active,
+        has_interpreter=one.owns_gil,
+        child=0 if is_own else one.pid,
+    )
+
+
+def _of_spy_frame(one: _SpyFrame) -> Frame:
+    is_native = bool(one.module) or bool(_NATIVE_FILE.search(one.filename))
+    file = one.module or one.filename
+    return Frame(_short(one.name), _short_path(file), one.line or 0, is_native)
+
+
+# --- text ---
+
+
+def _of_spy_text(text: str) -> Iterator[Thread]:
+    """What `py-spy dump` prints for people."""
+    own = child = pid = 0
+    head: re.Match[str] | None = None
+    frames: list[Frame] = []
+    count = 0
+    for line in [*text.splitlines(), "Thread (end)"]:
+        if process := _SPY_PROCESS.match(line):
+            pid = int(process["pid"])
+            own = own or pid
+        elif new := _SPY_HEAD.match(line):
+            if head is not None and count < _MOST_THREADS:
+                yield _of_spy_head(head, frames, child, is_first=count == 0)
+                count += 1
+            head, frames, child = new, [], pid if pid != own else 0
+        elif (frame := _SPY_FRAME.match(line)) and len(frames) < _MOST_FRAMES:
+            is_native = bool(_NATIVE_FILE.search(frame["file"]))
+            number = int((frame["line"] or "0")[:9])
+            frames.append(
+                Frame(_short(frame["name"]), _short_path(frame["file"]), number, is_native)
+            )
+
+
+def _of_spy_head(head: re.Match[str], frames: list[Frame], child: int, *, is_first: bool) -> Thread:
+    name = head["name"] or ""
+    return Thread(
+        name=_short(name),
+        frames=tuple(frames),
+        is_main=not child and (name == "MainThread" or (is_first and not name)),
+        is_idle="idle" in head["state"],
+        has_interpreter="gil" in head["state"],
+        child=child,
+    )
+
+
+def _of_faulthandler(text: str) -> Iterator[Thread]:
+    """What `faulthandler.dump_traceback(all_threads=True)` writes: the main thread comes last.
+
+    The current thread is the one that writes the dump: that it has the lock says nothing.
+    """
+    found: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        if head := _FAULT_HEAD.match(line):
+            if len(found) == _MOST_THREADS:
+                break
+            found.append((head["name"] or "", []))
+        elif found and len(found[-1][1]) < _MOST_FRAMES and (frame := _FAULT_FRAME.match(line)):
+            number = int(frame["line"]) if frame["line"].isdigit() else 0
+            found[-1][1].append(Frame(_short(frame["name"]), _short_path(frame["file"]), number))
+    for number, (name, frames) in enumerate(found):
+        is_main = number == len(found) - 1
+        yield Thread(
+            name=_short(name) or ("MainThread" if is_main else ""),
+            frames=tuple(frames),
+            is_main=is_main,
+        )
+
+
+def _short(text: str) -> str:
+    return text.replace("\n", " ").strip()[:_MOST_CHARACTERS]
+
+
+def _short_path(text: str) -> str:
+    """The end of a path says more than its beginning."""
+    return text.replace("\n", " ").replace("\\", "/")[-_MOST_CHARACTERS:]

@@ -1,0 +1,188 @@
+"""What a thread does, by its frames. The rules are data, in `rules.toml`."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from everstep_services.attribution.stack_analysis.stacks import Frame, Thread
+
+Activity = Literal[
+    "collective", "point_to_point", "backward", "setup",
+    "data_wait", "data_read", "data_worker", "checkpoint_save", "checkpoint_restore", "storage",
+    "network", "import", "compile", "device", "lock", "interpreter_lock", "sleep", "subprocess",
+    "native", "user_code", "standing", "exit", "idle", "unknown",
+]  # fmt: skip
+Domain = Literal[
+    "user code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
+    "scheduler", "unknown",
+]  # fmt: skip
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """What follows from an activity."""
+
+    words: str
+    """What the rank does, after its name."""
+    domain: Domain
+    """Whose trouble it is, where this rank holds up the others."""
+    certainty: float
+    """How sure it is that this rank holds up others that wait for it."""
+    awaits_others: bool = False
+
+
+ACTIVITIES: dict[Activity, Meaning] = {
+    "collective": Meaning("waits in a collective", "unknown", 0.0, awaits_others=True),
+    "point_to_point": Meaning("waits in a transfer", "unknown", 0.0, awaits_others=True),
+    "backward": Meaning("stands in the backward pass", "unknown", 0.0, awaits_others=True),
+    "setup": Meaning("sets up its process groups", "unknown", 0.0, awaits_others=True),
+    "data_wait": Meaning("waits for its data loader", "data", 0.9),
+    "data_read": Meaning("reads data", "data", 0.85),
+    "data_worker": Meaning("is a worker of a data loader", "data", 0.6),
+    "checkpoint_save": Meaning("saves a checkpoint", "storage", 0.85),
+    "checkpoint_restore": Meaning("restores a checkpoint", "storage", 0.85),
+    "storage": Meaning("waits for storage", "storage", 0.85),
+    "network": Meaning("waits for the network", "network", 0.8),
+    "import": Meaning("imports a module", "storage", 0.7),
+    "compile": Meaning("compiles", "framework", 0.6),
+    "device": Meaning("waits for its device", "gpu", 0.6),
+    "lock": Meaning("waits for a lock", "user code", 0.9),
+    "interpreter_lock": Meaning("waits for the interpreter's lock", "user code", 0.9),
+    "sleep": Meaning("sleeps", "user code", 0.9),
+    "subprocess": Meaning("waits for a child process", "user code", 0.9),
+    "native": Meaning("holds the interpreter's lock in native code", "user code", 0.9),
+    "user_code": Meaning("is in its own code", "user code", 0.75),
+    "standing": Meaning("stands still in a call", "user code", 0.85),
+    "exit": Meaning("is ending", "user code", 0.9),
+    "idle": Meaning("is idle", "unknown", 0.6),
+    "unknown": Meaning("has no frame of Python's: it starts or ends", "unknown", 0.6),
+}
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|python\d[\d.]*)/|^<|(?:^|/)trainer_sdk/"
+)
+_CALLS = {"_engine_run_backward": "backward"}
+"""Names of functions, as their users know them."""
+_NEVER = re.compile(r"(?!)")
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kind of frame means."""
+
+    activity: Activity
+    source: str
+    files: tuple[str, ...] = ()
+    names: str = ""
+    native: bool = False
+    is_idle: bool | None = None
+    of_threads: bool = False
+    is_weak: bool = False
+    passes: bool = False
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a thread does, as its frames tell."""
+
+    activity: Activity
+    call: str = ""
+    """The function that tells it: `all_reduce`."""
+    within: Activity | None = None
+    """What it is a part of, such as a save."""
+    place: str = ""
+    """The innermost call of the user's own code."""
+
+
+class _File(msgspec.Struct):
+    sources: dict[str, str]
+    rule: tuple[Rule, ...]
+
+
+class Rules:
+    """All rules, ready to use."""
+
+    def __init__(self, rules: Sequence[Rule], sources: dict[str, str]) -> None:
+        self.rules = tuple(rules)
+        self.sources = sources
+        self._compiled = [(one, re.compile(one.names) if one.names else None) for one in rules]
+        self._matches: dict[tuple[str, str, bool], tuple[Rule, ...]] = {}
+
+    def state(self, thread: Thread) -> State:
+        """What this thread does."""
+        place = next((one.place for one in thread.frames if self._is_users(one)), "")
+        if not thread.frames:
+            return State("unknown")
+        strong: list[tuple[Rule, Frame]] = []
+        weak: list[tuple[Rule, Frame]] = []
+        for frame in thread.frames:
+            rule = self._rule(frame, thread)
+            if rule is not None and not rule.passes:
+                (weak if rule.is_weak else strong).append((rule, frame))
+        if strong:
+            rule, frame = strong[0]
+            outer = (one.activity for one, _ in strong if one.activity != rule.activity)
+            call = _CALLS.get(frame.function, frame.function)
+            return State(rule.activity, call, next(outer, None), place)
+        if weak:
+            return State(weak[0][0].activity, weak[0][1].function, None, place)
+        if all(one.is_native for one in thread.frames):
+            return State("unknown")
+        return State(_without_rule(thread), self._innermost(thread), None, place)
+
+    def _innermost(self, thread: Thread) -> str:
+        """The function that runs, where it is not the user's own."""
+        for frame in thread.frames:
+            rule = self._rule(frame, thread)
+            if not frame.is_native and (rule is None or not rule.passes):
+                return "" if self._is_users(frame) else frame.function
+        return ""
+
+    def _rule(self, frame: Frame, thread: Thread) -> Rule | None:
+        key = (frame.file, frame.name, frame.is_native)
+        rules = self._matches.get(key)
+        if rules is None:
+            rules = tuple(one for one, names in self._compiled if _matches(one, names, frame))
+            if len(self._matches) < 100_000:
+                self._matches[key] = rules
+        return next((one for one in rules if _applies(one, thread)), None)
+
+    def _is_users(self, frame: Frame) -> bool:
+        if frame.is_native or _LIBRARY.search(frame.file):
+            return False
+        rule = next((one for one, names in self._compiled if _matches(one, names, frame)), None)
+        return rule is None or not rule.files
+
+
+def _applies(rule: Rule, thread: Thread) -> bool:
+    if rule.of_threads and thread.is_main:
+        return False
+    return thread.is_idle is None or rule.is_idle in (None, thread.is_idle)
+
+
+def _without_rule(thread: Thread) -> Activity:
+    if thread.is_idle and thread.has_interpreter:
+        return "native"
+    return "standing" if thread.is_idle else "user_code"
+
+
+def _matches(rule: Rule, names: re.Pattern[str] | None, frame: Frame) -> bool:
+    if rule.native != frame.is_native:
+        return False
+    if rule.native:
+        return bool((names or _NEVER).search(frame.name))
+    if names is not None and not names.fullmatch(frame.function):
+        return False
+    path = f"/{frame.file}"
+    return not rule.files or any(
+        f"/{one}" in path if one.endswith("/") else path.endswith(f"/{one}") for one in rule.files
+    )
+
+
+@cache
+def shipped() -> Rules:
+    """The rules that come with Everstep."""
+    text = resources.files(__package__).joinpath("rules.toml").read_bytes()
+    file = msgspec.convert(tomllib.loads(text.decode()), _File)
+    return Rules(file.rule, file.sources)

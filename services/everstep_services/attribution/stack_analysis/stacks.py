@@ -1,0 +1,60 @@
+"""Frames, threads, and the stacks of a rank: as small as what is told about them."""
+
+import msgspec
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One call."""
+
+    name: str
+    file: str
+    line: int = 0
+    is_native: bool = False
+
+    @property
+    def function(self) -> str:
+        """Its name without class and enclosing functions, which faulthandler does not tell."""
+        return self.name if self.is_native else self.name.rpartition(".")[2]
+
+    @property
+    def place(self) -> str:
+        """`main (train.py:61)`; a native frame has its library."""
+        folders, _, name = self.file.rpartition("/")
+        parent = folders.rpartition("/")[2]
+        short = f"{parent}/{name}" if parent and not self.is_native else name
+        return f"{self.name} ({short}:{self.line})" if self.line else f"{self.name} ({short})"
+
+
+class Thread(msgspec.Struct, frozen=True, kw_only=True):
+    """One thread, its innermost frame first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    is_main: bool = False
+    is_idle: bool | None = None
+    """Whether it was off the processor; None where the dump does not tell."""
+    has_interpreter: bool = False
+    """Whether it held the interpreter's lock."""
+    child: int = 0
+    """The process, where it is not the rank's own but one that the rank has started."""
+
+
+class RankStacks(msgspec.Struct, frozen=True, kw_only=True):
+    """What one dump says of a rank."""
+
+    rank: int
+    threads: tuple[Thread, ...]
+    problems: tuple[str, ...] = ()
+    """What could not be read of it."""
+
+    @property
+    def main(self) -> Thread | None:
+        return next((one for one in self.threads if one.is_main), None)
+
+
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    """A file without any stack in it."""
+
+    name: str
+    reason: str
+    rank: int | None = None

@@ -1,0 +1,1 @@
+"""An incident as one file for people who have no access to the record."""

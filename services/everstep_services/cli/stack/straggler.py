@@ -1,0 +1,14 @@
+"""The straggler service, inside `everstep up`."""
+
+from contextlib import AbstractAsyncContextManager
+
+from everstep.runtime import Parts
+from everstep_services.cli.stack.services import Surroundings
+from everstep_services.straggler.replica import opened as open_service
+from everstep_services.straggler.settings import StragglerSettings
+
+
+def opened(around: Surroundings) -> AbstractAsyncContextManager[Parts]:
+    """As in production, with its decisions in the state directory until the bus has them."""
+    spool = around.state.path / "spool" / "straggler"
+    return open_service(around.settings.section(StragglerSettings), around.bus, spool)

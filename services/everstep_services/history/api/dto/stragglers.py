@@ -1,0 +1,215 @@
+"""Slow ranks, as REST shows them: those of the past, how ranks compare now, and their times."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from everstep.store.reads import Record
+from everstep.store.straggler_shapes import ACTIONS
+from everstep_services.history.api.dto.answer import Answer, present
+
+
+class ScoreOut(Answer):
+    """One signal about a rank: 1 is as fast as the reference, 0.5 takes twice as long."""
+
+    signal: str = Field(
+        description="`own` (its own time), `section:NAME`, `cpu`, `runnable` or `gpu`.",
+        examples=["own"],
+    )
+    relative_score: float | None = Field(description="Against the median of its role group.")
+    individual_score: float | None = Field(description="Against its own best window.")
+    value_s: float | None = Field(description="Its own median in the window.")
+    reference_s: float | None = Field(description="The role group's median in the window.")
+
+
+class SlowRankAction(Answer):
+    """What the policy for slow ranks asked for, because of one finding."""
+
+    action: str = Field(description="`stop` (the job) or `exclude` (the node).")
+    outcome: str | None = Field(description="`asked`, `observed` or `refused`.")
+    reason: str | None = Field(description="The rule, its numbers, and what was answered.")
+    at: datetime | None
+
+
+class SlowRank(Answer):
+    """A finding: a rank was slower than its peers for some windows, and why."""
+
+    id: str = Field(description="The finding: the id of its fact.")
+    n: int | None
+    job: str
+    state: str = Field(
+        description="`open`, or `cleared`: it keeps up again, or its round is over.",
+        examples=["open"],
+    )
+    round: int | None
+    rank: int | None
+    node: str | None
+    slot: int | None
+    role: str | None = Field(description="The role group that it was compared with.")
+    cause: str | None = Field(
+        description="`input`, `compute`, `host`, `network`, `device`, `design` or `unknown`.",
+        examples=["input"],
+    )
+    reason: str | None = Field(description="The numbers, and the limits that they passed.")
+    section: str | None = Field(description="The section that it loses the time in.")
+    scores: list[ScoreOut] | None = Field(description="What speaks against it, strongest first.")
+    slower_ratio: float | None = Field(
+        description="How much longer its own time was than its role group's median: 0.1 for 10 %."
+    )
+    lateness_s: float | None = Field(
+        description="By how much it is late at collectives, in the median."
+    )
+    slowdown_ratio: float | None = Field(
+        description="How much faster the whole job would be without it: 0.12 for 12 %."
+    )
+    lost_s: float | None = Field(description="What the whole job lost by it; null while open.")
+    windows: int | None = Field(description="For how many windows in a row, when it was found.")
+    confidence: float | None = Field(description="0 to 1, in the cause.")
+    failure_class: str | None = Field(
+        description="What would help: `reset`, `replace`, `watch`, or `tune` (the script)."
+    )
+    found_at: datetime | None
+    cleared_at: datetime | None
+    cleared_reason: str | None
+    lasted_s: float | None
+    actions: list[SlowRankAction] = Field(
+        description="All that the policy asked for, the first one first."
+    )
+    action: str | None = Field(
+        description="`stop` or `exclude`: one of `actions`, for clients that know no list."
+    )
+    action_outcome: str | None = Field(description="`asked`, `observed` or `refused`.")
+    action_reason: str | None
+    acted_at: datetime | None
+
+
+def shown_slow_rank(row: Record) -> SlowRank:
+    """A finding as a client sees it: with how much slower than its peers the rank was."""
+    fields = present(row)
+    return SlowRank(
+        **fields, slower_ratio=_slower_ratio(fields["scores"] or ()), actions=_actions(fields)
+    )
+
+
+def _actions(fields: Record) -> list[SlowRankAction]:
+    found = [
+        SlowRankAction(
+            action=action,
+            outcome=fields[f"{action}_outcome"],
+            reason=fields[f"{action}_reason"],
+            at=fields[f"{action}_at"],
+        )
+        for action in ACTIONS
+        if fields[f"{action}_fact"] is not None
+    ]
+    return sorted(found, key=lambda one: (one.at is None, one.at, one.action))
+
+
+def _slower_ratio(scores: Iterable[Mapping[str, Any]]) -> float | None:
+    relative = next((one["relative_score"] for one in scores if one["signal"] == "own"), None)
+    return 1 / relative - 1 if relative else None
+
+
+class RankNowOut(Answer):
+    """How one rank compares with its role group, in the newest window."""
+
+    rank: int
+    node: str
+    role: str
+    is_straggler: bool = Field(description="It is slow by the rules in force.")
+    own_s: float | None = Field(description="What it needs by itself for a step.")
+    slower_ratio: float | None = Field(
+        description="How much longer that is than its role group's median: 0.1 for 10 %."
+    )
+    lateness_s: float | None = Field(
+        description="By how much it enters collectives later than the others, in the median."
+    )
+    waited_s: float | None = Field(description="What it waits for others in a step.")
+    scores: list[ScoreOut]
+
+
+class GroupNow(Answer):
+    """Who waits for whom in one process group."""
+
+    group: str
+    ranks: int = Field(description="How many of its ranks were compared.")
+    last_rank: int | None = Field(description="The rank that was the last to enter most often.")
+    last_ratio: float = Field(description="In this share of its collectives.")
+    waited_s: float = Field(description="What the others wait for the last one in a step.")
+
+
+class RanksCompared(Answer):
+    """How the ranks of a job compare now, and which of them were found to be slow."""
+
+    job: str
+    round: int
+    window: int = Field(description="The last step of the newest window; 0 while there is none.")
+    window_steps: int = Field(description="Steps of a window.")
+    step_s: float | None = Field(description="How long a step takes.")
+    slowdown_ratio: float | None = Field(
+        description="How much faster the job would be without its slow ranks: 0.12 for 12 %."
+    )
+    ranks: list[RankNowOut] = Field(description="The slowest first.")
+    ranks_seen: int = Field(description="How many were compared.")
+    ranks_missing: int = Field(description="Ranks of the round of which nothing was heard.")
+    groups: list[GroupNow] = Field(description="Those in which ranks wait the longest.")
+    clock_error_s: float | None = Field(description="Clocks of nodes are aligned to within this.")
+    is_on: bool = Field(description="Timings are switched on.")
+    is_by_time: bool = Field(
+        description="Nobody counts steps: a step is a second since 1970, and times are a second's."
+    )
+    note: str | None = Field(description="Why nothing, or not everything, can be told.")
+    found: list[SlowRank] = Field(description="Findings that are open, as the record has them.")
+
+
+class WindowOut(Answer):
+    """Steps that were measured together."""
+
+    first_step: int
+    last_step: int
+
+
+class RankTimes(Answer):
+    """One rank in each window."""
+
+    rank: int
+    node: str
+    role: str
+    values: list[float | None] = Field(description="By window; null where nothing is known.")
+
+
+class Timings(Answer):
+    """Ranks by windows, as for a heat map."""
+
+    job: str
+    round: int
+    measure: str = Field(
+        description="What the values are: seconds a step, or a ratio.", examples=["own"]
+    )
+    section: str | None
+    windows: list[WindowOut] = Field(description="The oldest first.")
+    rows: list[RankTimes] = Field(description="By rank.")
+    next_rank: int | None = Field(
+        description="Give it as `first_rank` for the next ranks; null at the end."
+    )
+    sections: list[str] = Field(description="The sections that can be asked for.")
+    is_by_time: bool = Field(
+        description="Nobody counts steps: a step is a second since 1970, and times are a second's."
+    )
+
+
+class StepShift(Answer):
+    """The whole job became slower or faster, and no rank stood out."""
+
+    id: str = Field(description="Its fact.")
+    n: int | None
+    job: str
+    round: int | None
+    at: datetime | None
+    step: int | None = Field(description="Where it changed.")
+    before_s: float | None = Field(description="The median step before.")
+    now_s: float | None = Field(description="The median step after.")
+    section: str | None = Field(description="The section in which most of the change is.")
+    reason: str | None

@@ -1,0 +1,131 @@
+"""What people and agents may ask of straggler."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from everstep.bus.asking import RefusalError
+from everstep.bus.ports import Bus, Handler
+from everstep.clock import Clock
+from everstep.ids import new_id
+from everstep.messages import (
+    ClockReading,
+    Message,
+    RankScoreTable,
+    ReadClock,
+    ShowScores,
+    ShowTimings,
+    TimingTable,
+)
+from everstep.messages.codec import MessageTooLargeError, encode
+from everstep_services.straggler.jobs import Jobs, TrackedJob
+from everstep_services.straggler.turns import Judge, Turns
+
+_RANKS_MOST = 4096
+_WINDOWS_MOST = 1000
+_ROLES_NAMED = 20
+_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "section")
+M = TypeVar("M", bound=Message)
+
+
+class Answers:
+    """One of any number of replicas; each answers from what it has heard itself."""
+
+    def __init__(self, bus: Bus, clock: Clock, jobs: Jobs, turns: Turns) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._jobs = jobs
+        self._turns = turns
+        self._instance = new_id()
+        self.open = asyncio.Event()
+        """Set once questions are heard."""
+
+    async def answer_for_ever(self) -> None:
+        """Answer until cancelled."""
+        handlers: dict[str, Handler] = {
+            "scores": self._scores,
+            "timings": self._timings,
+            "clock": self._clock_reading,
+        }
+        async with self._bus.answer("straggler", handlers):
+            self.open.set()
+            await asyncio.Event().wait()
+
+    async def _scores(self, question: Message) -> Message:
+        assert isinstance(question, ShowScores)
+        one = self._job(question.job)
+        most = min(max(question.most, 0), _RANKS_MOST)
+
+        def table(judge: Judge) -> RankScoreTable:
+            _check_role(judge, question.role)
+            return _fitting(lambda ranks: _table(one, judge.scores(ranks, question.role)), most)
+
+        return await self._turns.ask(one, table)
+
+    async def _timings(self, question: Message) -> Message:
+        assert isinstance(question, ShowTimings)
+        one = self._job(question.job)
+        if question.measure not in _MEASURES:
+            text = f"{question.measure[:40]!r} is not measured: use one of {', '.join(_MEASURES)}"
+            raise RefusalError("422", text)
+        bounded = replace(
+            question,
+            first_rank=max(question.first_rank, 0),
+            most_windows=min(max(question.most_windows, 1), _WINDOWS_MOST),
+        )
+        most = min(max(question.most_ranks, 1), _RANKS_MOST)
+
+        def table(judge: Judge) -> TimingTable:
+            def of(ranks: int) -> TimingTable:
+                found = judge.timings(replace(bounded, most_ranks=max(ranks, 1)))
+                return replace(found, is_by_time=one.is_by_time)
+
+            return _fitting(of, most)
+
+        return await self._turns.ask(one, table)
+
+    async def _clock_reading(self, question: Message) -> Message:
+        assert isinstance(question, ReadClock)
+        return ClockReading(clock=self._instance, at_s=self._clock.wall().timestamp())
+
+    def _job(self, job: str) -> TrackedJob:
+        one = self._jobs.get(job)
+        if one is None:
+            text = f"no timings of {job} were heard: it does not run, or sent none yet; ask again"
+            raise RefusalError("404", text)
+        return one
+
+
+def _check_role(judge: Judge, role: str) -> None:
+    """Refuse a role that no rank has; while nothing was compared, nobody knows the roles."""
+    if not role or judge.scores(1, role).ranks:
+        return
+    known = list(dict.fromkeys(one.role for one in judge.scores(_RANKS_MOST, "").ranks))
+    if known:
+        more = ", …" if len(known) > _ROLES_NAMED else ""
+        text = f"no rank has the role {role[:100]!r}: use one of {', '.join(known[:_ROLES_NAMED])}"
+        raise RefusalError("422", text + more)
+
+
+def _table(one: TrackedJob, table: RankScoreTable) -> RankScoreTable:
+    said = table.said if one.switches.is_on else "timings are off: switch on straggler.timings"
+    return replace(
+        table, is_on=one.switches.is_on, window_steps=one.document.window_steps, said=said,
+        is_by_time=one.is_by_time,
+    )  # fmt: skip
+
+
+def _fitting(make: Callable[[int], M], most: int) -> M:
+    """The largest reply that fits into a message, by halves."""
+    while True:
+        reply = make(most)
+        try:
+            encode(reply)
+        except MessageTooLargeError:
+            if most <= 1:
+                raise
+            most //= 2
+        else:
+            return reply

@@ -1,0 +1,82 @@
+"""What the domain says of a job's ranks when something changes."""
+
+from dataclasses import dataclass
+
+from everstep.messages import Score
+from everstep_services.straggler.domain.operations import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank is slow; said once."""
+
+    round: int
+    rank: int
+    node: str
+    slot: int
+    role: str
+    cause: Cause
+    reason: str
+    section: str | None
+    scores: tuple[Score, ...]
+    """The signals that speak against it, the strongest first."""
+    lateness_s: float | None
+    slower_ratio: float
+    """How much longer it needs than the median of its role group: 0.1 for 10 %."""
+    lost_s: float
+    """What the job loses by it in a step."""
+    slowdown_ratio: float | None
+    """How much faster the job would be without it: 0.12 for 12 %; None if it is not known."""
+    windows: int
+    confidence: float
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsUp:
+    """A slow rank keeps up again, or is gone; said once."""
+
+    round: int
+    rank: int
+    reason: str
+    last_step: int | None = None
+    """The end of the window that shows it: it says nothing about what was found later. None where
+    it holds whatever the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShift:
+    """The whole job became slower or faster, and no rank stands out."""
+
+    round: int
+    before_s: float
+    now_s: float
+    step: int
+    reason: str
+    section: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenRole:
+    """All ranks of a role have more to do than those of others; said once."""
+
+    known: SlowRank
+    """Of cause `design`, about one of its ranks that stands for all of them."""
+
+    @property
+    def round(self) -> int:
+        return self.known.round
+
+
+@dataclass(frozen=True, slots=True)
+class EvenRole:
+    """A role has no more to do than others again; said once."""
+
+    round: int
+    rank: int
+    """The one that stood for it."""
+    reason: str
+
+
+Change = SlowRank | KeepsUp | StepShift | UnevenRole | EvenRole

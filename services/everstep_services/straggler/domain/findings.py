@@ -1,0 +1,295 @@
+"""How a job's document changes with what the domain says, and which facts that makes. Pure.
+
+The document says which findings are open. Whoever writes a change of it puts the facts on
+record: so any number of replicas that hear the same make one fact.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from everstep.messages import (
+    Fact,
+    KnownStraggler,
+    StepTimeShifted,
+    StragglerCleared,
+    StragglerFound,
+    StragglersDocument,
+)
+from everstep.messages.base import Time
+from everstep.messages.codec import BadMessageError, encode, envelope
+from everstep_services.straggler.domain.changes import (
+    Change,
+    EvenRole,
+    KeepsUp,
+    SlowRank,
+    StepShift,
+    UnevenRole,
+)
+from everstep_services.straggler.domain.policy import Action
+from everstep_services.straggler.domain.switches import Switches
+
+SOURCE = "straggler"
+STEPS = 16
+"""A window without a document, as agents measure then."""
+_FOUND_MOST = 1000
+_REASON_MOST = 300
+_FACT_REASON_MOST = 2000
+_CLEARED_AT_ONCE = 100
+_SAME_SHIFT_WINDOWS = 3
+"""Two replicas may see a shift so many windows apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When it is, and how the job stands."""
+
+    wall: Time
+    round: int | None
+    """Its newest round; None if nobody knows."""
+    step_s: float | None = None
+    """How long its steps take."""
+
+    def since_s(self, then: Time) -> float:
+        """How long ago that was."""
+        return max(0.0, (self.wall - then).total_seconds())
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A document, and the facts that it makes."""
+
+    document: StragglersDocument
+    facts: Sequence[Fact] = ()
+
+
+def blank(job: str) -> StragglersDocument:
+    """What holds while nothing was written: agents measure, and nobody is slow."""
+    return StragglersDocument(job=job, is_on=True, window_steps=STEPS)
+
+
+def revised(
+    before: StragglersDocument, changes: Iterable[Change], now: Moment, over: str = ""
+) -> Revision:
+    """The document after these changes. With `over`, the reason, no finding stays open."""
+    draft = _Draft(before, now)
+    for change in changes:
+        draft.take(change)
+    if over:
+        draft.clear(list(draft.found.values()), over)
+    document = draft.document()
+    kept = tuple(encode(fact).decode() for fact in draft.facts)
+    return Revision(replace(document, outbox=before.outbox + kept), draft.facts)
+
+
+def measured(
+    before: StragglersDocument, switches: Switches, suggested: int | None
+) -> StragglersDocument:
+    """The document that says how agents measure from now on; `suggested` steps make a window."""
+    return replace(
+        before,
+        is_on=switches.is_on,
+        is_cpu_timed=switches.is_cpu_timed,
+        window_steps=switches.window_steps or suggested or before.window_steps,
+    )
+
+
+def recorded(before: StragglersDocument, ids: Collection[str]) -> StragglersDocument:
+    """The document once the facts with these ids are on record."""
+    kept = tuple(text for text in before.outbox if _fact_id(text) not in ids)
+    return replace(before, outbox=kept)
+
+
+def acted(
+    before: StragglersDocument, finding: str, action: Action, fact: Fact
+) -> StragglersDocument | None:
+    """The document that says that this was decided; None if another replica was first.
+
+    `fact` is what stands on record if this replica ends before it knows how that went.
+    """
+    known = next((one for one in before.found if one.finding == finding), None)
+    if known is None or action in known.acted:
+        return None
+    new = replace(known, acted=(*known.acted, action))
+    found = tuple(new if one is known else one for one in before.found)
+    return replace(before, found=found, outbox=(*before.outbox, encode(fact).decode()))
+
+
+class _Draft:
+    """A document that takes changes, one after the other."""
+
+    def __init__(self, before: StragglersDocument, now: Moment) -> None:
+        self._before = before
+        self._now = now
+        self.facts: list[Fact] = []
+        self.found = {_key(one): one for one in before.found}
+        self._round = before.round
+        self._shifted_step = before.shifted_step
+        self._enter(now.round)
+
+    def document(self) -> StragglersDocument:
+        """As it is now."""
+        found = tuple(self.found[key] for key in sorted(self.found))
+        return replace(
+            self._before, round=self._round, found=found, shifted_step=self._shifted_step
+        )
+
+    def take(self, change: Change) -> None:
+        """Take one change in; what others have written already changes nothing."""
+        self._enter(change.round)
+        if change.round != self._round:
+            return
+        match change:
+            case SlowRank():
+                self._slow(change)
+            case UnevenRole():
+                self._slow(change.known)
+            case KeepsUp() | EvenRole():
+                is_design = isinstance(change, EvenRole)
+                known = self.found.get((change.round, change.rank, is_design))
+                if known is not None and not _is_older(change, known):
+                    self.clear([known], change.reason)
+            case StepShift():
+                self._shifted(change)
+
+    def clear(self, known: Iterable[KnownStraggler], reason: str) -> None:
+        """These are slow no more; the rest follows with the next write if they are many."""
+        for one in list(known)[:_CLEARED_AT_ONCE]:
+            del self.found[_key(one)]
+            self.facts.append(self._cleared(one, reason))
+
+    def _enter(self, round_: int | None) -> None:
+        """A newer round has begun: findings of the one before are over."""
+        if round_ is not None and (self._round is None or round_ > self._round):
+            self._round, self._shifted_step = round_, 0
+        if self._round is not None:
+            old = [one for one in self.found.values() if one.round < self._round]
+            self.clear(old, "its round ended")
+
+    def _slow(self, change: SlowRank) -> None:
+        key = _key(change)
+        if key in self.found or len(self.found) >= _FOUND_MOST:
+            return
+        kind = "uneven" if change.cause == "design" else "slow"
+        finding = fact_id(kind, self._before.job, change.round, change.rank, change.last_step)
+        self.found[key] = KnownStraggler(
+            finding=finding,
+            round=change.round,
+            rank=change.rank,
+            node=change.node,
+            slot=change.slot,
+            found_at=self._now.wall,
+            last_step=change.last_step,
+            cause=change.cause,
+            reason=change.reason[:_REASON_MOST],
+            lost_s=change.lost_s,
+            slower_ratio=change.slower_ratio,
+            slowdown_ratio=change.slowdown_ratio,
+        )
+        self.facts.append(self._fact(change, finding))
+
+    def _fact(self, change: SlowRank, finding: str) -> StragglerFound:
+        return StragglerFound(
+            id=finding,
+            job=self._before.job,
+            at=self._now.wall,
+            source=SOURCE,
+            round=change.round,
+            node=change.node,
+            slot=change.slot,
+            rank=change.rank,
+            cause=change.cause,
+            reason=change.reason[:_FACT_REASON_MOST],
+            role=change.role,
+            section=change.section,
+            scores=change.scores,
+            lateness_s=change.lateness_s,
+            slowdown_ratio=change.slowdown_ratio,
+            windows=change.windows,
+            confidence=change.confidence,
+            failure_class=_HELPS[change.cause],
+        )
+
+    def _cleared(self, known: KnownStraggler, reason: str) -> StragglerCleared:
+        lasted_s = self._now.since_s(known.found_at)
+        return StragglerCleared(
+            id=fact_id("cleared", known.finding),
+            job=self._before.job,
+            at=self._now.wall,
+            source=SOURCE,
+            round=known.round,
+            node=known.node,
+            rank=known.rank,
+            reason=reason,
+            finding=known.finding,
+            lasted_s=round(lasted_s, 3),
+            lost_s=_lost_s(known, lasted_s, self._now.step_s),
+        )
+
+    def _shifted(self, change: StepShift) -> None:
+        apart = _SAME_SHIFT_WINDOWS * self._before.window_steps
+        if self._shifted_step and abs(change.step - self._shifted_step) <= apart:
+            return
+        self._shifted_step = change.step
+        self.facts.append(
+            StepTimeShifted(
+                id=fact_id("shifted", self._before.job, change.round, change.step),
+                job=self._before.job,
+                at=self._now.wall,
+                source=SOURCE,
+                round=change.round,
+                before_s=change.before_s,
+                now_s=change.now_s,
+                step=change.step,
+                reason=change.reason,
+                section=change.section,
+            )
+        )
+
+
+def _key(known: KnownStraggler | SlowRank) -> tuple[int, int, bool]:
+    """A rank may be slow, and stand for a role that has too much to do as well."""
+    return known.round, known.rank, known.cause == "design"
+
+
+def _is_older(change: KeepsUp | EvenRole, known: KnownStraggler) -> bool:
+    """It was seen before that was found: by a replica that was stopped for a while, say."""
+    if isinstance(change, EvenRole) or change.last_step is None:
+        return False
+    return change.last_step < known.last_step
+
+
+_HELPS = {
+    "input": "tune",
+    "compute": "watch",
+    "host": "replace",
+    "network": "replace",
+    "device": "replace",
+    "design": "tune",
+    "unknown": "watch",
+}
+"""What would help, by cause: as in `straggler_found`."""
+
+
+def _lost_s(known: KnownStraggler, lasted_s: float, step_s: float | None) -> float | None:
+    """What the job lost by it: of each second the part that a step would be shorter without."""
+    if known.slowdown_ratio is not None:
+        share = max(known.slowdown_ratio, 0.0)
+        return round(lasted_s * share / (1 + share), 3)
+    if step_s:
+        return round(lasted_s * min(known.lost_s / step_s, 1.0), 3)
+    return None
+
+
+def _fact_id(text: str) -> str:
+    try:
+        return envelope(text.encode()).id
+    except BadMessageError:
+        return ""
+
+
+def fact_id(*parts: object) -> str:
+    """The same id for the same parts, whichever replica makes it."""
+    return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,149 @@
+"""A live job: nodes' windows come in, and who became slow, or keeps up again, comes out.
+
+Pure: no I/O and no clock. The same messages give the same changes on any machine.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from everstep.messages import (
+    KnownStraggler,
+    NodeTimings,
+    RankScoreTable,
+    ShowTimings,
+    TimingTable,
+)
+from everstep_services.straggler.domain.changes import Change, EvenRole, KeepsUp
+from everstep_services.straggler.domain.live import answers
+from everstep_services.straggler.domain.live.measures import Meter
+from everstep_services.straggler.domain.live.round import Round
+from everstep_services.straggler.domain.live.samples import MOST_WORLD
+from everstep_services.straggler.domain.live.windows import Windows
+from everstep_services.straggler.domain.rules import Rules
+
+_MOST_WINDOW_STEPS = 1 << 20
+
+
+class Job:
+    """The ranks of one job, in its newest round."""
+
+    def __init__(self, job: str, rules: Rules) -> None:
+        self.job = job
+        self.rules = rules
+        """May be replaced at any time."""
+        self.refused: Counter[str] = Counter()
+        """Messages and values that were refused, by reason."""
+        self._round: Round | None = None
+        self._ended = -1
+        """The newest round that is over."""
+        self._adopted: list[KnownStraggler] = []
+        """Findings of a round of which nothing was heard yet."""
+        self._pending: list[Change] = []
+        self._window_steps: int | None = None
+
+    @property
+    def round(self) -> int | None:
+        """The newest round of which anything was heard."""
+        return None if self._round is None else self._round.number
+
+    def hear(self, timings: NodeTimings, now: float) -> None:
+        """Take in a node's window."""
+        newest = self._ended if self._round is None else self._round.number
+        if timings.round < newest or timings.round <= self._ended:
+            self.refused["stale round"] += 1
+            return
+        if timings.job != self.job:
+            self.refused["another job"] += 1
+            return
+        if self._round is None or timings.round > newest:
+            if not 0 < timings.world <= MOST_WORLD:
+                self.refused["absurd round"] += 1
+                return
+            self._begin(timings)
+        assert self._round is not None
+        if timings.world != self._round.meter.world:
+            self.refused["another world"] += 1
+            return
+        self._round.windows.take(timings, now)
+
+    def _begin(self, timings: NodeTimings) -> None:
+        if self._round is not None:
+            self._pending += self._leave(f"round {timings.round} began")
+        windows = Windows(timings.round, self.refused)
+        meter = Meter(timings.world, windows.names, self.refused)
+        self._round = Round(timings.round, windows, meter, self.refused)
+        for known in self._adopted:
+            if known.round == timings.round:
+                self._round.adopt(known)
+            elif known.round < timings.round:
+                self._pending.append(_over(known, f"round {timings.round} began"))
+        self._adopted = []
+
+    def close_due(self, now: float) -> list[Change]:
+        """Judge the windows that are complete or overdue. Returns what changed."""
+        changes, self._pending = self._pending, []
+        if self._round is not None:
+            for window in self._round.windows.due(now, self.rules.grace_s):
+                changes += self._round.close(window, self.rules)
+        return changes
+
+    def end(self, reason: str) -> list[KeepsUp | EvenRole]:
+        """The job, or its round, is over. Returns who was slow until then."""
+        known = [one for one in self._pending if isinstance(one, KeepsUp | EvenRole)]
+        self._pending = []
+        return [*known, *self._leave(reason)]
+
+    def _leave(self, reason: str) -> list[KeepsUp | EvenRole]:
+        known = self._round
+        gone = [_over(one, reason) for one in self._adopted]
+        self._adopted = []
+        self._round = None
+        if known is None:
+            return gone
+        self._ended = max(self._ended, known.number)
+        gone += [KeepsUp(known.number, rank, reason) for rank in known.slow()]
+        return [*gone, *(EvenRole(known.number, rank, reason) for rank in known.uneven())]
+
+    def adopt(self, found: Iterable[KnownStraggler]) -> None:
+        """Take over findings that another replica made."""
+        for one in found:
+            if self._round is None:
+                self._adopted.append(one)
+            elif one.round == self._round.number:
+                self._round.adopt(one)
+
+    def window_steps(self, window_s: float) -> int | None:
+        """How many steps last about `window_s`, as a power of two; None while not known."""
+        newest = None if self._round is None else self._round.newest
+        if newest is None or not newest.step_s > 0 or not window_s > 0:
+            return self._window_steps
+        wanted = math.log2(window_s / newest.step_s)
+        known = self._window_steps
+        # An answer that is right by three quarters of a power stays: it must not flap.
+        if known is None or abs(wanted - math.log2(known)) > 0.75:
+            steps = 2 ** max(0, round(wanted))
+            self._window_steps = min(steps, _MOST_WINDOW_STEPS)
+        return self._window_steps
+
+    def scores(self, most: int, role: str) -> RankScoreTable:
+        """How the ranks compare in the newest window, the slowest `most` of them."""
+        if self._round is None:
+            return answers.no_scores()
+        return answers.score_table(self._round, most, role)
+
+    def timings(self, question: ShowTimings) -> TimingTable:
+        """A measure of ranks by windows."""
+        if self._round is None:
+            return TimingTable(round=0, measure=question.measure, windows=(), rows=())
+        return answers.timing_table(self._round, question)
+
+    def summary(self) -> Mapping[str, float]:
+        """Gauges of the newest window."""
+        return answers.gauges(self._round)
+
+
+def _over(known: KnownStraggler, reason: str) -> KeepsUp | EvenRole:
+    if known.cause == "design":
+        return EvenRole(known.round, known.rank, reason)
+    return KeepsUp(known.round, known.rank, reason)

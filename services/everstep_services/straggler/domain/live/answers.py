@@ -1,0 +1,248 @@
+"""What may be asked of a live job: scores of its ranks, tables of timings, gauges."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from everstep.messages import (
+    GroupScores,
+    RankScores,
+    RankScoreTable,
+    Score,
+    ShowTimings,
+    TimingRow,
+    TimingTable,
+)
+from everstep_services.straggler.domain.arrays import dense, means_by
+from everstep_services.straggler.domain.live.measures import Measured
+from everstep_services.straggler.domain.live.round import Round
+from everstep_services.straggler.domain.live.samples import Group
+from everstep_services.straggler.domain.operations import Array
+
+_MOST_GROUPS = 100
+_MOST_ROWS = 4096
+_MOST_WINDOWS = 1000
+
+
+def score_table(round_: Round, most: int, role: str) -> RankScoreTable:
+    """How the ranks compare in the newest window, the slowest first."""
+    measured = round_.newest
+    if measured is None:
+        return RankScoreTable(round=round_.number, window=0, ranks=(), said="no window yet")
+    sample = measured.sample
+    rows = np.arange(len(sample.rank))
+    if role:
+        wanted = [number for number, name in enumerate(measured.roles) if name == role]
+        rows = rows[np.isin(measured.role, wanted)]
+    slower = round_.slower[sample.rank]
+    order = rows[np.argsort(-np.nan_to_num(slower[rows], nan=-np.inf), kind="stable")]
+    said = [measured.said, _too_few(measured)]
+    return RankScoreTable(
+        round=round_.number,
+        window=sample.last_step,
+        ranks=tuple(_rank(round_, measured, int(row)) for row in order[: max(0, most)]),
+        ranks_seen=int(np.isfinite(measured.own_s).sum()),
+        slowdown_ratio=None if round_.cost is None else round_.cost.slowdown_ratio,
+        groups=_groups(measured, round_.meter.names.groups.names()),
+        step_s=_known(measured.step_s),
+        clock_error_s=measured.clock_error_s,
+        ranks_missing=max(0, round_.windows.world - len(sample.rank)),
+        said="; ".join(one for one in said if one),
+    )
+
+
+def no_scores() -> RankScoreTable:
+    """The answer while nothing was heard."""
+    return RankScoreTable(round=0, window=0, ranks=(), said="nothing was heard of this job")
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _too_few(measured: Measured) -> str:
+    counts = np.bincount(measured.role[np.isfinite(measured.own_s)], minlength=len(measured.roles))
+    small = [
+        name for name, count in zip(measured.roles, counts, strict=True) if 0 < count < 3
+    ]  # fmt: skip
+    if not small:
+        return ""
+    return f"{_some(small)}: fewer than 3 ranks to compare, so none is judged"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more roles" if len(names) > 3 else shown
+
+
+def _rank(round_: Round, measured: Measured, row: int) -> RankScores:
+    sample = measured.sample
+    rank = int(sample.rank[row])
+    return RankScores(
+        rank=rank,
+        node=sample.nodes[int(sample.node[row])].node,
+        role=measured.roles[int(measured.role[row])],
+        scores=tuple(_scores(measured, row)),
+        is_straggler=rank in round_.slow(),
+        own_s=_known(measured.own_s[row]),
+        slower_ratio=_known(round_.slower[rank]),
+        lateness_s=_known(measured.late_s[row]),
+        waited_s=_known(measured.waited_s[row]),
+    )
+
+
+def _scores(measured: Measured, row: int) -> list[Score]:
+    found = []
+    own = float(measured.own_s[row])
+    same = measured.role == measured.role[row]
+    if np.isfinite(own) and own > 0:
+        usual = float(np.nanmedian(measured.own_s[same]))
+        found.append(
+            Score(signal="own", relative_score=usual / own, value_s=own, reference_s=usual)
+        )
+    lowest = np.fmin.reduce(measured.sections.medians, axis=0)
+    for column, name in enumerate(measured.sections.names):
+        value = _known(measured.sections.medians[row, column])
+        if value is not None:
+            found.append(
+                Score(
+                    signal=f"section:{name or 'step'}"[:512],
+                    relative_score=_known(measured.relative[row, column]),
+                    individual_score=_known(measured.individual[row, column]),
+                    value_s=value,
+                    reference_s=float(lowest[column]),
+                )
+            )
+    gpu = _known(measured.gpu_relative[row])
+    if gpu is not None:
+        individual = _known(measured.gpu_individual[row])
+        found.append(Score(signal="gpu", relative_score=gpu, individual_score=individual))
+    for signal, of in (("cpu", "main_cpu_s"), ("runnable", "runnable_s")):
+        values = measured.signal(of) / np.maximum(measured.sample.steps, 1)
+        value = _known(values[row])
+        if value is not None:
+            usual = float(np.nanmedian(values[same]))
+            ratio = usual / value if value > 0 else None
+            found.append(
+                Score(signal=signal, relative_score=ratio, value_s=value, reference_s=usual)
+            )
+    return found
+
+
+def _groups(measured: Measured, names: list[object]) -> tuple[GroupScores, ...]:
+    """The groups in which ranks wait the longest."""
+    if measured.entered is None:
+        return ()
+    found, waits = measured.entered.found, measured.entered.waits
+    waited = np.where(waits, found.last_s - found.at_s, 0.0)
+    size = int(found.group.max()) + 1
+    total = np.bincount(found.group, weights=waited, minlength=size)
+    count = np.bincount(found.group, minlength=size)
+    worst = np.argsort(-total / np.maximum(count, 1), kind="stable")[:_MOST_GROUPS]
+    rows = []
+    for group in worst[count[worst] > 0]:
+        at = np.flatnonzero(found.group == group)
+        rows.append(_group(measured, at, waited[at], names[int(group)]))
+    return tuple(rows)
+
+
+def _group(measured: Measured, at: Array, waited: Array, known: object) -> GroupScores:
+    assert measured.entered is not None
+    found = measured.entered.found
+    row, index = np.unique(found.row[at], return_inverse=True)
+    steps = np.bincount(found.row, weights=found.to_next_s)[row] / measured.step_s
+    by_row = np.bincount(index, weights=waited) / np.where(steps > 0, steps, np.nan)
+    last_rank, last_ratio = _last(measured, at, waited)
+    median = float(np.nanmedian(by_row)) if np.isfinite(by_row).any() else 0.0
+    return GroupScores(
+        group=known.name if isinstance(known, Group) else "",
+        ranks=len(row),
+        last_rank=last_rank,
+        last_ratio=last_ratio,
+        waited_s=median,
+    )
+
+
+def _last(measured: Measured, at: Array, waited: Array) -> tuple[int, float]:
+    """The rank that is waited for the most often, and the share of times that it is."""
+    assert measured.entered is not None
+    found, ranks = measured.entered.found, measured.sample.rank
+    if found.is_transfer[at[0]]:
+        # Who waits the least for its peers is the one that they wait for.
+        rows, index = dense(found.row[at])
+        least = int(np.argmin(means_by(index, waited, len(rows))))
+        share = float((waited[index == least] <= np.median(waited)).mean())
+        return int(ranks[rows[least]]), share
+    cells = np.unique(found.cell[at])
+    last, times = np.unique(ranks[found.last_row[cells]], return_counts=True)
+    return int(last[np.argmax(times)]), float(times.max() / len(cells))
+
+
+def timing_table(round_: Round, question: ShowTimings) -> TimingTable:
+    """Ranks by windows."""
+    history, meter = round_.history, round_.meter
+    sections = [str(one) for one in meter.names.sections.names()]
+    number = sections.index(question.section) if question.section in sections else -1
+    first = max(0, question.first_rank)
+    most = max(0, min(question.most_ranks, _MOST_ROWS))
+    windows = max(0, min(question.most_windows, _MOST_WINDOWS))
+    last = min(meter.world, first + most)
+    values = history.table(question.measure, number, windows, slice(first, last))
+    shown = list(history.windows)[-windows:] if windows else []
+    rows = _rows(round_, values, first, last)
+    return TimingTable(
+        round=round_.number,
+        measure=question.measure,
+        windows=tuple((one.first_step, one.last_step) for one in shown),
+        rows=rows,
+        next_rank=last if last < meter.world else None,
+        sections=tuple(sections),
+    )
+
+
+def _rows(round_: Round, values: Array, first: int, last: int) -> tuple[TimingRow, ...]:
+    measured = round_.newest
+    if measured is None:
+        return ()
+    row_of = {int(rank): row for row, rank in enumerate(measured.sample.rank)}
+    found = []
+    for rank in range(first, last):
+        row = row_of.get(rank)
+        known = row is not None
+        node = measured.sample.nodes[int(measured.sample.node[row])].node if known else ""
+        role = measured.roles[int(measured.role[row])] if known else ""
+        column = values[:, rank - first].tolist() if len(values) else []
+        found.append(
+            TimingRow(
+                rank=rank, node=node, role=role,
+                values=tuple(one if one == one else None for one in column),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def gauges(round_: Round | None) -> Mapping[str, float]:
+    """What is shown of a job without a label for each rank; names without a value are left out."""
+    if round_ is None or round_.newest is None:
+        return {}
+    measured = round_.newest
+    found = {
+        "windows": float(round_.closed),
+        "slow_ranks": float(len(round_.slow())),
+        "missing_ranks": float(max(0, round_.windows.world - len(measured.sample.rank))),
+    }
+    for name, values in (
+        ("own_s", measured.own_s),
+        ("ratio", round_.slower[measured.sample.rank]),
+        ("waited_s", measured.waited_s),
+    ):
+        known = values[np.isfinite(values)]
+        if len(known):
+            found |= {
+                f"{name}_min": float(known.min()),
+                f"{name}_median": float(np.median(known)),
+                f"{name}_max": float(known.max()),
+            }
+    if np.isfinite(measured.step_s):
+        found["step_s"] = measured.step_s
+    return found

@@ -1,0 +1,279 @@
+"""Who waits for whom: entries into collectives, matched across ranks and on one clock."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from everstep_services.straggler.domain.arrays import dense, medians_by
+from everstep_services.straggler.domain.live.clocks import Alignment
+from everstep_services.straggler.domain.live.device_times import device_times_us
+from everstep_services.straggler.domain.live.groups import Groups
+from everstep_services.straggler.domain.live.windows import Sample
+from everstep_services.straggler.domain.operations import Array
+
+_REACH = 4096
+"""Sequence numbers of a group that are further from its median are not matched."""
+_MOST_SAMPLES = 200_000
+_MOST_KINDS = 64
+"""Of groups: those of transfers are numbered from here on."""
+_FEW_FULL = 0.25
+"""With fewer complete collectives than this, incomplete ones are used, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Entries that have partners, by row and then by time."""
+
+    row: Array
+    group: Array
+    cell: Array
+    """The number of the collective."""
+    op: Array
+    section: Array
+    at_s: Array
+    """On the common clock, from an arbitrary moment on."""
+    last_s: Array
+    """When the last rank entered the same collective; of a transfer, when the peer was there."""
+    late_s: Array
+    """How much later than the median of its members it was entered."""
+    sequence: Array
+    """The collective's number in its group."""
+    column: Array
+    """The number of the collective among those of its kind of group: equal for ranks that do
+    the same in different groups."""
+    is_whole: Array
+    """All members of its group were seen in it."""
+    leads: Array
+    """Another entry of the same rank follows."""
+    last_row: Array
+    """By cell: the row that was the last to enter."""
+    nodes: Array
+    """By cell: how many nodes were in it, up to 2; 1 where no clock of a node was needed."""
+    is_transfer: Array
+    """It is alone in its cell: whose send is whose receive is not known."""
+    is_timed: bool
+    """By what devices tell."""
+
+    @property
+    def to_next_s(self) -> Array:
+        """The time to the rank's next entry; 0 where none follows."""
+        found = np.zeros(len(self.at_s))
+        found[:-1] = np.where(self.leads[:-1], np.diff(self.at_s), 0.0)
+        return found
+
+
+def matched(sample: Sample, alignment: Alignment, groups: Groups) -> Matched | None:
+    """Match the entries of a window; None where no two ranks were in one collective.
+
+    Where devices tell how long most collectives lasted, by that; else by when they were entered.
+    """
+    known = sample.entry_group >= 0
+    timed = sample.entry_lasted_us >= 0
+    entered = known & ~sample.entry_is_transfer
+    if entered.any() and (timed & entered).sum() * 2 > entered.sum():
+        at = np.flatnonzero(known & timed)
+        found = _matched(sample, at, alignment, groups, is_timed=True)
+        if found is not None:
+            return found
+    return _matched(sample, np.flatnonzero(entered), alignment, groups, is_timed=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The entries that are compared."""
+
+    at: Array
+    """Their indices in the sample."""
+    row: Array
+    group: Array
+    cell: Array
+    time_us: Array
+    is_transfer: Array
+    is_timed: bool
+
+
+def _matched(
+    sample: Sample, at: Array, alignment: Alignment, groups: Groups, *, is_timed: bool
+) -> Matched | None:
+    chosen = _chosen(sample, at, alignment, is_timed=is_timed)
+    if chosen is None:
+        return None
+    row, group, cell, time_us = chosen.row, chosen.group, chosen.cell, chosen.time_us
+    cells = int(cell.max()) + 1
+    cell_group = np.full(cells, -1, dtype=np.int32)
+    cell_group[cell] = group
+    order = np.argsort((cell.astype(np.int64) << 40) | time_us)
+    count = np.bincount(cell, minlength=cells)
+    used, whole = _used(count, cell_group, groups)
+    used[cell[chosen.is_transfer]] = whole[cell[chosen.is_transfer]] = True
+    last, waited_us, late_us = _waited(sample, chosen, order, count)
+    valid = np.flatnonzero(used[cell])
+    if not len(valid):
+        return None
+    # No clock but the device's own has a part in what devices tell, so none can be wrong.
+    nodes = count.clip(max=1) if is_timed else _nodes(sample.node[row], cell, count, order)
+    own_order = np.argsort((row[valid].astype(np.int64) << 40) | time_us[valid], kind="stable")
+    by_time = valid[own_order]
+    one, own_row, is_transfer = cell[by_time], row[by_time], chosen.is_transfer[by_time]
+    sequence = sample.entry_sequence[chosen.at[by_time]]
+    return Matched(
+        row=own_row,
+        group=group[by_time],
+        cell=one,
+        op=sample.entry_op[chosen.at[by_time]],
+        section=sample.entry_section[chosen.at[by_time]],
+        at_s=time_us[by_time] / 1e6,
+        last_s=(time_us + waited_us)[by_time] / 1e6,
+        late_s=late_us[by_time] / 1e6,
+        sequence=sequence,
+        column=_columns(groups.kind[group[by_time]] + is_transfer * _MOST_KINDS, sequence),
+        is_whole=whole[one],
+        leads=np.r_[own_row[1:] == own_row[:-1], False],
+        last_row=row[last],
+        nodes=nodes,
+        is_transfer=is_transfer,
+        is_timed=is_timed,
+    )
+
+
+def _chosen(sample: Sample, at: Array, alignment: Alignment, *, is_timed: bool) -> _Chosen | None:
+    if not len(at):
+        return None
+    keep, cell, cells = _cells(sample.entry_group[at], sample.entry_sequence[at])
+    at, cell = at[keep], cell[keep]
+    if not len(at):
+        return None
+    row, is_transfer = sample.entry_row[at], sample.entry_is_transfer[at]
+    time_us = _aligned(sample, at, cell, alignment)
+    cell[is_transfer] = cells + np.arange(is_transfer.sum())
+    if is_timed:
+        device_us = device_times_us(row, cell, time_us, sample.entry_lasted_us[at])
+        if device_us is None:
+            return None
+        time_us = np.clip(device_us, 0, (1 << 40) - 1)
+    return _Chosen(at, row, sample.entry_group[at], cell, time_us, is_transfer, is_timed)
+
+
+def _waited(
+    sample: Sample, chosen: _Chosen, order: Array, count: Array
+) -> tuple[Array, Array, Array]:
+    """The last entry of each cell, and of each entry how long it waits, and how late it is."""
+    cell, time_us, is_transfer = chosen.cell, chosen.time_us, chosen.is_transfer
+    first = np.cumsum(count) - count
+    seen = np.flatnonzero(count)
+    last, median = np.zeros(len(count), dtype=np.int64), np.zeros(len(count), dtype=np.int64)
+    last[seen] = order[(first + count - 1)[seen]]
+    median[seen] = order[(first + count // 2)[seen]]
+    waited_us = time_us[last[cell]] - time_us
+    late_us = time_us - time_us[median[cell]]
+    if is_transfer.any():
+        waited_us[is_transfer] = _beyond_shortest(sample, chosen.at[is_transfer])
+        late_us[is_transfer] = -waited_us[is_transfer]
+    return last, waited_us, late_us
+
+
+def _beyond_shortest(sample: Sample, at: Array) -> Array:
+    """How much longer than the shortest of its kind each transfer lasted: it waited so long."""
+    lasted, (kinds, kind) = sample.entry_lasted_us[at], dense(sample.entry_op[at])
+    shortest = np.full(len(kinds), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, kind, lasted)
+    waited: Array = lasted - shortest[kind]
+    return waited
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """How long after the last rank's entry others go on, where a node is last and where it is not.
+
+    Below zero the clocks contradict the collectives: nobody goes on before the last has entered.
+    """
+
+    ahead_s: Array
+    """By node: where it is the last one, how soon the others go on after it. NaN for none."""
+    behind_s: Array
+    """By node: how soon it goes on after the last one of another node. NaN for none."""
+
+
+def slack(found: Matched, waits: Array, node: Array, nodes: int) -> Slack:
+    """What the collectives say of the nodes' clocks, in the median."""
+    own, last = node[found.row], node[found.last_row[found.cell]]
+    at = np.flatnonzero(waits & (own != last))
+    at = at[:: len(at) // _MOST_SAMPLES | 1]
+    after = found.at_s[at] + found.to_next_s[at] - found.last_s[at]
+    ahead = medians_by(last[at], after, nodes)
+    trusted = at[~(ahead[last[at]] < 0)]
+    later = found.at_s[trusted] + found.to_next_s[trusted] - found.last_s[trusted]
+    return Slack(ahead, medians_by(own[trusted], later, nodes))
+
+
+def _cells(group: Array, sequence: Array) -> tuple[Array, Array, int]:
+    """Which entries are within reach of their group's others, their cells, and their number."""
+    distinct, index = dense(group)
+    starts = np.flatnonzero(np.r_[True, (np.diff(index) != 0) | (np.diff(sequence) != 1)])
+    usual = medians_by(index[starts], sequence[starts].astype(np.float64), len(distinct))
+    low = usual.astype(np.int64) - _REACH
+    place = sequence - low[index]
+    keep = (place >= 0) & (place < 2 * _REACH)
+    least = np.full(len(distinct), 2 * _REACH, dtype=np.int64)
+    most = np.full(len(distinct), -1, dtype=np.int64)
+    np.minimum.at(least, index[keep], place[keep])
+    np.maximum.at(most, index[keep], place[keep])
+    width = np.maximum(most - least + 1, 0)
+    first = np.cumsum(width) - width
+    return keep, first[index] + place - least[index], int(width.sum())
+
+
+def _aligned(sample: Sample, at: Array, cell: Array, alignment: Alignment) -> Array:
+    """Instants on one clock in microseconds, from the earliest one on."""
+    node = sample.node[sample.entry_row[at]]
+    us = sample.entry_us[at]
+    since = us - alignment.at_us[node]
+    known = np.isfinite(alignment.offset_s)
+    offset_us = np.where(known, alignment.offset_s, 0.0) * 1e6
+    time = us - (offset_us[node] + alignment.drift[node] * since).astype(np.int64)
+    if len(known) > 1 and not known.all():
+        # Nodes whose clocks nobody knows are put where they are late by nothing in the median.
+        trusted = known[node] if known.any() else np.ones(len(node), dtype=bool)
+        middle = medians_by(cell[trusted], time[trusted].astype(np.float64), int(cell.max()) + 1)
+        with np.errstate(invalid="ignore"):
+            apart = time - middle[cell]
+        rows = np.isfinite(apart)
+        guess = np.nan_to_num(medians_by(node[rows], apart[rows], len(known)))
+        time = time - np.where(known, 0.0, guess)[node].astype(np.int64)
+    shifted: Array = np.clip(time - int(np.median(time)) + (1 << 39), 0, (1 << 40) - 1)
+    return shifted
+
+
+def _used(count: Array, cell_group: Array, groups: Groups) -> tuple[Array, Array]:
+    """The cells that are compared, and those of them in which all members were seen."""
+    some = np.flatnonzero(count > 0)
+    distinct, index = dense(cell_group[some])
+    most = np.zeros(len(distinct), dtype=np.int64)
+    np.maximum.at(most, index, count[some])
+    full = count[some] == most[index]
+    share = np.bincount(index, weights=full) / np.bincount(index)
+    enough = np.where(share >= _FEW_FULL, 1.0, 0.5)[index] * most[index]
+    used, whole = np.zeros(len(count), dtype=bool), np.zeros(len(count), dtype=bool)
+    used[some] = (count[some] >= enough) & (count[some] > 1)
+    whole[some] = count[some] >= np.maximum(groups.size[cell_group[some]], most[index])
+    return used, whole
+
+
+def _nodes(node: Array, cell: Array, count: Array, order: Array) -> Array:
+    """By cell: how many nodes entered it, up to 2."""
+    found = np.minimum(count, 1)
+    ordered, by_node = cell[order], node[order]
+    apart = np.flatnonzero((ordered[1:] == ordered[:-1]) & (by_node[1:] != by_node[:-1]))
+    found[ordered[apart]] = 2
+    return found
+
+
+def _columns(kind: Array, sequence: Array) -> Array:
+    """A number that is equal for the same collective of groups of one kind."""
+    least = int(sequence.min())
+    width = int(sequence.max()) - least + 1
+    if width < 1 << 50:
+        plain: Array = (kind.astype(np.int64) + 1) * width + (sequence - least)
+        return plain
+    columns: Array = dense(sequence)[1] * 4 * _MOST_KINDS + kind + 1
+    return columns

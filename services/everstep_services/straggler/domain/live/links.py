@@ -1,0 +1,123 @@
+"""A slow link that slows the whole job: nobody's own time shows it, but its connections do."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from everstep_services.straggler.domain.live.measures import Measured
+from everstep_services.straggler.domain.operations import Array
+
+LINK_CONFIDENCE = 0.5
+"""By what its connections tell, and not by its own time."""
+LINK_WINDOWS = 3
+"""So many make a link slow, or good again."""
+_LEAST = 3
+"""So many windows before tell what is usual."""
+_KEPT = 30
+_TIMES = 2.0
+"""Above what is usual for a node its round trips are by so many times that."""
+_TIMES_NEXT = 1.5
+"""And by so many times as much as those of any other node: neighbours see a part of it."""
+_TIMES_OTHERS = 4.0
+"""And by so many times as much as those of the other nodes in the median."""
+_LEAST_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """The connections of one node stand out, and steps are longer."""
+
+    row: int
+    """The node's first rank."""
+    words: str
+    lost_s: float
+    """In a step."""
+    step_s: float
+
+
+@dataclass(slots=True)
+class Links:
+    """What nodes' connections do, from window to window."""
+
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Of windows in which steps were as long as usual."""
+    trips: dict[str, deque[float]] = field(default_factory=dict)
+    """Round trips by node, in these windows."""
+    node: str = ""
+    """The one that stands out."""
+    above: int = 0
+    """For how many windows it does; those that tell of nobody are left out."""
+    below: int = 0
+    slow: int = 0
+    """For how many windows steps are longer."""
+    known: dict[str, int] = field(default_factory=dict)
+    """Nodes that were found, with the rank that each is reported under."""
+
+    def observe(self, measured: Measured, ratio: float) -> tuple[SlowLink | None, list[int]]:
+        """Take in a window. Returns what is found, and the ranks whose links are good again."""
+        usual = float(np.median(self.steps)) if len(self.steps) >= _LEAST else float("nan")
+        trips = _by_node(measured)
+        if not measured.step_s > (1 + ratio) * usual:
+            self._learn(measured, trips)
+            return None, self._good_again()
+        self.slow += 1
+        if self.slow > _KEPT and not self.known:
+            self.steps.clear()  # steps are as long as this by now
+        self.below = 0
+        worst = self._worst(measured, trips)
+        if worst is None:
+            return None, []
+        node = measured.sample.nodes[worst].node
+        self.above = self.above + 1 if node == self.node else 1
+        self.node = node
+        if self.known or self.above < LINK_WINDOWS:
+            return None, []
+        row = int(np.flatnonzero(measured.sample.node == worst)[0])
+        self.known[node] = int(measured.sample.rank[row])
+        words = (
+            f"round trips {trips[worst] * 1e3:.1f} ms instead of {self._usual(node) * 1e3:.1f} ms"
+        )
+        return SlowLink(row, words, measured.step_s - usual, measured.step_s), []
+
+    def _learn(self, measured: Measured, trips: Array) -> None:
+        self.slow = self.above = 0
+        if not measured.step_s > 0:
+            return
+        self.steps.append(measured.step_s)
+        for node, trip_s in zip(measured.sample.nodes, trips.tolist(), strict=True):
+            if np.isfinite(trip_s):
+                self.trips.setdefault(node.node, deque(maxlen=_KEPT)).append(trip_s)
+
+    def _good_again(self) -> list[int]:
+        self.below += 1
+        if self.below < LINK_WINDOWS or not self.known:
+            return []
+        over = list(self.known.values())
+        self.known.clear()
+        return over
+
+    def _usual(self, node: str) -> float:
+        return float(np.median(self.trips[node])) if node in self.trips else float("nan")
+
+    def _worst(self, measured: Measured, trips: Array) -> int | None:
+        """The only node whose round trips became far longer than those of all others."""
+        if len(trips) < 3:
+            return None  # which of two ends is slow nobody can tell
+        usual = np.array([self._usual(one.node) for one in measured.sample.nodes])
+        # Connections that are idle tell nothing, and wait for nothing.
+        more = np.nan_to_num(trips - usual)
+        worst = int(np.argmax(more))
+        others = np.delete(more, worst)
+        least = max(
+            _LEAST_S, _TIMES * float(np.nan_to_num(usual[worst])),
+            _TIMES_NEXT * float(others.max()), _TIMES_OTHERS * float(np.median(others)),
+        )  # fmt: skip
+        return worst if more[worst] >= least else None
+
+
+def _by_node(measured: Measured) -> Array:
+    """The longest round trips of each node's ranks; NaN where none is known."""
+    found = np.full(len(measured.sample.nodes), np.nan)
+    np.fmax.at(found, measured.sample.node, measured.signal("round_trip_s"))
+    return found

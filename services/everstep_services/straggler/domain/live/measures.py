@@ -1,0 +1,352 @@
+"""What one window says of each rank: own time, waits, lateness, sections, scores."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from everstep_services.straggler.domain import scores
+from everstep_services.straggler.domain.arrays import combined, medians_by
+from everstep_services.straggler.domain.live.arrivals import Matched, matched, slack
+from everstep_services.straggler.domain.live.clocks import (
+    Alignment,
+    Clocks,
+    bounded,
+    contradicted,
+    without,
+)
+from everstep_services.straggler.domain.live.groups import Groups
+from everstep_services.straggler.domain.live.own import Own, own_times, phases
+from everstep_services.straggler.domain.live.samples import SIGNALS, Vocabulary
+from everstep_services.straggler.domain.live.sections import Sections, sections_of
+from everstep_services.straggler.domain.live.waits import Waits
+from everstep_services.straggler.domain.live.windows import Sample
+from everstep_services.straggler.domain.operations import Array
+
+_WHOLE_STEP = ""
+SILENT = "recorder silent"
+"""As agents say of a rank whose recorder they asked in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What the entries into collectives say."""
+
+    found: Matched
+    waits: Array
+    """Whether the rank waits in each entry for the last one."""
+    own: Own
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A window, measured: a row a rank of the sample."""
+
+    sample: Sample
+    step_s: float
+    role: Array
+    roles: tuple[str, ...]
+    own_s: Array
+    """In a step, without what an error of clocks may explain; NaN where it is not known."""
+    waited_s: Array
+    late_s: Array
+    entered: Entered | None
+    sections: Sections
+    waits_inside: Array
+    """Rows × sections: what the rank waits in collectives inside of each, in a step."""
+    relative: Array
+    """Rows × sections: NVRx's score against the fastest rank."""
+    individual: Array
+    """Rows × sections: NVRx's score against the rank's own best window."""
+    gpu_relative: Array
+    """NVRx's score of the kernels against the fastest rank of each; NaN without kernels."""
+    gpu_individual: Array
+    """The same against the rank's own best medians."""
+    clock_error_s: float | None
+    said: str
+    ops: tuple[str, ...]
+    """The names of operations."""
+    silent: Array
+    """Whose recorder did not answer while others waited: their own time is what those waited."""
+
+    def signal(self, name: str) -> Array:
+        """A signal of the operating system or the driver, by row."""
+        values: Array = self.sample.signals[:, SIGNALS[name]]
+        return values
+
+    @property
+    def own_sections_s(self) -> Array:
+        """Rows × sections: in a step, without waits inside."""
+        found: Array = self.sections.wall_s - self.waits_inside
+        return found
+
+    @property
+    def own_device_s(self) -> Array:
+        """The same on the device, where that is known."""
+        found: Array = self.sections.device_s - self.waits_inside
+        return found
+
+
+@dataclass(slots=True)
+class Meter:
+    """What is learned of a round from window to window, to measure the next one."""
+
+    world: int
+    names: Vocabulary
+    refused: Counter[str]
+    groups: Groups = field(init=False)
+    clocks: Clocks = field(default_factory=Clocks)
+    waits: Waits = field(default_factory=Waits)
+    declared: Array = field(init=False)
+    usual: Array = field(init=False)
+    """Of each rank its own time in the last window in which all recorders answered."""
+    trips: Array = field(init=False)
+    """Of each rank the round trips in its last window."""
+    seen: Array = field(init=False)
+    """The ranks of which anything was heard."""
+    best: dict[int, Array] = field(default_factory=dict)
+    """By section: the lowest median of each rank so far."""
+    best_kernels: dict[int, Array] = field(default_factory=dict)
+    """The same by kernel."""
+
+    def __post_init__(self) -> None:
+        self.groups = Groups(self.world)
+        self.declared = np.full(self.world, -1, dtype=np.int32)
+        self.usual = np.full(self.world, np.nan)
+        self.trips = np.full(self.world, np.nan)
+        self.seen = np.zeros(self.world, dtype=bool)
+
+    def measure(self, sample: Sample) -> Measured:
+        """Measure a window, and learn from it."""
+        self.seen[sample.rank] = True
+        self._forget_old_trips(sample)
+        known = sample.role >= 0
+        self.declared[sample.rank[known]] = sample.role[known]
+        self.groups.learn(sample, self.names.groups.names(), self.names.ops.names())
+        ranks = np.flatnonzero(self.seen)
+        by_rank, roles = self.groups.roles(ranks, self.declared[ranks], self.names.roles.names())
+        role = by_rank[np.searchsorted(ranks, sample.rank)]
+        step_s = _middle(sample.step_s)
+        sections = sections_of(sample, self.names.sections.names())
+        entered, alignment = self._entered(sample, role, step_s)
+        own, said = self._own(sample, role, sections, entered, alignment)
+        own, silent = self._with_silent(sample, role, own)
+        nothing = np.full(len(sample.rank), np.nan)
+        gpu = self._kernels(sample)
+        return Measured(
+            sample=sample, step_s=step_s, role=role, roles=tuple(roles), own_s=own,
+            waited_s=nothing if entered is None else entered.own.waited_s,
+            late_s=nothing if entered is None else entered.own.late_s,
+            entered=entered, sections=sections,
+            waits_inside=_waits_inside(sample, sections, entered),
+            relative=scores.relative_section_scores(sections.medians),
+            individual=self._individual(sample, sections),
+            gpu_relative=gpu[0],
+            gpu_individual=gpu[1],
+            clock_error_s=_clock_error(entered, alignment), said=said,
+            ops=tuple(str(one) for one in self.names.ops.names()), silent=silent,
+        )  # fmt: skip
+
+    def _forget_old_trips(self, sample: Sample) -> None:
+        """Leave out round trips that are as before: nothing was sent on these connections."""
+        column = SIGNALS["round_trip_s"]
+        now, before = sample.signals[:, column].copy(), self.trips[sample.rank]
+        sample.signals[now == before, column] = np.nan
+        self.trips[sample.rank] = now
+
+    def _entered(
+        self, sample: Sample, role: Array, step_s: float
+    ) -> tuple[Entered | None, Alignment]:
+        alignment = self.clocks.align(sample.nodes)
+        found = matched(sample, alignment, self.groups)
+        if found is None:
+            return None, alignment
+        waits = self.waits.learn(found, phases(found, step_s))
+        if len(sample.nodes) > 1:
+            found, waits, alignment = self._checked(sample, found, waits, alignment, step_s)
+        own = own_times(found, waits, role, step_s, len(sample.rank))
+        return Entered(found, waits, own), alignment
+
+    def _checked(
+        self, sample: Sample, found: Matched, waits: Array, alignment: Alignment, step_s: float
+    ) -> tuple[Matched, Array, Alignment]:
+        """The same with clocks that the collectives do not contradict."""
+        nodes = len(sample.nodes)
+        room = slack(found, waits, sample.node, nodes)
+        wrong = contradicted(alignment, room.ahead_s, room.behind_s)
+        if wrong.any():
+            self.refused["clock that was set"] += int(wrong.sum())
+            alignment = without(alignment, wrong)
+            found = matched(sample, alignment, self.groups) or found
+            waits = self.waits.known(found, phases(found, step_s))
+            room = slack(found, waits, sample.node, nodes)
+        return found, waits, bounded(alignment, room.ahead_s, room.behind_s)
+
+    def _own(
+        self, sample: Sample, role: Array, sections: Sections, entered: Entered | None,
+        alignment: Alignment,
+    ) -> tuple[Array, str]:  # fmt: skip
+        """What each row needed by itself, and why nothing is known where nothing is."""
+        own = np.full(len(sample.rank), np.nan)
+        if entered is not None:
+            shared = entered.own.shared
+            margin = np.zeros(len(shared))
+            np.multiply(alignment.error_s[sample.node], shared, out=margin, where=shared > 0)
+            own = _beyond_clocks(entered.own.own_s, role, sample.node, margin)
+        said = []
+        for number in range(int(role.max(initial=-1)) + 1):
+            rows = np.flatnonzero(role == number)
+            if np.isfinite(own[rows]).sum() * 2 >= len(rows):
+                continue
+            measured = _by_sections(sections, rows)
+            own[rows] = np.nan if measured is None else measured
+            said += [] if measured is not None else [_silent(sample, rows)]
+        return own, "; ".join(dict.fromkeys(said))
+
+    def _with_silent(self, sample: Sample, role: Array, own: Array) -> tuple[Array, Array]:
+        """Own times with those of ranks that are too starved to say when they came.
+
+        Of a collective in which a rank was not seen, the others' waits are taken for work. What
+        they all need more than when it still answered is what they wait for it.
+        """
+        own, silent = own.copy(), np.zeros(len(own), dtype=bool)
+        usual, unheard = self.usual[sample.rank], _unheard(sample) & np.isnan(own)
+        for number in range(int(role.max(initial=-1)) + 1):
+            rows = np.flatnonzero(role == number)
+            gone = rows[unheard[rows] & np.isfinite(usual[rows])]
+            others = rows[np.isfinite(own[rows] + usual[rows])]
+            if not len(gone):
+                self.usual[sample.rank[rows]] = np.where(
+                    np.isfinite(own[rows]), own[rows], usual[rows]
+                )
+            elif len(gone) * 2 < len(others):
+                more = max(0.0, float(np.median(own[others] - usual[others])))
+                own[others] -= more
+                own[gone], silent[gone] = usual[gone] + more, more > 0
+        return own, silent
+
+    def _individual(self, sample: Sample, sections: Sections) -> Array:
+        medians = sections.medians.astype(np.float32)
+        found, lowest = scores.individual_section_scores(
+            medians, self._lowest(self.best, sections.numbers, sample)
+        )
+        self._keep(self.best, sections.numbers, sample, lowest)
+        return found
+
+    def _kernels(self, sample: Sample) -> tuple[Array, Array]:
+        """NVRx's scores of the device, relative and individual, of each row."""
+        part = sample.kernels[sample.kernels[:, 1] >= 0]
+        if not len(part):
+            nothing = np.full(len(sample.rank), np.nan)
+            return nothing, nothing
+        numbers, column = np.unique(part[:, 1].astype(np.int64), return_inverse=True)
+        medians, counts, averages = np.full((3, len(sample.rank), len(numbers)), np.nan)
+        for table, values in ((counts, 2), (medians, 3), (averages, 4)):
+            table[part[:, 0].astype(np.int64), column] = part[:, values]
+        names = [str(one) for one in self.names.kernels.names()]
+        known = [names[int(one)] for one in numbers]
+        relative = scores.relative_gpu_scores(medians, counts, averages, known)
+        individual, lowest = scores.individual_gpu_scores(
+            medians, counts, averages, known, self._lowest(self.best_kernels, numbers, sample)
+        )
+        self._keep(self.best_kernels, numbers, sample, lowest)
+        return relative, individual
+
+    def _lowest(self, best: dict[int, Array], numbers: Array, sample: Sample) -> Array:
+        found = np.full((len(sample.rank), len(numbers)), np.nan)
+        for column, number in enumerate(numbers):
+            if int(number) in best:
+                found[:, column] = best[int(number)][sample.rank]
+        return found
+
+    def _keep(self, best: dict[int, Array], numbers: Array, sample: Sample, lowest: Array) -> None:
+        for column, number in enumerate(numbers):
+            if int(number) not in best:
+                best[int(number)] = np.full(self.world, np.nan, dtype=np.float32)
+            best[int(number)][sample.rank] = lowest[:, column]
+
+
+def _middle(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def _by_sections(sections: Sections, rows: Array) -> Array | None:
+    """The processor's or the device's time of whole steps, if all of these rows have it."""
+    if _WHOLE_STEP not in sections.names or not len(rows):
+        return None
+    column = sections.names.index(_WHOLE_STEP)
+    for times in (sections.device_s, sections.cpu_s):
+        values: Array = times[rows, column]
+        if np.isfinite(values).all() and (values > 0).all():
+            return values
+    return None
+
+
+def _unheard(sample: Sample) -> Array:
+    """The rows whose recorder was asked, and did not answer."""
+    answers = np.bincount(sample.entry_row, minlength=len(sample.rank))
+    if not (answers == 0).any() or not answers.any():
+        return np.zeros(len(sample.rank), dtype=bool)
+    gaps = {
+        int(rank): gap
+        for node in sample.nodes
+        for rank, gap in zip(node.rank, node.gaps, strict=True)
+        if SILENT in gap
+    }
+    asked = np.isin(sample.rank, list(gaps))
+    found: Array = asked & (answers == 0)
+    return found
+
+
+def _silent(sample: Sample, rows: Array) -> str:
+    gaps = [gap for one in sample.nodes for gap in one.gaps if gap]
+    why = max(set(gaps), key=gaps.count) if gaps else "no collective with another rank was seen"
+    return f"{len(rows)} ranks cannot be compared: {why}"
+
+
+def _beyond_clocks(own: Array, role: Array, node: Array, margin: Array) -> Array:
+    """Own times without what the clock of a node may be off by.
+
+    A clock that is wrong moves all ranks of its node: only what they have in common is cut.
+    """
+    if not margin.any():
+        return own
+    usual = medians_by(*_finite(role, own), int(role.max()) + 1)
+    pair = combined(role, node)
+    pairs = int(pair.max()) + 1
+    shift = medians_by(*_finite(pair, own), pairs)[pair] - usual[role]
+    most = medians_by(pair, margin, pairs)[pair]
+    within: Array = own - np.clip(np.nan_to_num(shift), -most, most)
+    return within
+
+
+def _finite(keys: Array, values: Array) -> tuple[Array, Array]:
+    known = np.isfinite(values)
+    return keys[known], values[known]
+
+
+def _waits_inside(sample: Sample, sections: Sections, entered: Entered | None) -> Array:
+    rows, wide = len(sample.rank), len(sections.numbers)
+    if entered is None or not wide:
+        return np.zeros((rows, wide))
+    found = entered.found
+    column = np.searchsorted(sections.numbers, found.section)
+    column[column == wide] = 0
+    inside = entered.waits & (sections.numbers[column] == found.section)
+    at = np.flatnonzero(inside)
+    cell = found.row[at].astype(np.int64) * wide + column[at]
+    waits = np.bincount(cell, weights=(found.last_s - found.at_s)[at], minlength=rows * wide)
+    total = np.bincount(found.row, weights=found.to_next_s, minlength=rows)
+    steps = total / _middle(sample.step_s)
+    whole: Array = waits.reshape(rows, wide) / np.where(steps > 0, steps, np.nan)[:, None]
+    if _WHOLE_STEP in sections.names:
+        whole[:, sections.names.index(_WHOLE_STEP)] = entered.own.waited_s
+    return np.nan_to_num(whole)
+
+
+def _clock_error(entered: Entered | None, alignment: Alignment) -> float | None:
+    if entered is None or not entered.own.shared.any():
+        return None
+    worst = float(alignment.error_s.max())
+    return worst if np.isfinite(worst) else None

@@ -1,0 +1,134 @@
+"""What slow ranks cost: the sampled steps again, with their own segments like their peers'."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from everstep_services.straggler.domain.live.device_times import levels
+from everstep_services.straggler.domain.live.measures import Entered
+from everstep_services.straggler.domain.live.own import RoleTable
+from everstep_services.straggler.domain.operations import Array
+
+_MOST_PEERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a job loses by some of its ranks."""
+
+    slowdown_ratio: float
+    """How much faster it would be without: 0.12 for 12 %."""
+    lost_s: float
+    """In a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The sampled collectives in an order in which each can be replayed."""
+
+    entered: Entered
+    order: Array
+    """Entries by level and then by cell."""
+    levels: Array
+    """Where each level begins in `order`, and the end."""
+    segment: Array
+    """Of each entry: from its release to the rank's next entry."""
+    first: Array
+    """Of each entry: it is the first of its rank."""
+    before_s: float
+    """How long the steps took as they were."""
+
+    def took_s(self, segment: Array) -> float:
+        """How long the sampled steps take with these segments, by the ranks that take longest."""
+        found, waits = self.entered.found, self.entered.waits
+        release, over = np.zeros(len(segment)), np.zeros(len(segment))
+        at = np.where(self.first, found.at_s, 0.0)
+        for begin, end in zip(self.levels[:-1], self.levels[1:], strict=True):
+            rows = self.order[begin:end]
+            later = rows[~self.first[rows]]
+            at[later] = release[later - 1] + segment[later - 1]
+            cell = found.cell[rows]
+            starts = np.flatnonzero(np.r_[True, cell[1:] != cell[:-1]])
+            last = np.maximum.reduceat(at[rows], starts)
+            over[rows] = np.repeat(last, np.diff(np.r_[starts, len(rows)]))
+            release[rows] = np.where(waits[rows], over[rows], at[rows])
+        return float(np.max(over[~found.leads] - over[self.first]))
+
+
+def replay_of(entered: Entered) -> Replay | None:
+    """The replay of a window; None where its collectives have no common order."""
+    found = entered.found
+    level = levels(found.row, found.cell, int(found.cell.max()) + 1)
+    if level is None:
+        return None
+    order = np.lexsort((found.cell, level))
+    counts = np.bincount(level)
+    wait = np.where(entered.waits, found.last_s - found.at_s, 0.0)
+    first = np.r_[True, found.row[1:] != found.row[:-1]]
+    before = float(np.max(found.last_s[~found.leads] - found.last_s[first]))
+    bounds = np.r_[0, np.cumsum(counts)]
+    return Replay(entered, order, bounds, found.to_next_s - wait, first, before)
+
+
+def price(replay: Replay, rows: Sequence[int], slow: Sequence[int], steps: float) -> Price | None:
+    """What the job loses by these rows; their peers are those of their role that are not slow."""
+    segment = replay.segment.copy()
+    for row in rows:
+        table = next((one for one in replay.entered.own.tables if row in one.rows), None)
+        if table is not None:
+            _replace(segment, table, row, slow)
+    before, after = replay.before_s, replay.took_s(segment)
+    if not after > 0 or not steps > 0:
+        return None
+    return Price(before / after - 1, (before - after) / steps)
+
+
+def estimate(
+    own_s: Array, role: Array, rows: Sequence[int], slow: Sequence[int], step_s: float
+) -> Price | None:
+    """What the job loses by these rows where nobody knows who waits for whom.
+
+    What they have more than their peers, the most of each role.
+    """
+    lost: dict[int, float] = {}
+    for row in rows:
+        peers = (role == role[row]) & np.isfinite(own_s)
+        peers[[row, *slow]] = False
+        excess = float(own_s[row] - np.median(own_s[peers])) if peers.any() else 0.0
+        number = int(role[row])
+        lost[number] = max(lost.get(number, 0.0), excess)
+    lost_s = min(sum(lost.values()), 0.95 * step_s)
+    return Price(lost_s / (step_s - lost_s), lost_s) if step_s > 0 else None
+
+
+def _replace(segment: Array, table: RoleTable, row: int, slow: Sequence[int]) -> None:
+    """Give a row its peers' segments: the k-th longest of a kind becomes their k-th longest."""
+    peers = np.flatnonzero(~np.isin(table.rows, [row, *slow]))
+    peers = peers[:: max(1, len(peers) // _MOST_PEERS)]
+    own = int(np.searchsorted(table.rows, row))
+    if not len(peers):
+        return
+    for columns in _kinds(table):
+        mine = table.segments[own, columns]
+        known = np.isfinite(mine)
+        if not known.any():
+            continue
+        others = np.sort(table.segments[np.ix_(peers, columns[known])], axis=1)
+        whole = others[np.isfinite(others).all(axis=1)]
+        if not len(whole):
+            continue
+        usual = np.median(whole, axis=0)
+        rank = np.argsort(np.argsort(mine[known]))
+        segment[table.entries[own, columns[known]]] = usual[rank]
+
+
+def _kinds(table: RoleTable) -> list[Array]:
+    """Columns that are equal but for the step that they are in."""
+    wide = len(table.usual)
+    used = np.flatnonzero(table.block >= 0)
+    each = len(used) // max(table.blocks, 1)
+    if table.block_steps != 1.0 or each < 1 or each * table.blocks != len(used):
+        return [np.arange(one, one + 1) for one in range(wide)]
+    place = (np.arange(wide) - used[0]) % each
+    return [np.flatnonzero(place == one) for one in range(each)]

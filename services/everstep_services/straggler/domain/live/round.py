@@ -1,0 +1,291 @@
+"""One round of a job: its windows measured and judged, one after the other."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from everstep.messages import KnownStraggler
+from everstep_services.straggler.domain import verdict
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
+from everstep_services.straggler.domain.live.causes import Blame, blame, from_link, slow_sender
+from everstep_services.straggler.domain.live.history import History, Kept
+from everstep_services.straggler.domain.live.imbalance import Imbalance
+from everstep_services.straggler.domain.live.links import (
+    LINK_CONFIDENCE,
+    LINK_WINDOWS,
+    Links,
+    SlowLink,
+)
+from everstep_services.straggler.domain.live.measures import Measured, Meter
+from everstep_services.straggler.domain.live.price import (
+    Price,
+    Replay,
+    estimate,
+    price,
+    replay_of,
+)
+from everstep_services.straggler.domain.live.samples import Names
+from everstep_services.straggler.domain.live.shift import Steps
+from everstep_services.straggler.domain.live.windows import Gathered, Sample, Windows, joined
+from everstep_services.straggler.domain.operations import Array
+from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.verdict import Cleared, Found, Slow, State
+
+_KEPT_NUMBERS = 128
+_ENOUGH = 0.6
+"""With fewer of the known ranks a window is shown, and not judged."""
+_SPARED_MOST = 16
+_SIGNALS = {"cpu": "main_cpu_s", "runnable": "runnable_s"}
+
+
+@dataclass(slots=True)
+class Round:
+    """What is known of one round; bounded by its ranks."""
+
+    number: int
+    windows: Windows
+    meter: Meter
+    refused: Counter[str]
+    state: State = field(default_factory=State)
+    history: History = field(default_factory=History)
+    newest: Measured | None = None
+    """Of windows whose recorders agents have spared, the one before them."""
+    spared: int = 0
+    """How many windows followed the newest one without entries into collectives."""
+    slower: Array = field(default_factory=lambda: np.empty(0))
+    """By rank, in the newest window: how much longer than the median of its role."""
+    closed: int = 0
+    """Windows so far."""
+    role_numbers: Names = field(default_factory=lambda: Names(1 << 16))
+    first_steps: dict[int, int] = field(default_factory=dict)
+    """Of the latest windows, by number."""
+    named: dict[int, int] = field(default_factory=dict)
+    """By slow subject: the rank that is reported instead, whose link keeps it."""
+    links: Links = field(default_factory=Links)
+    imbalance: Imbalance = field(default_factory=Imbalance)
+    steps: Steps = field(default_factory=Steps)
+    replay: Replay | None = None
+    """Of the newest window, once it is needed."""
+    cost: Price | None = None
+    """What all slow ranks cost, in the newest window."""
+
+    def close(self, window: Gathered, rules: Rules) -> list[Change]:
+        """Measure and judge a window."""
+        sample = joined(window, self.refused)
+        if not len(sample.rank):
+            return []
+        shown = self._shown(sample)
+        self.newest = self.replay = None  # what they hold is large
+        measured = self.meter.measure(sample)
+        self.newest = measured
+        self.closed += 1
+        self.first_steps[self.closed] = window.first_step
+        self.first_steps.pop(self.closed - _KEPT_NUMBERS, None)
+        changes = [*self._judge(measured, rules), *self._links(measured, rules)]
+        changes += self._shift(measured, rules)
+        slow = self._slow_rows(measured)
+        self.cost = self._price(measured, slow) if slow else None
+        self._remember(measured, rules)
+        if shown is not None:
+            self.newest, self.slower, self.cost = shown
+        return changes
+
+    def _shown(self, sample: Sample) -> tuple[Measured, Array, Price | None] | None:
+        """What goes on being shown, where this window has no entries and can compare nobody.
+
+        Agents read large recorders in some windows only, at least in every sixteenth.
+        """
+        newest = self.newest
+        had_entries = newest is not None and len(newest.sample.entry_row) > 0
+        self.spared = 0 if len(sample.entry_row) else self.spared + 1
+        if newest is None or not had_entries or not 0 < self.spared < _SPARED_MOST:
+            return None
+        return newest, self.slower, self.cost
+
+    def _judge(self, measured: Measured, rules: Rules) -> list[Change]:
+        sample, world = measured.sample, self.meter.world
+        own = np.full(world, np.nan)
+        own[sample.rank] = measured.own_s
+        role = np.full(world, -1, dtype=np.int64)
+        numbers = [self.role_numbers.number(name) for name in measured.roles]
+        role[sample.rank] = np.array(numbers, dtype=np.int64)[measured.role]
+        window = verdict.Window(self.closed, np.arange(world), own, role)
+        self.slower, _ = verdict.compare(window, rules.limits)
+        if len(sample.rank) < _ENOUGH * int(self.meter.seen.sum()):
+            return []
+        self.state, found = verdict.observe(self.state, window, rules.limits)
+        changes: list[Change] = []
+        changes += self.imbalance.observe(self.number, measured, rules.uneven_ratio)
+        for one in found:
+            match one:
+                case Found():
+                    changes += self._slow(one, measured, rules)
+                case Cleared():
+                    changes += self._cleared(one, sample.last_step)
+        return changes
+
+    def _slow(self, one: Found, measured: Measured, rules: Rules) -> list[Change]:
+        row = named = int(np.searchsorted(measured.sample.rank, one.subject))
+        why = blame(measured, row, one, rules.limits)
+        sender = slow_sender(measured, row)
+        if sender is not None:
+            rank = int(measured.sample.rank[sender])
+            is_known = rank in self.slow(besides=one.subject)
+            self.named[one.subject] = rank
+            if is_known:
+                return []
+            named, why = sender, from_link(measured, row, sender, why)
+        first = self.first_steps.get(one.since, measured.sample.first_step)
+        found = _slow_rank(self.number, measured, named, one, why, first)
+        cost = self._price(measured, [row])
+        if cost is None:
+            return [found]
+        return [replace(found, slowdown_ratio=cost.slowdown_ratio, lost_s=cost.lost_s)]
+
+    def _price(self, measured: Measured, rows: list[int]) -> Price | None:
+        """What these rows cost the job; None where that cannot be replayed."""
+        if measured.entered is None:
+            return None
+        if measured.entered.found.is_transfer.any() or measured.silent[rows].any():
+            slow = self._slow_rows(measured)
+            return estimate(measured.own_s, measured.role, rows, slow, measured.step_s)
+        if self.replay is None:
+            self.replay = replay_of(measured.entered)
+        if self.replay is None:
+            return None
+        steps = float(np.nanmedian([one.steps for one in measured.entered.own.tables]))
+        return price(self.replay, rows, self._slow_rows(measured), steps)
+
+    def _slow_rows(self, measured: Measured) -> list[int]:
+        slow = list(self.state.slow)
+        return [int(one) for one in np.flatnonzero(np.isin(measured.sample.rank, slow))]
+
+    def _links(self, measured: Measured, rules: Rules) -> list[Change]:
+        """Whose link slows the whole job, where no rank's own time shows it."""
+        found, over = self.links.observe(measured, rules.shift_ratio)
+        changes: list[Change] = [
+            KeepsUp(self.number, rank, "its node's connections do as well as others', or steps too")
+            for rank in over
+            if rank not in self.slow()
+        ]
+        if found is not None:
+            rank = int(measured.sample.rank[found.row])
+            if all(self.named.get(one, one) != rank for one in self.state.slow):
+                changes.append(_slow_link(self.number, measured, found))
+        return changes
+
+    def _shift(self, measured: Measured, rules: Rules) -> list[Change]:
+        """Whether the whole job changed, where no rank explains it."""
+        ahead = self.slower[np.isfinite(self.slower)]
+        if (
+            self.state.slow
+            or self.links.known
+            or (len(ahead) and ahead.max() >= rules.shift_ratio / 2)
+        ):
+            self.steps.forget()
+            return []
+        walls = measured.own_sections_s
+        sections = {
+            name: float(np.median(known))
+            for column, name in enumerate(measured.sections.names)
+            if name and len(known := walls[:, column][np.isfinite(walls[:, column])])
+        }
+        first = measured.sample.first_step
+        found = self.steps.add(first, measured.step_s, sections, rules.shift_ratio)
+        if found is None:
+            return []
+        change = StepShift(
+            self.number, found.before_s, found.now_s, found.first_step, found.reason, found.section
+        )
+        return [change]
+
+    def _step_of(self, number: int, measured: Measured) -> int:
+        return self.first_steps.get(number, measured.sample.first_step)
+
+    def _cleared(self, one: Cleared, last_step: int) -> list[Change]:
+        rank = self.named.pop(one.subject, one.subject)
+        if rank in self.slow():
+            return []
+        reason = "nothing is heard of it any more"
+        if one.ratio is not None and one.limit is not None:
+            reason = (
+                f"own time {one.ratio * 100:.1f} % above the median of its role, below the limit "
+                f"of {one.limit * 100:.1f} %"
+            )
+        return [KeepsUp(self.number, rank, reason, last_step)]
+
+    def adopt(self, known: KnownStraggler) -> None:
+        """Take over a finding that another replica made."""
+        if known.cause == "design":
+            self.imbalance.adopt(known.rank)
+            return
+        if known.rank in self.state.slow or known.rank >= self.meter.world:
+            return
+        slow = Slow(since=self.closed, found=self.closed, horizon=3)
+        self.state = replace(self.state, slow={**self.state.slow, known.rank: slow})
+
+    def slow(self, besides: int = -1) -> Sequence[int]:
+        """The ranks that are reported as slow, but for what is known of one subject."""
+        subjects = (one for one in self.state.slow if one != besides)
+        named = {self.named.get(one, one) for one in subjects}
+        return sorted(named.union(self.links.known.values()))
+
+    def uneven(self) -> Sequence[int]:
+        """The ranks that stand for roles that have too much to do."""
+        return sorted({*self.imbalance.known.values(), *self.imbalance.adopted})
+
+    def _remember(self, measured: Measured, rules: Rules) -> None:
+        rank, world = measured.sample.rank, self.meter.world
+
+        def spread(values: Array) -> Array:
+            found = np.full(world, np.nan, dtype=np.float32)
+            found[rank] = values
+            return found
+
+        per_step = 1 / np.maximum(measured.sample.steps, 1)
+        measures = {
+            "own": spread(measured.own_s),
+            "ratio": self.slower.astype(np.float32),
+            "waited": spread(measured.waited_s),
+            "step": spread(measured.sample.step_s),
+        } | {name: spread(measured.signal(of) * per_step) for name, of in _SIGNALS.items()}
+        own = measured.own_sections_s
+        sections = {
+            int(number): spread(own[:, column])
+            for column, number in enumerate(measured.sections.numbers)
+        }
+        kept = Kept(measured.sample.first_step, measured.sample.last_step, measures, sections)
+        self.history.add(kept, rules.kept_windows)
+
+
+def _slow_link(number: int, measured: Measured, found: SlowLink) -> SlowRank:
+    sample, row, step_s = measured.sample, found.row, found.step_s
+    node, share = sample.nodes[int(sample.node[row])], found.lost_s / (step_s - found.lost_s)
+    reason = (
+        f"steps take {step_s * 1e3:.1f} ms, {found.lost_s * 1e3:.1f} ms more than before, and no "
+        f"rank's own time tells why; but the connections of {node.node} are the only ones that "
+        f"stand out, for {LINK_WINDOWS} windows: {found.words}"
+    )
+    return SlowRank(
+        round=number, rank=int(sample.rank[row]), node=node.node, slot=node.slot,
+        role=measured.roles[int(measured.role[row])], cause="network", reason=reason,
+        section=None, scores=(), lateness_s=None, slower_ratio=0.0, lost_s=found.lost_s,
+        slowdown_ratio=share, windows=LINK_WINDOWS, confidence=LINK_CONFIDENCE,
+        first_step=sample.first_step, last_step=sample.last_step,
+    )  # fmt: skip
+
+
+def _slow_rank(
+    number: int, measured: Measured, row: int, one: Found, why: Blame, first_step: int
+) -> SlowRank:
+    node = measured.sample.nodes[int(measured.sample.node[row])]
+    return SlowRank(
+        round=number, rank=int(measured.sample.rank[row]), node=node.node, slot=node.slot,
+        role=measured.roles[int(measured.role[row])], cause=why.cause, reason=why.reason,
+        section=why.section, scores=why.scores,
+        lateness_s=float(measured.late_s[row]) if np.isfinite(measured.late_s[row]) else None,
+        slower_ratio=one.ratio, lost_s=why.lost_s, slowdown_ratio=None, windows=one.windows,
+        confidence=why.confidence, first_step=first_step, last_step=measured.sample.last_step,
+    )  # fmt: skip

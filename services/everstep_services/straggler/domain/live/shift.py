@@ -1,0 +1,100 @@
+"""A whole job that became slower or faster, though no rank stands out."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_WINDOWS = 3
+"""So many in a row make a change."""
+_LEAST = 5
+"""So many windows before tell what is usual."""
+_KEPT = 30
+_NOISE = 5.0
+"""And so many standard deviations of a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """The step changed."""
+
+    before_s: float
+    now_s: float
+    first_step: int
+    section: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    first_step: int
+    step_s: float
+    sections: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Steps:
+    """The lengths of a job's steps, window by window."""
+
+    usual: deque[_Seen] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    recent: deque[_Seen] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
+
+    def add(
+        self, first_step: int, step_s: float, sections: Mapping[str, float], ratio: float
+    ) -> Shift | None:
+        """Take in a window in which no rank stands out. Returns a change, once."""
+        if not step_s > 0:
+            return None
+        if len(self.recent) == _WINDOWS:
+            self.usual.append(self.recent[0])
+        self.recent.append(_Seen(first_step, step_s, sections))
+        if len(self.usual) < _LEAST or len(self.recent) < _WINDOWS:
+            return None
+        found = self._shift(ratio)
+        if found is not None:
+            self.usual.clear()
+        return found
+
+    def forget(self) -> None:
+        """A rank is slow: what is recent says nothing of the whole job."""
+        self.recent.clear()
+
+    def _shift(self, ratio: float) -> Shift | None:
+        before = np.array([one.step_s for one in self.usual])
+        middle = float(np.median(before))
+        noise = 1.4826 * float(np.median(np.abs(before - middle)))
+        now = np.array([one.step_s for one in self.recent])
+        limit = max(ratio * middle, _NOISE * noise)
+        apart = now - middle
+        if not (apart > limit).all() and not (apart < -limit).all():
+            return None
+        now_s = float(np.median(now))
+        section, words = self._section(now_s - middle)
+        reason = (
+            f"steps take {now_s * 1e3:.1f} ms instead of {middle * 1e3:.1f} ms for "
+            f"{_WINDOWS} windows (limit {limit * 1e3:.1f} ms: {ratio * 100:g} % or "
+            f"{_NOISE:g} times the noise of {noise * 1e3:.2f} ms), and no rank stands out{words}"
+        )
+        return Shift(middle, now_s, self.recent[0].first_step, section, reason)
+
+    def _section(self, change: float) -> tuple[str | None, str]:
+        """The section that most of the change is in."""
+        names = set(self.recent[-1].sections)
+        changes = {
+            name: _middle([one.sections.get(name) for one in self.recent])
+            - _middle([one.sections.get(name) for one in self.usual])
+            for name in names
+        }
+        known = {name: value for name, value in changes.items() if np.isfinite(value)}
+        if not known:
+            return None, ""
+        name = max(known, key=lambda one: known[one] * np.sign(change))
+        if known[name] / change < 0.3:
+            return None, "; no section changed as much"
+        return name, f"; section {name} changed by {known[name] * 1e3:+.1f} ms a step"
+
+
+def _middle(values: list[float | None]) -> float:
+    known = [one for one in values if one is not None]
+    return float(np.median(known)) if known else float("nan")

@@ -1,0 +1,102 @@
+"""What is to be done about a slow rank, beside saying so: stop the job, or exclude the node.
+
+A finding by itself ends nothing. What the script or its data bring about, no node can mend.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from everstep.messages import KnownStraggler
+from everstep_services.straggler.domain.switches import Mode, Switches
+
+Action = Literal["stop", "exclude"]
+NODE_CAUSES = frozenset({"host", "device", "network", "compute", "unknown"})
+"""Causes that another node or another start may mend; `input` and `design` stay with the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done about one finding, or would be."""
+
+    action: Action
+    finding: str
+    mode: Mode
+    reason: str
+
+
+@dataclass(slots=True)
+class _Record:
+    since: float
+    """When this replica first knew of the finding, by its monotonic clock."""
+    reports: int = 0
+    """Windows in a row with a score below the limit."""
+
+
+class Policy:
+    """Counts windows and seconds for the open findings of one job."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+        self._window: int | None = None
+
+    def report(
+        self,
+        found: Collection[KnownStraggler],
+        slower_ratios: Mapping[int, float],
+        window: int,
+        switches: Switches,
+        now: float,
+    ) -> None:
+        """Take a window in, once: how much slower each rank is than its role group's median."""
+        is_new, self._window = window != self._window, window
+        for one in found:
+            record = self._records.setdefault(one.finding, _Record(now))
+            if not is_new:
+                continue
+            is_below = score(slower_ratios.get(one.rank, 0.0)) < switches.stop_below
+            record.reports = record.reports + 1 if is_below else 0
+        open_ = {one.finding for one in found}
+        self._records = {key: one for key, one in self._records.items() if key in open_}
+
+    def due(
+        self, found: Iterable[KnownStraggler], switches: Switches, now: float
+    ) -> list[Decision]:
+        """What the rules ask for that was not decided yet; at most one action a finding."""
+        decisions: list[Decision] = []
+        for one in found:
+            record = self._records.get(one.finding)
+            if record is None or one.cause not in NODE_CAUSES:
+                continue
+            decision = _stop(one, record, switches) or _exclude(one, record, switches, now)
+            if decision is not None:
+                decisions.append(decision)
+        return decisions
+
+
+def score(slower_ratio: float) -> float:
+    """1 for a rank that is as fast as the median, 0.5 for one that takes twice as long."""
+    return 1 / (1 + max(slower_ratio, 0.0))
+
+
+def _stop(one: KnownStraggler, record: _Record, switches: Switches) -> Decision | None:
+    if "stop" in one.acted or record.reports < switches.stop_reports:
+        return None
+    reason = (
+        f"rank {one.rank} scores below {switches.stop_below:g} in {record.reports} windows in a "
+        f"row, limit {switches.stop_reports}: {one.reason}"
+    )
+    return Decision("stop", one.finding, switches.stop_mode, reason)
+
+
+def _exclude(
+    one: KnownStraggler, record: _Record, switches: Switches, now: float
+) -> Decision | None:
+    slow_s = now - record.since
+    if "exclude" in one.acted or slow_s < switches.exclude_after_s:
+        return None
+    reason = (
+        f"rank {one.rank} is slow ({one.cause}) for {slow_s:.0f} s, limit "
+        f"{switches.exclude_after_s:g} s: {one.reason}"
+    )
+    return Decision("exclude", one.finding, switches.exclude_mode, reason)

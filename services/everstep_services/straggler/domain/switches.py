@@ -1,0 +1,71 @@
+"""What operators have switched at run time, over what the settings say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from everstep.messages import ControlDocument
+
+Mode = Literal["observe", "enforce"]
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """How slow ranks of one job are sought, and what may be done about them."""
+
+    is_on: bool = True
+    is_cpu_timed: bool = True
+    window_s: float = 10.0
+    window_steps: int = 0
+    """0 for as many as `window_s` says."""
+    slower_ratio: float = 0.03
+    stop_below: float = 0.7
+    stop_reports: int = 10
+    exclude_after_s: float = 900.0
+    stop_mode: Mode = "observe"
+    exclude_mode: Mode = "observe"
+
+
+def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
+    """What the documents change: a later one over an earlier one, the brake if any has it on.
+
+    A value that makes no sense, as a newer release may have written it, changes nothing.
+    """
+    values: dict[str, str] = {}
+    modes: dict[str, str] = {}
+    is_braked = False
+    for document in documents:
+        if document is not None:
+            values |= document.settings
+            modes |= document.modes
+            is_braked = is_braked or document.is_braked
+    return replace(
+        default,
+        is_on=_is_on(values, "straggler.timings", default.is_on),
+        is_cpu_timed=_is_on(values, "straggler.cpu", default.is_cpu_timed),
+        window_s=_number(values, "straggler.window_s", default.window_s),
+        window_steps=_number(values, "straggler.window_steps", default.window_steps),
+        slower_ratio=_number(values, "straggler.slower_ratio", default.slower_ratio),
+        stop_below=_number(values, "straggler.stop_below", default.stop_below),
+        stop_reports=_number(values, "straggler.stop_reports", default.stop_reports),
+        exclude_after_s=_number(values, "straggler.exclude_after_s", default.exclude_after_s),
+        stop_mode=_mode(modes, "stop", is_braked=is_braked),
+        exclude_mode=_mode(modes, "exclude", is_braked=is_braked),
+    )
+
+
+def _is_on(values: Mapping[str, str], name: str, default: bool) -> bool:
+    return {"on": True, "off": False}.get(values.get(name, ""), default)
+
+
+def _number(values: Mapping[str, str], name: str, default: T) -> T:
+    try:
+        value = type(default)(values[name])
+    except (KeyError, ValueError):
+        return default
+    return value if 0 < value < 1e9 else default  # not a NaN either
+
+
+def _mode(modes: Mapping[str, str], actuator: str, *, is_braked: bool) -> Mode:
+    return "enforce" if modes.get(actuator) == "enforce" and not is_braked else "observe"

@@ -1,0 +1,96 @@
+"""What rendezvous knows of a job's rounds: agents may claim any, and any node's place in them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from everstep.messages import NodeTimings, RoundDocument
+
+NOT_FORMED = "round not formed"
+_ROUNDS_KEPT = 2
+"""Windows of a round may come when the next one has formed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a node runs in a round."""
+
+    node: str
+    first_rank: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seating:
+    """A round that has formed: who has which slot."""
+
+    world: int
+    places: Mapping[int, _Place]
+
+    def objection(self, timings: NodeTimings) -> str:
+        """Why a window cannot be one of this round; empty if it can."""
+        place = self.places.get(timings.slot)
+        if place is None or place.node != timings.node:
+            return "node without that slot"
+        if (timings.slots, timings.world) != (len(self.places), self.world):
+            return "another world"
+        ranks = range(place.first_rank, place.first_rank + place.ranks)
+        return "" if all(one.rank in ranks for one in timings.ranks) else "rank of another node"
+
+
+class FormedRound:
+    """The newest rounds of a job."""
+
+    def __init__(self) -> None:
+        self.newest: int | None = None
+        """None where rendezvous knows nothing of the job: another launcher has started it."""
+        self.read_at = -math.inf
+        self.is_outdated = False
+        """Somebody speaks of a round that is not known: it is to be read again."""
+        self._seatings: dict[int, _Seating] = {}
+
+    def see(self, document: RoundDocument | None, now: float) -> None:
+        """Take in what rendezvous has written."""
+        self.newest, self.read_at = None if document is None else document.round, now
+        if document is None:
+            self._seatings = {}
+            return
+        seating = _seating(document)
+        if seating is not None:
+            self._seatings[document.round] = seating
+            kept = sorted(self._seatings)[-_ROUNDS_KEPT:]
+            self._seatings = {number: self._seatings[number] for number in kept}
+
+    def is_before(self, round_: int) -> bool:
+        """That round was not formed, as far as this is known."""
+        return self.newest is not None and round_ > self.newest
+
+    def has_seat(self, round_: int, node: str) -> bool:
+        """Whether a node has a slot in a round that is known."""
+        seating = self._seatings.get(round_)
+        return seating is not None and any(one.node == node for one in seating.places.values())
+
+    def objection(self, timings: NodeTimings) -> str:
+        """Why a window is not what a node of the job may say; empty if it is."""
+        if self.newest is None:
+            return ""
+        seating = self._seatings.get(timings.round)
+        if seating is not None:
+            return seating.objection(timings)
+        if timings.round < self.newest:
+            return "stale round"
+        self.is_outdated = True
+        return NOT_FORMED
+
+
+def _seating(document: RoundDocument) -> _Seating | None:
+    """None while the slots are not given."""
+    members = {seat.slot: seat for seat in document.seats if seat.slot is not None}
+    if not members or len(members) != document.slots:
+        return None
+    places, rank = {}, 0
+    for slot in sorted(members):
+        seat = members[slot]
+        places[slot] = _Place(seat.node, rank, seat.ranks)
+        rank += seat.ranks
+    return _Seating(document.world_size, places)

@@ -1,0 +1,255 @@
+"""The jobs that timings were heard of, and how each stands with this replica."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from everstep.messages import (
+    ControlDocument,
+    KnownStraggler,
+    NodeTimings,
+    RoundDocument,
+    StragglersDocument,
+)
+from everstep.subjects import CLUSTER
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
+from everstep_services.straggler.domain.findings import blank
+from everstep_services.straggler.domain.policy import Decision, Policy
+from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.switches import Switches, in_force
+from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
+from everstep_services.straggler.settings import StragglerSettings, defaults
+from everstep_services.straggler.turns import JobWork, Judge, Outcome, Turn, View
+
+_JOBS_MOST = 1000
+_WAITING_MOST = 5000
+AFTERMATH_S = 30.0
+"""So long after the end of a job its agents may still send what they measured before."""
+
+
+MakeJudge = Callable[[str, Rules], Judge]
+
+
+class TrackedJob:
+    """One job: its judge, its document as of one revision, and what waits to be written."""
+
+    def __init__(
+        self,
+        job: str,
+        make_judge: Callable[[Switches], Judge],
+        switches: Switches,
+        now: float,
+        most_waiting: int,
+    ) -> None:
+        self.job = job
+        self._make_judge = make_judge
+        self.switches = switches
+        self.work = JobWork(make_judge(switches), most_waiting)
+        self.policy, self.formed = Policy(), FormedRound()
+        self.document, self.revision = blank(job), 0
+        self.is_removed = True
+        """There is no document, or not any more."""
+        self.is_primed = False
+        """Its documents were read: nothing is judged or written before."""
+        self.heard_at = now
+        self.decisions: list[Decision] = []
+        """What the policy asks for, and nobody has claimed yet."""
+        self.over = ""
+        """Why no finding can stay open: its job ended, say; empty while it goes on."""
+        self.is_gone = False
+        """It is to be forgotten once its findings are cleared."""
+        self.ended_at: float | None = None
+        """When its end was heard."""
+        self._ended_round = 0
+        self._counted = (-1, False)
+        """The newest round, and whether its windows are by time."""
+        self.steps_since: float | None = None
+        """Since when a window has so many steps."""
+        self.changes: deque[Change] = deque(maxlen=_WAITING_MOST)
+        """What the judge said that is not in the document yet."""
+        self.unrecorded: dict[str, float] = {}
+        """Since when a fact stands in the outbox, by its text."""
+        self._slow: set[tuple[int, int]] = set()
+        self._refused: Counter[str] = Counter()
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Messages and values that were refused, by reason."""
+        return Counter(self._refused)
+
+    @property
+    def found(self) -> tuple[KnownStraggler, ...]:
+        """The open findings of its round."""
+        return tuple(one for one in self.document.found if one.round == self.view.round)
+
+    def hear(self, timings: NodeTimings, now: float) -> None:
+        """Take the window of a node in."""
+        if self.is_in_aftermath(now) and timings.round <= self._ended_round:
+            self._refused["job ended"] += 1
+            return
+        objection = self.formed.objection(timings) if self.is_primed else ""
+        if objection:
+            self._refused[objection] += 1
+            return
+        self.heard_at = now
+        if not self._is_counted_alike(timings):
+            self._refused["counted by others"] += 1
+            return
+        if not self.switches.is_on:
+            self._refused["switched off"] += 1
+            return
+        self.over, self.is_gone, self.ended_at = "", False, None
+        if not self.work.put(timings, now):
+            self._refused["too many wait"] += 1
+
+    def _is_counted_alike(self, timings: NodeTimings) -> bool:
+        """False by time, where somebody counts steps. Who begins to count them begins anew."""
+        round_, is_by_time = self._counted
+        if timings.round > round_:
+            self._counted = timings.round, timings.is_by_time
+        elif timings.round == round_ and is_by_time and not timings.is_by_time:
+            self._counted = round_, False
+            self._begin_anew("its steps are counted from here on")
+        return not timings.is_by_time or self.is_by_time
+
+    @property
+    def is_by_time(self) -> bool:
+        """Nobody counts steps: windows are so many seconds."""
+        return self._counted[1]
+
+    def expect(self, round_: int) -> None:
+        """Somebody says that this round was formed, and rendezvous is to confirm it."""
+        if self.formed.newest is None or self.formed.is_before(round_):
+            self.formed.is_outdated = True
+
+    def see_round(self, document: RoundDocument | None, now: float) -> None:
+        """What rendezvous knows. Timings that are of no node of its round are forgotten."""
+        self.formed.see(document, now)
+        self._refused += self.work.forget(self.formed.objection)
+        if self.formed.is_before(self.view.round or 0):
+            self._refused[NOT_FORMED] += 1
+            self._begin_anew(NOT_FORMED)
+
+    def refuse(self, change: Change, reason: str) -> None:
+        """A change that waits is never to be written."""
+        self.changes.remove(change)
+        self._refused[reason] += 1
+
+    def is_in_aftermath(self, now: float) -> bool:
+        """Its end was heard a moment ago."""
+        return self.ended_at is not None and now - self.ended_at < AFTERMATH_S
+
+    @property
+    def view(self) -> View:
+        """What its judge knew at the end of its last turn."""
+        return self.work.view
+
+    def turn(self) -> Turn:
+        """What is next to be done with its judge."""
+        # Findings of other replicas are known once what we say ourselves is written.
+        found = () if self.changes else self.document.found
+        known = [one for one in found if (one.round, one.rank) not in self._slow]
+        return self.work.turn(known, self.switches.window_s, is_watched=bool(self._slow))
+
+    def take(self, turn: Turn, outcome: Outcome, now: float) -> None:
+        """A turn is over."""
+        self._refused += outcome.refused
+        self._slow |= {(one.round, one.rank) for one in outcome.adopted}
+        self._note(outcome.changes)
+        self.work.took(turn, outcome, now)
+
+    def end(self, reason: str) -> None:
+        """No finding can stay open, for this reason. What comes after that is judged anew."""
+        self.over = reason
+        self._ended_round = self.work.newest_round or 0
+        self._begin_anew(reason)
+
+    def see(self, document: StragglersDocument | None, revision: int, now: float) -> None:
+        """The document as of a revision."""
+        new = document or blank(self.job)
+        if new.window_steps != self.document.window_steps:
+            self.steps_since = now
+        self.document, self.revision = new, revision
+        self.is_removed = document is None
+
+    def follow(self, switches: Switches, rules: Rules) -> None:
+        """Judge by these switches from now on."""
+        was_on, self.switches = self.switches.is_on, switches
+        if was_on and not switches.is_on:
+            self.end("timings were switched off")
+        self.work.judge.rules = rules
+
+    def _begin_anew(self, reason: str) -> None:
+        self.work.retire(self._make_judge(self.switches), reason)
+
+    def _note(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            self.changes.append(change)
+            if isinstance(change, SlowRank):
+                self._slow.add((change.round, change.rank))
+            elif isinstance(change, KeepsUp):
+                self._slow.discard((change.round, change.rank))
+
+
+class Jobs:
+    """All of them, and the switches that hold for each."""
+
+    def __init__(self, settings: StragglerSettings, make_judge: MakeJudge) -> None:
+        self._settings = settings
+        self._make_judge = make_judge
+        self._default = defaults(settings)
+        self._jobs: dict[str, TrackedJob] = {}
+        self._controls: dict[str, ControlDocument] = {}
+        self.refused: Counter[str] = Counter()
+        """What jobs have refused that are forgotten."""
+
+    def __iter__(self) -> Iterator[TrackedJob]:
+        return iter(list(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def get(self, job: str) -> TrackedJob | None:
+        """The job, if something was heard of it."""
+        return self._jobs.get(job)
+
+    def track(self, job: str, now: float) -> TrackedJob | None:
+        """The job, from now on if it is new; None if there are too many."""
+        known = self._jobs.get(job)
+        if known is None and len(self._jobs) < _JOBS_MOST:
+            make_judge = partial(self._judge, job)
+            known = self._jobs[job] = TrackedJob(
+                job, make_judge, self.switches(job), now, self._settings.inbox_windows
+            )
+        return known
+
+    def _judge(self, job: str, switches: Switches) -> Judge:
+        return self._make_judge(job, self._rules(switches))
+
+    def _rules(self, switches: Switches) -> Rules:
+        """What a judge goes by: found ones are cleared at half of what they are found at."""
+        ratio = switches.slower_ratio
+        limits = Limits(found_ratio=ratio, cleared_ratio=ratio / 2)
+        return Rules(limits=limits, grace_s=self._settings.grace_s)
+
+    def forget(self, job: str) -> None:
+        """Nothing more is to be done about it."""
+        gone = self._jobs.pop(job, None)
+        if gone is not None:
+            self.refused += gone.refused
+
+    def switches(self, job: str) -> Switches:
+        """What holds for a job."""
+        return in_force(self._default, self._controls.get(CLUSTER), self._controls.get(job))
+
+    def control(self, key: str, document: ControlDocument | None) -> None:
+        """Switches of a job, or of all, have changed."""
+        if document is None:
+            self._controls.pop(key, None)
+        else:
+            self._controls[key] = document
+        for one in self:
+            if key in {CLUSTER, one.job}:
+                switches = self.switches(one.job)
+                one.follow(switches, self._rules(switches))

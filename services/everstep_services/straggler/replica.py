@@ -1,0 +1,69 @@
+"""The straggler service, opened: its place on the bus, and what is to be run."""
+
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+from everstep.bus import BusSettings
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.replicas import on_bus
+from everstep.runtime import Loop, Parts
+from everstep_services.straggler.actions import Actions
+from everstep_services.straggler.answers import Answers
+from everstep_services.straggler.documents import JobDocuments
+from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.jobs import Jobs, MakeJudge
+from everstep_services.straggler.service import Observer
+from everstep_services.straggler.settings import StragglerSettings
+from everstep_services.straggler.turns import Turns
+
+
+class Straggler:
+    """One replica, put together."""
+
+    def __init__(
+        self, settings: StragglerSettings, bus: Bus, clock: Clock, make_judge: MakeJudge = Job
+    ) -> None:
+        turns = Turns(clock)
+        self.jobs = Jobs(settings, make_judge)
+        self.documents = JobDocuments(settings, bus, clock, self.jobs)
+        self.actions = Actions(settings, bus, clock, self.documents)
+        self.observer = Observer(
+            settings, bus, clock, self.jobs,
+            documents=self.documents, actions=self.actions, turns=turns,
+        )  # fmt: skip
+        self.answers = Answers(bus, clock, self.jobs, turns)
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """What is to be run."""
+        return (
+            self.observer.hear_for_ever,
+            self.observer.follow_jobs_for_ever,
+            self.observer.follow_rounds_for_ever,
+            self.observer.judge_for_ever,
+            self.observer.write_for_ever,
+            self.observer.report_for_ever,
+            self.documents.follow_for_ever,
+            self.documents.follow_switches_for_ever,
+            self.answers.answer_for_ever,
+        )
+
+    def statistics(self) -> dict[str, float]:
+        """What it knows and counted so far, for metrics."""
+        return {
+            **self.observer.statistics(),
+            **self.documents.statistics(),
+            **self.actions.statistics(),
+        }
+
+
+def opened(
+    settings: StragglerSettings, bus_settings: BusSettings, spool: Path | None = None
+) -> AbstractAsyncContextManager[Parts]:
+    """The replica, whether the bus is there or not: while it is not, windows are missing.
+
+    Facts wait in `spool`, or below the `spool_dir` of the bus.
+    """
+    return on_bus("straggler", bus_settings, partial(Straggler, settings), spool)

@@ -1,0 +1,177 @@
+"""Hears the timings of all jobs, has them judged, and follows who is slow."""
+
+import asyncio
+import logging
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from everstep import subjects
+from everstep.bus.containment import Containment
+from everstep.bus.ports import Bus, Inbox
+from everstep.clock import Clock
+from everstep.messages import JobEnded, NodeTimings, RoundFormed
+from everstep_services.straggler.actions import Actions
+from everstep_services.straggler.documents import JobDocuments
+from everstep_services.straggler.jobs import Jobs, TrackedJob
+from everstep_services.straggler.rank_report import report_lines
+from everstep_services.straggler.settings import StragglerSettings
+from everstep_services.straggler.turns import Judge, Turns
+
+log = logging.getLogger(__name__)
+
+_ROUNDS_MOST = 256
+_GAUGES = tuple(
+    f"{name}_{of}" for name in ("own_s", "ratio", "waited_s") for of in ("min", "median", "max")
+)
+_SUMS = ("windows", "slow_ranks", "missing_ranks")
+
+
+class Observer:
+    """One of any number of replicas: all hear the same timings and judge them alike."""
+
+    def __init__(  # noqa: PLR0913  each is a part that it drives
+        self,
+        settings: StragglerSettings,
+        bus: Bus,
+        clock: Clock,
+        jobs: Jobs,
+        *,
+        documents: JobDocuments,
+        actions: Actions,
+        turns: Turns,
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._clock = clock
+        self._jobs = jobs
+        self._documents = documents
+        self._actions = actions
+        self._turns = turns
+        self._inbox: Inbox[NodeTimings] | None = None
+        self._counts: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._contained = Containment("the observer")
+
+    def statistics(self) -> dict[str, float]:
+        """What it knows and counted so far, for metrics."""
+        summaries = [one.view.summary for one in self._jobs]
+        refused = sum((one.refused for one in self._jobs), self._refused + self._jobs.refused)
+        inbox = self._inbox
+        return {
+            "jobs": float(len(self._jobs)),
+            "open_findings": float(sum(len(one.document.found) for one in self._jobs)),
+            **{name: sum(one.get(name, 0.0) for one in summaries) for name in _SUMS},
+            **{name: _together(name, summaries) for name in _GAUGES},
+            "messages_total": float(self._counts["messages"]),
+            "messages_dropped_total": float(0 if inbox is None else inbox.dropped),
+            "refused_total": float(refused.total()),
+            "input_failures_total": float(self._contained.failures + self._turns.failures),
+        }
+
+    async def hear_for_ever(self) -> None:
+        """Take in the windows of every node of every job."""
+        capacity = self._settings.inbox_windows
+        async with self._bus.subscribe(subjects.timing(), NodeTimings, capacity=capacity) as inbox:
+            self._inbox = inbox
+            async for timings in inbox:
+                self._counts["messages"] += 1
+                with self._contained.of("a window"):
+                    self._hear(timings)
+
+    async def follow_jobs_for_ever(self) -> None:
+        """Hear which jobs are over: none of their ranks is slow any more."""
+        async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
+            async for fact in ended:
+                with self._contained.of("the end of a job"):
+                    one = self._jobs.get(fact.job)
+                    if one is not None:
+                        one.ended_at = self._clock.now()
+                        self._end(one, "its job ended")
+
+    async def follow_rounds_for_ever(self) -> None:
+        """Hear which rounds are formed. Agents may say so, too: rendezvous' document decides."""
+        formed = subjects.fact(None, "round_formed")
+        async with self._bus.subscribe(formed, RoundFormed, capacity=_ROUNDS_MOST) as rounds:
+            async for fact in rounds:
+                one = self._jobs.get(fact.job)
+                if one is not None and fact.round is not None:
+                    one.expect(fact.round)
+
+    async def judge_for_ever(self) -> None:
+        """Judge the windows that are complete or overdue, once a tick."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._clock.sleep(self._settings.tick_s)
+                for one in self._jobs:
+                    self._judge(one, tasks)
+
+    async def write_for_ever(self) -> None:
+        """Write what has changed, and do what the policy asks for, once a tick."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._clock.sleep(self._settings.tick_s)
+                await self._bus.wait_connected()
+                for one in self._jobs:
+                    await self._documents.settle(one)
+                    with self._contained.of("the policy"):
+                        self._apply_policy(one)
+                    await self._actions.take(one, tasks)
+
+    async def report_for_ever(self) -> None:
+        """Log the best and worst ranks of the jobs that send timings."""
+        every_s = self._settings.report_every_s
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._clock.sleep(every_s or 3600.0)
+                for one in self._jobs if every_s else ():
+                    if self._clock.now() - one.heard_at < every_s:
+                        tasks.create_task(self._report(one), name=f"report-{one.job}")
+
+    def _hear(self, timings: NodeTimings) -> None:
+        now = self._clock.now()
+        one = self._jobs.track(timings.job, now)
+        if one is None:
+            self._refused["too many jobs"] += 1
+        else:
+            one.hear(timings, now)
+
+    def _judge(self, one: TrackedJob, tasks: asyncio.TaskGroup) -> None:
+        now = self._clock.now()
+        if one.is_primed and one.work.is_due(now):
+            self._turns.begin(one, tasks)
+        silent_s = now - one.heard_at
+        if silent_s >= self._settings.forget_after_s and not one.is_gone:
+            self._end(one, f"nothing was heard of its job for {silent_s / 3600:.1f} h")
+
+    def _end(self, one: TrackedJob, reason: str) -> None:
+        one.end(reason)
+        one.is_gone = True
+
+    def _apply_policy(self, one: TrackedJob) -> None:
+        if not (one.is_primed and one.found and one.work.has_news):
+            return
+        one.work.has_news = False
+        view, now = one.view, self._clock.now()
+        one.policy.report(one.found, view.slower_ratios, view.window, one.switches, now)
+        one.decisions.extend(one.policy.due(one.found, one.switches, now))
+
+    async def _report(self, one: TrackedJob) -> None:
+        most = self._settings.report_ranks
+
+        def lines(judge: Judge) -> list[str]:
+            return list(report_lines(judge.scores(10**9, ""), most))
+
+        with self._contained.of("a report"):
+            for line in await self._turns.ask(one, lines):
+                log.info("rank_report job=%s %s", one.job, line)
+
+
+def _together(name: str, summaries: Iterable[Mapping[str, float]]) -> float:
+    """A gauge over all jobs: the least, the most, or the median of the jobs'."""
+    values = [one[name] for one in summaries if name in one]
+    if not values:
+        return 0.0
+    if name.endswith("min"):
+        return min(values)
+    return max(values) if name.endswith("max") else statistics.median(values)

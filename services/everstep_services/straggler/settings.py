@@ -1,0 +1,77 @@
+"""The [straggler] section: how slow ranks are sought, and what is done about them."""
+
+from everstep.settings import Settings
+from everstep_services.straggler.domain.switches import Switches
+
+
+class StragglerSettings(Settings, frozen=True, kw_only=True):
+    """What holds for all jobs from the start on.
+
+    Most are switches, too, such as `straggler.window_s`: for all jobs or for one, while it runs.
+    """
+
+    timings: bool = True
+    """Agents send timings; without them no slow rank is found."""
+    cpu: bool = True
+    """The SDK measures the processor time of sections, too."""
+    window_s: float = 10.0
+    """A window lasts about so long: agents send one message a window, and three are the least that
+    a finding needs."""
+    window_steps: int = 0
+    """So many steps are a window, whatever they take; 0 for as many as `window_s` says."""
+    slower_ratio: float = 0.03
+    """A rank is slow from so much above the median of its role group on: 0.03 is 3 %. Where windows
+    are noisy the limit is higher. The rank keeps up again below half of the limit."""
+    stop_below: float = 0.7
+    """A job with a slow rank whose score, 1 / (1 + how much slower it is), is below this is to be
+    stopped …"""
+    stop_reports: int = 10
+    """… after so many windows in a row. It is only said, unless `modes.stop` is `enforce`."""
+    exclude_after_s: float = 900.0
+    """A node whose rank is slow by its host, device, network or computation for so long is to be
+    replaced. It is only said, unless `modes.exclude` is `enforce`."""
+    drain_within_s: float = 60.0
+    """How much time the job then has to save."""
+    grace_s: float = 5.0
+    """How long a window waits for nodes that have not sent theirs, once the others have."""
+    tick_s: float = 0.25
+    """How often windows are looked at, and documents written if there is need."""
+    report_every_s: float = 60.0
+    """How often the best and worst ranks of each job are logged; 0 for never."""
+    report_ranks: int = 5
+    """How many of each."""
+    forget_after_s: float = 6 * 3600.0
+    """A job of which nothing was heard for so long is forgotten; its slow ranks are, too."""
+    takeover_s: float = 30.0
+    """What another replica has decided, and has not put on record for so long, this one does."""
+    inbox_windows: int = 16_384
+    """Messages of agents that may wait to be read; beyond it the oldest are dropped: a gap."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("window_s", "exclude_after_s", "drain_within_s", "grace_s", "forget_after_s"),
+            *("tick_s", "takeover_s", "slower_ratio"),
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        for name in ("stop_reports", "report_ranks", "inbox_windows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.stop_below < 1:
+            raise ValueError(f"stop_below must be between 0 and 1, got {self.stop_below:g}")
+        if self.report_every_s < 0 or self.window_steps < 0:
+            raise ValueError("report_every_s and window_steps must not be negative")
+
+
+def defaults(settings: StragglerSettings) -> Switches:
+    """What holds where nothing was switched."""
+    return Switches(
+        is_on=settings.timings,
+        is_cpu_timed=settings.cpu,
+        window_s=settings.window_s,
+        window_steps=settings.window_steps,
+        slower_ratio=settings.slower_ratio,
+        stop_below=settings.stop_below,
+        stop_reports=settings.stop_reports,
+        exclude_after_s=settings.exclude_after_s,
+    )

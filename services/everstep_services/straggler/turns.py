@@ -1,0 +1,256 @@
+"""The pure work on jobs, off the event loop: a turn of a job in a thread, a few jobs at a time.
+
+A window of 100 000 ranks takes seconds. Meanwhile other jobs are judged, questions are answered and
+documents written: none of them may touch the judge, which belongs to whoever holds the job's lock.
+"""
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from everstep.bus.containment import Containment
+from everstep.clock import Clock
+from everstep.messages import (
+    KnownStraggler,
+    NodeTimings,
+    RankScoreTable,
+    ShowTimings,
+    TimingTable,
+)
+from everstep_services.straggler.domain.changes import Change, SlowRank
+from everstep_services.straggler.domain.rules import Rules
+
+_JOBS_AT_ONCE = 4
+"""Of a process with one interpreter lock: more would only wait for each other."""
+_WINDOWS_AT_ONCE = 512
+"""Messages: some 0.2 s. Whoever asks about the job waits no longer than for these."""
+_LOOKS_FOR_OVERDUE = 5
+"""So many times within the time that windows wait for nodes."""
+_RANKS_WATCHED = 1000
+T = TypeVar("T")
+
+
+class Judge(Protocol):
+    """What judges the windows of one job: `domain.job.Job`."""
+
+    rules: Rules
+    refused: Counter[str]
+
+    @property
+    def round(self) -> int | None: ...
+    def hear(self, timings: NodeTimings, now: float) -> None: ...
+    def close_due(self, now: float) -> list[Change]: ...
+    def end(self, reason: str) -> Sequence[Change]: ...
+    def adopt(self, found: Iterable[KnownStraggler]) -> None: ...
+    def window_steps(self, window_s: float) -> int | None: ...
+    def scores(self, most: int, role: str) -> RankScoreTable: ...
+    def timings(self, question: ShowTimings) -> TimingTable: ...
+    def summary(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a judge knew at the end of its last turn. Anybody may read it: it never changes."""
+
+    round: int | None = None
+    window_steps: int | None = None
+    step_s: float | None = None
+    window: int = 0
+    slower_ratios: Mapping[int, float] = field(default_factory=dict)
+    """Of the slowest ranks, where one was found to be slow."""
+    summary: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a turn has brought."""
+
+    changes: Sequence[Change]
+    view: View
+    adopted: Sequence[KnownStraggler]
+    refused: Counter[str]
+    failures: Sequence[Exception]
+    """Of messages that the judge could not take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What is to be done with a judge, in this order: hear, adopt, judge; or end."""
+
+    judge: Judge
+    before: View = View()
+    heard: Sequence[tuple[NodeTimings, float]] = ()
+    """Windows, and when each came."""
+    known: Collection[KnownStraggler] = ()
+    """Findings that other replicas have made."""
+    window_s: float = 0.0
+    is_watched: bool = False
+    """Policy looks at how slow ranks are."""
+    ending: str = ""
+    """Why the judge is to end; empty while it goes on."""
+
+    def run(self, now: float) -> Outcome:
+        """Do it. Only one thread at a time may, for one judge."""
+        judge, refused = self.judge, Counter(self.judge.refused)
+        failures = [failure for heard in self.heard if (failure := self._hear(*heard))]
+        adopted = [one for one in self.known if one.round == judge.round]
+        if adopted:
+            judge.adopt(adopted)
+        changes = judge.end(self.ending) if self.ending else judge.close_due(now)
+        view = View() if self.ending else self._view(changes)
+        return Outcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
+
+    def _hear(self, timings: NodeTimings, at: float) -> Exception | None:
+        try:
+            self.judge.hear(timings, at)
+        except Exception as error:  # noqa: BLE001  the other messages are as good as before
+            return error
+        return None
+
+    def _view(self, changes: Sequence[Change]) -> View:
+        judge, before = self.judge, self.before
+        summary = dict(judge.summary())
+        is_watched = self.is_watched or any(isinstance(one, SlowRank) for one in changes)
+        if not changes and summary == before.summary and is_watched <= bool(before.slower_ratios):
+            table = None  # no window was closed: tables of many ranks take their time
+        else:
+            table = judge.scores(_RANKS_WATCHED if is_watched else 1, "")
+        ratios = {one.rank: one.slower_ratio or 0.0 for one in table.ranks} if table else {}
+        return View(
+            round=judge.round,
+            window_steps=judge.window_steps(self.window_s),
+            step_s=table.step_s if table else before.step_s,
+            window=table.window if table else before.window,
+            slower_ratios=(ratios if is_watched else {}) if table else before.slower_ratios,
+            summary=summary,
+        )
+
+
+class JobWork:
+    """What is to be judged of one job, and by whom."""
+
+    def __init__(self, judge: Judge, most_waiting: int) -> None:
+        self.judge = judge
+        """Only whoever holds the lock may touch it, but for its rules."""
+        self.lock = asyncio.Lock()
+        self.is_turning = False
+        self.view = View()
+        """What the judge knew after its last turn."""
+        self.has_news = False
+        """Windows were judged since the policy last looked."""
+        self._most_waiting = most_waiting
+        self._waiting: deque[tuple[NodeTimings, float]] = deque()
+        """Windows that the judge has not heard yet, and when each came."""
+        self._retired: deque[tuple[Judge, str]] = deque()
+        """Judges that are to end, and why: another one has taken their place."""
+        self._heard_at = self._turned_at = -math.inf
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is still to be judged."""
+        return self.is_turning or bool(self._waiting or self._retired)
+
+    @property
+    def newest_round(self) -> int | None:
+        """Of which anything was heard."""
+        known = None if self.view.round is None else [self.view.round]
+        return max([*(known or []), *(one.round for one, _ in self._waiting)], default=None)
+
+    def put(self, timings: NodeTimings, now: float) -> bool:
+        """A window came. False where the oldest one had to go for it."""
+        self._heard_at = now
+        has_room = len(self._waiting) < self._most_waiting
+        if not has_room:
+            self._waiting.popleft()
+        self._waiting.append((timings, now))
+        return has_room
+
+    def forget(self, objection: Callable[[NodeTimings], str]) -> Counter[str]:
+        """Leave out what waits and is bad; how much that is, by reason."""
+        found = [(one, objection(one[0])) for one in self._waiting]
+        self._waiting = deque(one for one, why in found if not why)
+        return Counter(why for _, why in found if why)
+
+    def retire(self, successor: Judge, reason: str) -> None:
+        """The judge ends with its next turn, which may be much later; another one goes on."""
+        self._retired.append((self.judge, reason))
+        self._waiting.clear()
+        self.judge, self.view = successor, View()
+
+    def is_due(self, now: float) -> bool:
+        """Something is to be judged: what came, what ended, or windows that may be overdue."""
+        if self._waiting or self._retired:
+            return True
+        grace_s = self.judge.rules.grace_s
+        pause_s = grace_s / _LOOKS_FOR_OVERDUE
+        may_be_open = now - self._heard_at <= grace_s + 2 * pause_s
+        return may_be_open and now - self._turned_at >= pause_s
+
+    def turn(self, known: Collection[KnownStraggler], window_s: float, *, is_watched: bool) -> Turn:
+        """What is next to be done with a judge."""
+        if self._retired:
+            judge, reason = self._retired.popleft()
+            return Turn(judge=judge, ending=reason)
+        count = min(_WINDOWS_AT_ONCE, len(self._waiting))
+        heard = [self._waiting.popleft() for _ in range(count)]
+        return Turn(
+            judge=self.judge, before=self.view, heard=heard, known=known, window_s=window_s,
+            is_watched=is_watched,
+        )  # fmt: skip
+
+    def took(self, turn: Turn, outcome: Outcome, now: float) -> None:
+        """A turn is over. What a judge knew that was replaced meanwhile is nothing any more."""
+        self._turned_at = now
+        if turn.judge is self.judge:
+            self.view = outcome.view
+            self.has_news = self.has_news or bool(turn.heard)
+
+
+class Judged(Protocol):
+    """A job that takes turns."""
+
+    job: str
+    work: JobWork
+
+    def turn(self) -> Turn: ...
+    def take(self, turn: Turn, outcome: Outcome, now: float) -> None: ...
+
+
+class Turns:
+    """Runs them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._few = asyncio.Semaphore(_JOBS_AT_ONCE)
+        self._contained = Containment("the judge")
+
+    @property
+    def failures(self) -> int:
+        """How many judgements, or messages within them, have failed."""
+        return self._contained.failures
+
+    def begin(self, one: Judged, tasks: asyncio.TaskGroup) -> None:
+        """The job's next turn, unless it is in one."""
+        if not one.work.is_turning:
+            one.work.is_turning = True
+            tasks.create_task(self._run(one), name=f"turn-{one.job}")
+
+    async def _run(self, one: Judged) -> None:
+        try:
+            with self._contained.of("a judgement"):
+                async with self._few, one.work.lock:
+                    turn, now = one.turn(), self._clock.now()
+                    outcome = await asyncio.to_thread(turn.run, now)
+                    one.take(turn, outcome, now)
+                for error in outcome.failures:
+                    self._contained.note("a window", error)
+        finally:
+            one.work.is_turning = False
+
+    async def ask(self, one: Judged, question: Callable[[Judge], T]) -> T:
+        """What the judge of a job answers, between two of its turns."""
+        async with one.work.lock:
+            return await asyncio.to_thread(question, one.work.judge)

@@ -1,0 +1,107 @@
+"""The policy asks rendezvous and health, puts each use on record, and never asks twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from everstep.bus.ports import Bus
+from everstep.clock import SystemClock
+from everstep.messages import (
+    ActionDecided,
+    ActionTaken,
+    Done,
+    Message,
+    PastIncident,
+    RoundDocument,
+    VerdictReached,
+)
+from everstep.messages.codec import decode
+from everstep_services.attribution.actions import Actions
+from everstep_services.attribution.domain.policy import Switches
+from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.unit.round_documents import round_document
+from tests.unit.test_attribution_policy import BROKEN, BUG, ON, past, verdict
+
+
+class Asked:
+    """Answers for rendezvous and health, and remembers what was asked."""
+
+    def __init__(self, document: RoundDocument | None = None) -> None:
+        self.questions: list[Any] = []
+        self._document = document
+
+    async def __call__(self, question: Message) -> Message:
+        self.questions.append(question)
+        if type(question).__name__ == "ShowRound":
+            assert self._document is not None
+            return self._document
+        return Done(text="it is done")
+
+
+@asynccontextmanager
+async def acting(bus: Bus, switches: Switches, asked: Asked) -> AsyncIterator[Actions]:
+    actions = Actions(switches, bus, SystemClock())
+    async with (
+        bus.answer("rendezvous", dict.fromkeys(("stop", "drain", "show"), asked)),
+        bus.answer("health", {"exclude": asked}),
+    ):
+        task = asyncio.create_task(actions.act_for_ever())
+        try:
+            yield actions
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def recorded(bus: Bus, count: int) -> list[Any]:
+    found: list[Any] = []
+    async with asyncio.timeout(10), bus.facts(None) as reader:
+        while len(found) < count:
+            found += [decode(one.data) for one in (await reader.fetch(10, 0.1)).facts]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+async def test_a_bug_that_came_again_stops_the_job_once(mode: str) -> None:
+    """Observed or enforced, on record either way (A4.6)."""
+    asked, bus = Asked(), MemoryBus(MemoryServer())
+    again: VerdictReached = verdict(**BUG)
+    before: list[PastIncident] = [past("i8")]
+    switches = ON if mode == "enforce" else Switches()
+    async with acting(bus, switches, asked) as actions:
+        actions.consider(again, 10, before)
+        actions.consider(again, 10, before)
+        decided, taken = await recorded(bus, 2)
+    assert isinstance(decided, ActionDecided)
+    assert isinstance(taken, ActionTaken)
+    assert (decided.rule, decided.mode, decided.incident) == ("stop.user_error", mode, "i9")
+    assert taken.decision == decided.id
+    assert taken.outcome == ("done" if mode == "enforce" else "observed")
+    assert len(asked.questions) == (mode == "enforce")
+
+
+@pytest.mark.parametrize("spares", [1, 0])
+async def test_a_repeat_offender_is_replaced_only_by_a_spare(spares: int) -> None:
+    """Health first, then rendezvous; without a spare nothing is asked (A7.1)."""
+    document = round_document("j", seats=2 + spares, name_characters=12)
+    document = replace(document, slots=2)
+    node = document.seats[0].node
+    asked, bus = Asked(document), MemoryBus(MemoryServer())
+    before = [past("i8", cause="host", nodes=(node,))]
+    async with acting(bus, ON, asked) as actions:
+        actions.consider(verdict(**{**BROKEN, "culprit_nodes": (node,)}), 10, before)
+        decided, taken = await recorded(bus, 2)
+    assert (decided.action, decided.nodes_out) == ("replace", (node,))
+    kinds = [type(one).__name__ for one in asked.questions]
+    if spares:
+        assert taken.outcome == "done"
+        assert kinds == ["ShowRound", "ExcludeNode", "DrainNode"]
+        assert {one.node for one in asked.questions[1:]} == {node}
+    else:
+        assert (taken.outcome, kinds) == ("failed", ["ShowRound"])
+        assert "no spare stands by" in taken.reason

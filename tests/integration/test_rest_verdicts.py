@@ -1,0 +1,197 @@
+"""REST answers who caused an incident: verdicts, corrections, evidence, what is alike."""
+
+import hashlib
+from base64 import b64encode
+from typing import Any
+
+import httpx2
+import pytest
+
+from everstep.archive import Member, pack
+from everstep.bus.blobs import MAX_BLOB_BYTES
+from everstep.messages import BlobRef, CorrectVerdict, Done, Fact, Message
+from tests.integration.conftest import Api
+from tests.unit.history_facts import make
+from tests.unit.history_story import BLOB, INCIDENT, JOB, killed, whole
+
+PATH = f"incidents/{INCIDENT}"
+
+
+async def get(client: httpx2.AsyncClient, path: str, **query: Any) -> Any:
+    answer = await client.get(path, params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def verdict(revision: int = 0, **values: Any) -> Fact:
+    given = {"job": JOB, "incident": INCIDENT, "is_corrected": False, "is_inconclusive": False}
+    return make("verdict_reached", revision=revision, **{**given, **values})
+
+
+async def test_an_incident_is_found_by_its_id_alone(api: Api, reader: httpx2.AsyncClient) -> None:
+    """One GET has verdict, evidence and what was done (A11.1)."""
+    await api.add(*whole(), verdict(cause="user_code", kind="python_exception"))
+    found = await get(reader, PATH)
+    assert found == await get(reader, f"jobs/{JOB}/{PATH}")
+    said = found["verdict"]
+    assert (said["cause"], said["cause_kind"], said["is_inconclusive"]) == (
+        "user_code",
+        "python_exception",
+        False,
+    )
+    assert said["evidence"][0]["says"]
+    assert said["missing"]
+    assert said["alternatives"][0]["reason"]
+    listed = (await get(reader, "incidents"))["items"]
+    assert [one["cause"] for one in listed] == ["user_code"]
+
+
+async def test_an_id_that_two_jobs_have_needs_the_job(api: Api, reader: httpx2.AsyncClient) -> None:
+    await api.add(*whole(), make("incident_opened", job="other", incident=INCIDENT))
+    answer = await reader.get(PATH)
+    assert (answer.status_code, answer.json()["code"]) == (409, "several_jobs")
+    assert f"/jobs/{JOB}/incidents/{INCIDENT}" in answer.json()["detail"]
+    missing = await reader.get("incidents/nothing")
+    assert (missing.status_code, missing.json()["detail"]) == (404, "there is no incident nothing")
+
+
+async def test_a_correction_holds_over_later_verdicts(api: Api, reader: httpx2.AsyncClient) -> None:
+    """What people say is kept, and is shown first (A11.1)."""
+    about = {"job": JOB, "incident": INCIDENT}
+    await api.add(
+        *killed(),
+        verdict(0, cause="network"),
+        make("verdict_corrected", **about, cause="host", by="ann (ops)", was_cause="network"),
+        verdict(1, cause="host", is_corrected=True),
+        verdict(2, cause="network"),
+    )
+    found = await get(reader, PATH)
+    assert (found["verdict"]["cause"], found["verdict"]["is_corrected"]) == ("host", True)
+    assert [one["revision"] for one in found["revisions"]] == [2, 0]
+    (said,) = found["corrections"]
+    assert (said["cause"], said["was_cause"], said["corrected_by"]) == (
+        "host",
+        "network",
+        "ann (ops)",
+    )
+
+
+async def test_a_person_corrects_by_rest(api: Api) -> None:
+    """The question goes to attribution, with the person as authenticated (A11.1)."""
+    asked: list[CorrectVerdict] = []
+
+    async def answer(question: Message) -> Done:
+        assert isinstance(question, CorrectVerdict)
+        asked.append(question)
+        return Done(text="taken down")
+
+    await api.add(*whole())
+    body = {"cause": "host", "culprit_nodes": ["node-2"], "reason": "its fan had stopped"}
+    async with (
+        api.bus.answer("attribution", {"correct": answer}),
+        api.client(await api.token("operate")) as client,
+    ):
+        done = await client.post(f"{PATH}/correction", json=body)
+        bad = await client.post(f"{PATH}/correction", json={**body, "cause": "gremlins"})
+    assert (done.status_code, done.json()["text"]) == (202, "taken down")
+    (question,) = asked
+    assert (question.job, question.incident, question.cause) == (JOB, INCIDENT, "host")
+    assert (question.culprit_nodes, question.reason) == (("node-2",), "its fan had stopped")
+    assert (question.by, question.origin) == (done.json()["by"], "rest")
+    assert bad.status_code == 422
+    async with api.client(await api.token("read")) as client:
+        assert (await client.post(f"{PATH}/correction", json=body)).status_code == 403
+
+
+async def test_what_is_alike_is_named_with_what_they_share(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """Earlier incidents with the same failure, of any job, come first (A11.1)."""
+
+    def other(name: str, job: str = "j2", **said: Any) -> list[Fact]:
+        opened = make("incident_opened", job=job, incident=name, node=said.pop("node", "n9"))
+        return [opened, verdict(job=job, incident=name, **said)]
+
+    await api.add(
+        *whole(),
+        verdict(cause="host", fingerprint="f1", culprit_nodes=("node-2",)),
+        *other("same", fingerprint="f1", culprit_nodes=()),
+        *other("blamed", fingerprint="f2", culprit_nodes=("node-2",)),
+        *other("reported", fingerprint="f3", node="node-2", culprit_nodes=()),
+        *other("unlike", fingerprint="f4", node="node-22", culprit_nodes=("node-22",)),
+    )
+    found = await get(reader, PATH)
+    assert [(one["incident"], one["same"]) for one in found["similar"]] == [
+        ("same", "fingerprint"),
+        ("reported", "node"),
+        ("blamed", "node"),
+    ]
+
+
+# -- evidence ------------------------------------------------------------------------------
+
+ARCHIVE = pack([Member(2, "json", b"{}")], {3: "it had exited"})
+CONTENTS = [
+    (ARCHIVE, "application/gzip", ".tar.gz"),
+    (b'{"entries": []}', "application/json", ".json"),
+    ("Zeile eins\n„naïve“ <script>\n".encode(), "text/plain; charset=utf-8", ".txt"),
+    (b"42", "text/plain; charset=utf-8", ".txt"),
+    (b"\x80\x02}q\x00.", "application/octet-stream", ".bin"),
+    (bytes(range(256)) * 65536, "application/octet-stream", ".bin"),
+]
+
+
+async def piece(api: Api, ref: BlobRef | None, **values: Any) -> str:
+    about = {"job": JOB, "incident": INCIDENT, "evidence": "flight_recorder", "node": "node-2"}
+    fact = make("evidence_collected", **{**about, "rank": None, "blob": ref, **values})
+    await api.add(*whole(), fact)
+    return f"{PATH}/evidence/{fact.id}"
+
+
+@pytest.mark.parametrize(("content", "kind", "suffix"), CONTENTS)
+async def test_evidence_is_downloaded_as_it_was_collected(
+    api: Api, reader: httpx2.AsyncClient, content: bytes, kind: str, suffix: str
+) -> None:
+    """Whatever size and kind: whole, with its hash, as a file to be kept (A11.1, A13.3)."""
+    path = await piece(api, await api.bus.blobs.put(JOB, content))
+    answer = await reader.get(path)
+    assert answer.status_code == 200
+    assert answer.content == content
+    headers = answer.headers
+    assert headers["content-type"] == kind
+    name = f"{INCIDENT}-flight_recorder-node-2{suffix}"
+    assert headers["content-disposition"] == f'attachment; filename="{name}"'
+    digest = b64encode(hashlib.sha256(content).digest()).decode()
+    assert headers["repr-digest"] == f"sha-256=:{digest}:"
+    assert headers["x-content-type-options"] == "nosniff"
+    head = await reader.head(path)
+    assert (head.content, head.headers["content-length"]) == (b"", str(len(content)))
+
+
+async def test_evidence_that_is_not_there_says_why(api: Api, reader: httpx2.AsyncClient) -> None:
+    """A piece that was not collected, and one that is gone (A4.4)."""
+    none = await piece(api, None, missing="timed out after 5 s")
+    gone = await piece(api, BLOB)
+    large = await piece(api, BlobRef(job=JOB, id="e" * 32, size_bytes=MAX_BLOB_BYTES + 1, parts=1))
+    told = {}
+    for path in (none, gone, large, f"{PATH}/evidence/nothing"):
+        answer = await reader.get(path)
+        told[path] = (answer.status_code, answer.json()["code"])
+    assert list(told.values()) == [
+        (404, "not_collected"),
+        (410, "evidence_gone"),
+        (410, "evidence_gone"),
+        (404, "not_found"),
+    ]
+    assert "timed out after 5 s" in (await reader.get(none)).json()["detail"]
+
+
+async def test_evidence_of_another_incident_is_not_given(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    path = await piece(api, await api.bus.blobs.put(JOB, b"mine"))
+    await api.add(make("incident_opened", job=JOB, incident="another"))
+    assert (await reader.get(path)).content == b"mine"
+    assert (await reader.get(path.replace(INCIDENT, "another"))).status_code == 404
+    async with api.client(None) as stranger:
+        assert (await stranger.get(path)).status_code == 401

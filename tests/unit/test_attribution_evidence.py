@@ -1,0 +1,188 @@
+"""What analyzers read out of evidence: recorders, stacks, logs, kernels; also where it is bad."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from everstep.archive import Member, pack
+from everstep.bus.errors import BlobMissingError
+from everstep.messages import BlobRef, Case, EvidencePiece, Stall
+from everstep_services.attribution.analyzers import nvrx
+from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
+from everstep_services.attribution.domain.combiner import Judged, combine
+from everstep_services.attribution.incident import Analyzer
+from tests.fakes import flight_dumps as fake
+from tests.unit.attribution_cases import case, lost_peer
+
+KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
+TRACEBACK = b"""Traceback (most recent call last):
+  File "/work/train.py", line 31, in step
+    labels = batch["labels"]
+KeyError: 'labels'
+"""
+
+
+def with_evidence(of: Case, contents: Mapping[str, bytes], node: str = "n1") -> tuple[Case, Any]:
+    """The case with these pieces of evidence, and who fetches them."""
+    blobs = {kind: BlobRef(job="j", id=kind, size_bytes=1, parts=1) for kind in contents}
+    pieces = tuple(
+        EvidencePiece(evidence=kind, node=node, fact=f"f-{kind}", blob=blob)
+        for kind, blob in blobs.items()
+    )
+
+    async def fetch(ref: BlobRef) -> bytes:
+        if not contents[ref.id]:
+            raise BlobMissingError("it is older than the stream keeps")
+        return contents[ref.id]
+
+    return replace(of, evidence=pieces), fetch
+
+
+async def judged(
+    of: Case, contents: Mapping[str, bytes], analyzers: Mapping[str, Analyzer] = BUILT_IN
+) -> Judged:
+    whole, fetch = with_evidence(of, contents)
+    heard = await Panel(analyzers).hear(whole, fetch, 60.0)
+    return await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
+
+
+def recorders(rank: int, at: int, world: int = 4) -> bytes:
+    """Dumps of all ranks, of which one has stopped calling collectives."""
+    group = fake.Group("0", "default_pg", tuple(range(world)))
+    calls = {one: [fake.Call(group, "all_reduce", ((4,),))] * 6 for one in range(world)}
+    job = fake.Job(world, [group], calls)
+    fake.leave(job, rank, at)
+    dumps = fake.play(job)
+    members = [Member(one, "json", json.dumps(dump).encode()) for one, dump in dumps.items()]
+    return pack(members, {})
+
+
+def stack(*frames: tuple[str, str, int]) -> bytes:
+    thread = {
+        "pid": 7, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 7, "active": True,
+        "owns_gil": False,
+        "frames": [
+            {"name": name, "filename": file, "short_filename": file, "line": line, "module": None}
+            for name, file, line in frames
+        ],
+    }  # fmt: skip
+    return json.dumps([thread]).encode()
+
+
+STEP = ("step", "/work/train.py", 40)
+ALL_REDUCE = (
+    ("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 3252),
+    ("wrapper", "/site-packages/torch/distributed/c10d_logger.py", 81),
+    STEP,
+)
+
+
+def stalls(*elsewhere: int) -> tuple[Stall, ...]:
+    where = "its main thread is at distributed_c10d.py:3252 in all_reduce"
+    return tuple(
+        Stall(
+            rank=rank, node="n0", fact=f"s{rank}", round=1, phase="step", waited_s=6, limit_s=5,
+            process_state="S",
+            blocked_in="its main thread is at train.py:25 in train" if rank in elsewhere else where,
+        )
+        for rank in range(4)
+    )  # fmt: skip
+
+
+HANG = case(trigger="rank_stalled")
+
+
+async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> None:
+    found = await judged(HANG, {"flight_recorder": recorders(2, 3)})
+    assert (found.cause, found.ranks, found.nodes) == ("user_code", (2,), ())
+    assert found.kind == "never_joined"
+
+
+async def test_stacks_say_what_that_rank_does_instead() -> None:
+    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    loader = ("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1251)
+    members.append(Member(2, "json", stack(loader, STEP)))
+    contents = {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)}
+    found = await judged(HANG, contents)
+    assert (found.cause, found.ranks) == ("data", (2,))
+    assert not found.is_inconclusive
+
+
+async def test_a_rank_that_is_ending_is_no_culprit_of_a_node_that_was_lost() -> None:
+    """It raised as it lost its peers, and others have not noticed yet."""
+    ending = (("_exitfunc", "/usr/lib/python3.11/weakref.py", 666),)
+    members = [Member(0, "json", stack(*ALL_REDUCE)), Member(1, "json", stack(*ending))]
+    of = case(trigger="node_lost", node="n1", nodes=2, reason="n1 is gone: nobody hears it")
+    found = await judged(of, {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)})
+    assert (found.cause, found.ranks, found.nodes) == ("host", of.ranks_of("n1"), ("n1",))
+    assert found.reason.startswith("n1 is gone: nobody hears it")
+
+
+async def test_where_there_is_no_other_evidence_the_stalls_own_words_tell() -> None:
+    found = await judged(case(trigger="rank_stalled", stalls=stalls(1)), {})
+    assert (found.cause, found.ranks) == ("user_code", (1,))
+    together = await judged(case(trigger="rank_stalled", stalls=stalls()), {})
+    assert together.is_inconclusive
+    assert together.ranks == ()
+
+
+async def test_a_kernel_that_lost_its_gpu_names_its_node() -> None:
+    ends = (lost_peer(0), lost_peer(1))
+    found = await judged(case(ends=ends), {"kernel_log": KERNEL})
+    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+
+
+async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
+    log = pack([Member(3, "txt", TRACEBACK)], {2: "the rank had exited"})
+    found = await judged(case(ends=(lost_peer(0),)), {"log": log})
+    assert (found.cause, found.ranks) == ("user_code", (3,))
+    assert "log of rank 2: the rank had exited" in found.missing
+
+
+BAD = {
+    "gone": b"",
+    "cut": recorders(1, 2)[:200],
+    "not an archive": b"\x1f\x8b" + bytes(50),
+    "pickle": pack([Member(0, "pickle", b"cposix\nsystem\n(S'id'\ntR.")], {}),
+    "deep": pack([Member(0, "json", b"[" * 100_000)], {}),
+    "other encoding": pack([Member(0, "json", "ä".encode("utf-16") * 1000)], {}),
+}
+
+
+@pytest.mark.parametrize("kind", ["flight_recorder", "stacks", "log", "kernel_log"])
+@pytest.mark.parametrize("name", sorted(BAD))
+async def test_evidence_that_cannot_be_read_is_missing_and_hides_nothing(
+    kind: str, name: str
+) -> None:
+    """A13.3: hostile, cut short, or gone."""
+    whole, fetch = with_evidence(case(ends=(lost_peer(0),), stalls=stalls(1)), {kind: BAD[name]})
+    heard = await Panel(BUILT_IN).hear(whole, fetch, 60.0)
+    assert not [text for text in heard.missing if text.startswith("analyzer")]
+    found = await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
+    assert (found.ranks, found.nodes) == ((1,), ())
+
+
+class TheirAnalyzer:
+    """In the shape of NVRx's base class."""
+
+    async def preprocess_input(self, data: Mapping[int, str]) -> list[int]:
+        return sorted(rank for rank, text in data.items() if "KeyError" in text)
+
+    def run_attribution(self, data: list[int]) -> str:
+        return f"hanging ranks: {data}"
+
+    async def print_output(self, data: str) -> tuple[str, str]:
+        return data, "CONTINUE"
+
+
+async def test_an_analyzer_of_nvrx_is_a_plug_in_by_one_line() -> None:
+    """Its ranks are a place; the causes come from others."""
+    log = pack([Member(3, "txt", TRACEBACK)], {})
+    analyzers = {**BUILT_IN, "theirs": nvrx.adapted(TheirAnalyzer())}
+    found = await judged(case(ends=(lost_peer(0),)), {"log": log}, analyzers)
+    named = [claim for claim, _ in found.evidence if claim.analyzer == "theirs"]
+    assert [(claim.ranks, claim.role) for claim in named] == [((3,), "place")]

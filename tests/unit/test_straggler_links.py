@@ -1,0 +1,88 @@
+"""A link that slows the whole job: its node is told by its connections, by no own time."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from everstep.messages import RankTiming
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
+from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.rules import Rules
+from tests.unit.straggler_windows import Simulation, Training
+
+QUICK = Training(nodes=4, per_node=2, jitter=0.03)
+SLOW = replace(QUICK, transfer_s=0.05)
+
+
+def judged(
+    simulation: Simulation, job: Job, windows: int, held: Collection[int] = ()
+) -> list[Change]:
+    """The connections of these ranks hold back what they send."""
+    changes: list[Change] = []
+    for number in range(windows):
+        for timings in simulation.window():
+            ranks = tuple(_alter(one, held) for one in timings.ranks)
+            job.hear(msgspec.structs.replace(timings, ranks=ranks), float(number))
+        changes += job.close_due(float(number))
+    return changes
+
+
+def _alter(one: RankTiming, held: Collection[int]) -> RankTiming:
+    assert one.host is not None
+    assert one.host.round_trip_s is not None
+    times = 600 if one.rank in held else 2
+    host = msgspec.structs.replace(one.host, round_trip_s=one.host.round_trip_s * times)
+    return msgspec.structs.replace(one, host=host)
+
+
+@pytest.mark.parametrize("held", [(2,), (2, 3)])
+def test_the_node_whose_connections_stand_out_is_named_and_cleared(held: tuple[int, ...]) -> None:
+    """One rank's, or all of the node's (A6.1)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 5) == []
+    simulation.plan = SLOW
+    (found,) = judged(simulation, job, 8, held)
+    assert isinstance(found, SlowRank)
+    assert (found.rank, found.node, found.cause) == (2, "node-1", "network")
+    assert found.lost_s == pytest.approx(0.049, rel=0.1)
+    assert found.slowdown_ratio == pytest.approx(0.049 / 0.104, rel=0.15)
+    assert found.confidence < 0.6
+    assert "the connections of node-1 are the only ones that stand out" in found.reason
+    assert "round trips 70.9 ms instead of 0.2 ms" in found.reason
+    assert [one.rank for one in job.scores(8, "").ranks if one.is_straggler] == [2]
+    simulation.plan = QUICK
+    (over,) = judged(simulation, job, 6)
+    assert isinstance(over, KeepsUp)
+    assert over.rank == 2
+
+
+def test_longer_steps_without_such_connections_are_a_shift() -> None:
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 8) == []
+    simulation.plan = SLOW
+    (shift,) = judged(simulation, job, 8)
+    assert isinstance(shift, StepShift)
+
+
+def test_such_connections_without_longer_steps_accuse_nobody() -> None:
+    """A6.2."""
+    assert judged(Simulation(QUICK), Job("job", Rules()), 12, (2, 3)) == []
+
+
+def test_connections_that_were_always_slow_accuse_nobody() -> None:
+    """Another node is far away; what counts is what became longer (A6.2)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 8, (2, 3)) == []
+    simulation.plan = SLOW
+    changes = judged(simulation, job, 8, (2, 3))
+    assert not [one for one in changes if isinstance(one, SlowRank)]
+
+
+def test_two_nodes_that_stand_out_are_not_told_apart() -> None:
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 8) == []
+    simulation.plan = SLOW
+    changes = judged(simulation, job, 8, (2, 4))
+    assert not [one for one in changes if isinstance(one, SlowRank)]

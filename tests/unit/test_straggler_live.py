@@ -1,0 +1,87 @@
+"""A live job: who is slow is named within three windows, cleared afterwards, and nobody else."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from msgspec.structs import replace as replace_struct
+
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
+from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.rules import Rules
+from tests.unit.straggler_windows import Delay, Simulation, Training
+
+
+def judged(plan: Training, windows: int, rules: Rules | None = None) -> tuple[Job, list[Change]]:
+    print("seed", plan.seed)
+    simulation, job = Simulation(plan), Job(plan.job, rules or Rules())
+    changes: list[Change] = []
+    for number in range(windows):
+        for timings in simulation.window():
+            job.hear(timings, float(number))
+        changes += job.close_due(float(number))
+    return job, changes
+
+
+def slow_ranks(changes: Sequence[Change]) -> list[int]:
+    return [one.rank for one in changes if isinstance(one, SlowRank)]
+
+
+PLANS = {
+    "data parallel": Training(),
+    "buckets": Training(buckets=3),
+    "tensor parallel": Training(nodes=4, tensor=2),
+    "stages": Training(nodes=4, stages=2, stage_work=(1, 1.3)),
+    "unmodified": Training(has_sections=False),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("where", ["data", "backward"])
+def test_the_slow_rank_is_named_within_three_windows(plan: Training, where: str) -> None:
+    """30 ms in steps of 100 ms; clocks are off by half a second and drift (A6.1, A6.3)."""
+    delay = Delay(5, 0.03, "data" if where == "data" else "backward")
+    _, changes = judged(replace(plan, delays=(delay,), offset_s=0.5, drift=2e-4), 3)
+    assert slow_ranks(changes) == [5]
+    (found,) = changes
+    assert isinstance(found, SlowRank)
+    own = found.scores[0]
+    assert own.value_s is not None
+    assert own.reference_s is not None
+    assert own.value_s - own.reference_s == pytest.approx(0.03, rel=0.15)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_nobody_is_named_where_all_keep_up(plan: Training) -> None:
+    """Forty windows of equal ranks (A6.2, A6.3)."""
+    _, changes = judged(plan, 40)
+    assert slow_ranks(changes) == []
+
+
+def test_a_rank_that_keeps_up_again_is_cleared_once() -> None:
+    """The delay ends with the sixth window (A6.2)."""
+    _, changes = judged(Training(delays=(Delay(2, 0.03, last=6 * 16),)), 14)
+    assert [type(one) for one in changes] == [SlowRank, KeepsUp]
+    assert [one.rank for one in changes if isinstance(one, KeepsUp)] == [2]
+
+
+def test_while_recorders_are_spared_the_last_comparison_is_shown() -> None:
+    """Agents read large recorders in every sixteenth window at least (A6.4)."""
+    plan = Training(delays=(Delay(5, 0.03),))
+    simulation, job = Simulation(plan), Job(plan.job, Rules())
+
+    def close(number: int, *, is_spared: bool) -> None:
+        for timings in simulation.window():
+            ranks = [replace_struct(one, collectives=()) for one in timings.ranks]
+            given = replace_struct(timings, ranks=tuple(ranks)) if is_spared else timings
+            job.hear(given, float(number))
+        job.close_due(float(number))
+
+    for number in range(4):
+        close(number, is_spared=number == 3)
+    table = job.scores(100, "")
+    assert (table.window, table.ranks[0].rank, table.ranks_seen) == (48, 5, 8)
+    assert table.slowdown_ratio == pytest.approx(0.3, rel=0.1)
+    for number in range(4, 19):
+        close(number, is_spared=True)
+    assert job.scores(100, "").window == 19 * 16, "they are silent, and no longer spared"

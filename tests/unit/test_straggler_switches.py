@@ -1,0 +1,96 @@
+"""Each switch that operators can set acts on how slow ranks are sought."""
+
+import pytest
+from msgspec.structs import replace
+
+from everstep.messages import ControlDocument
+from everstep_services.health.nodes.control import SETTINGS, blank, switched
+from everstep_services.straggler.domain.switches import Switches, in_force
+from everstep_services.straggler.settings import StragglerSettings, defaults
+
+EXAMPLES = {
+    "straggler.timings": ("off", Switches(is_on=False)),
+    "straggler.cpu": ("off", Switches(is_cpu_timed=False)),
+    "straggler.window_s": ("2.5", Switches(window_s=2.5)),
+    "straggler.window_steps": ("64", Switches(window_steps=64)),
+    "straggler.slower_ratio": ("0.1", Switches(slower_ratio=0.1)),
+    "straggler.stop_below": ("0.5", Switches(stop_below=0.5)),
+    "straggler.stop_reports": ("3", Switches(stop_reports=3)),
+    "straggler.exclude_after_s": ("60", Switches(exclude_after_s=60.0)),
+}
+
+
+def test_there_is_an_example_of_each_switch() -> None:
+    assert set(EXAMPLES) == {name for name in SETTINGS if name.startswith("straggler.")}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_switch_that_is_accepted_acts(name: str) -> None:
+    """On, off, window and thresholds change without a restart (A6.5)."""
+    value, wanted = EXAMPLES[name]
+    document = switched(blank(), {name: value}, "ann", "r")
+    assert in_force(Switches(), document) == wanted
+    assert in_force(Switches(), switched(document, {name: ""}, "ann", "r")) == Switches()
+
+
+def test_without_switches_the_settings_hold() -> None:
+    assert defaults(StragglerSettings()) == Switches()
+    settings = StragglerSettings(timings=False, window_s=3.0, stop_reports=7)
+    default = defaults(settings)
+    assert in_force(default, None, blank()) == default
+    on = switched(blank(), {"straggler.timings": "on"}, "ann", "r")
+    assert in_force(default, None, on).is_on
+
+
+def test_a_job_goes_before_the_cluster() -> None:
+    cluster = switched(blank(), {"straggler.window_s": "5", "straggler.cpu": "off"}, "ann", "r")
+    job = switched(blank(), {"straggler.window_s": "7"}, "ann", "r")
+    assert in_force(Switches(), cluster, job) == Switches(window_s=7.0, is_cpu_timed=False)
+
+
+def modes(**changes: str) -> ControlDocument:
+    return switched(blank(), {f"modes.{name}": one for name, one in changes.items()}, "ann", "r")
+
+
+def test_everything_only_observes_until_somebody_enforces_it() -> None:
+    assert in_force(Switches()).stop_mode == in_force(Switches()).exclude_mode == "observe"
+    found = in_force(Switches(), modes(stop="enforce"))
+    assert (found.stop_mode, found.exclude_mode) == ("enforce", "observe")
+    found = in_force(Switches(), modes(stop="enforce", exclude="enforce"), modes(stop="observe"))
+    assert (found.stop_mode, found.exclude_mode) == ("observe", "enforce")
+
+
+@pytest.mark.parametrize("braked", ["cluster", "job"])
+def test_the_brake_stops_both(braked: str) -> None:
+    """The brake of the cluster, or of the job, leaves only observation (A15.4)."""
+    enforce = modes(stop="enforce", exclude="enforce")
+    brake = switched(blank(), {"brake": "on"}, "ann", "r")
+    both = (replace(enforce, is_braked=True), None) if braked == "cluster" else (enforce, brake)
+    found = in_force(Switches(), *both)
+    assert (found.stop_mode, found.exclude_mode) == ("observe", "observe")
+
+
+@pytest.mark.parametrize("value", ["", "nonsense", "nan", "inf", "-1", "0", "1e99", "\0"])
+def test_a_value_that_makes_no_sense_changes_nothing(value: str) -> None:
+    document = replace(blank(), settings=dict.fromkeys(EXAMPLES, value), modes={"stop": value})
+    assert in_force(Switches(), document) == Switches()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"window_s": 0.0}, "window_s must be above 0, got 0"),
+        ({"slower_ratio": -0.1}, "slower_ratio must be above 0, got -0.1"),
+        ({"stop_below": 1.0}, "stop_below must be between 0 and 1, got 1"),
+        ({"stop_reports": 0}, "stop_reports must be at least 1, got 0"),
+        ({"report_ranks": 0}, "report_ranks must be at least 1, got 0"),
+        ({"inbox_windows": 0}, "inbox_windows must be at least 1, got 0"),
+        ({"exclude_after_s": 0.0}, "exclude_after_s must be above 0"),
+        ({"tick_s": 0.0}, "tick_s must be above 0"),
+        ({"report_every_s": -1.0}, "report_every_s and window_steps must not be negative"),
+        ({"window_steps": -1}, "report_every_s and window_steps must not be negative"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changes: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        StragglerSettings(**changes)  # type: ignore[arg-type]

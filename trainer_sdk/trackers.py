@@ -1,0 +1,183 @@
+"""Writes the figures of a rank to TensorBoard or Weights & Biases, beside those of the script.
+
+A thread of its own reads the rank's page every so often: the training thread spends nothing on
+it. The figures are what the script reports, and the medians of steps and sections since the last
+time. A tracker that fails says so once, and ends nothing.
+"""
+
+import atexit
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from statistics import median
+from threading import Event, Thread
+from typing import Any, Protocol
+
+from trainer_sdk import layout
+from trainer_sdk.page import PageView
+from trainer_sdk.saying import say_once
+
+PREFIX = "everstep"
+_JOINED_WITHIN_S = 5.0
+_SHORTEST_S = 0.1
+
+
+class Sink(Protocol):
+    """Where figures go."""
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Take the figures of a step."""
+        ...
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        ...
+
+
+class TensorBoard:
+    """Scalars in a folder of event files, by TensorBoard's own writer."""
+
+    def __init__(self, folder: str) -> None:
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(folder)
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Take the figures of a step."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self._writer.close()
+
+
+class WandbRun:
+    """A run of Weights & Biases that the script has begun.
+
+    Figures join the row that the script logs next: a row of their own would move the run's step,
+    and rows that the script logs with a smaller one would be dropped.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        run.define_metric(f"{PREFIX}/step", hidden=True)
+        run.define_metric(f"{PREFIX}/*", step_metric=f"{PREFIX}/step")
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Take the figures of a step."""
+        self._run.log({**figures, f"{PREFIX}/step": step}, commit=False)
+
+    def close(self) -> None:
+        """Leave the run open: it is the script's."""
+
+
+class Tracker:
+    """Hands the figures of this rank to a sink every so often, until it is closed."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        words: "Callable[[], memoryview[int]]",
+        step: Callable[[], int],
+        *,
+        every_s: float = 10.0,
+    ) -> None:
+        self._sink = sink
+        self._words = words
+        self._step = step
+        self._every_s = max(float(every_s), _SHORTEST_S)
+        self._copy = _memory()
+        self._page = PageView(self._copy)
+        self._ended: dict[int, int] = {}
+        """Of each section how many of its ends were taken in."""
+        self._steps = 0
+        self._reported_ns = -1
+        self._pid = os.getpid()
+        self._over = Event()
+        self._thread = Thread(target=self._write_for_ever, name="everstep-tracker", daemon=True)
+
+    def start(self) -> None:
+        """Begin; what was not written yet is written when the process ends."""
+        atexit.register(self.close)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is new, and no more after that. A storage that hangs is not waited for."""
+        atexit.unregister(self.close)
+        self._over.set()
+        if os.getpid() == self._pid:  # a fork of the rank has no such thread
+            self._thread.join(_JOINED_WITHIN_S)
+
+    def write(self) -> None:
+        """Hand on what is new since the last time, if anything is."""
+        figures = self._figures()
+        if figures:
+            self._sink.write(figures, self._step())
+
+    def _figures(self) -> dict[str, float]:
+        self._copy[:] = self._words().cast("B").tobytes()
+        page, words = self._page, memoryview(self._copy).cast("q")
+        reported = page.values(after_ns=self._reported_ns)
+        self._reported_ns = page.reported_ns(self._reported_ns)
+        figures = {f"{PREFIX}/{name}": value for name, value in reported.items()}
+        new = min(words[layout.STEPS] - self._steps, layout.STEPS_ENTRIES)
+        self._steps = words[layout.STEPS]
+        durations_s = page.step_durations()[-new:] if new > 0 else ()
+        if durations_s:
+            figures[f"{PREFIX}/step_s"] = median(durations_s)
+        for number, section in enumerate(page.sections()):
+            durations_s = page.durations(number, self._ended.get(number, 0))
+            self._ended[number] = section.count
+            if section.name and durations_s:
+                figures[f"{PREFIX}/section/{section.name}_s"] = median(durations_s)
+        return figures
+
+    def _write_for_ever(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(self._every_s)
+            _unharmed(self.write)
+        _unharmed(self._sink.close)
+
+
+def _memory() -> mmap.mmap:
+    """Memory of this process alone, with a size that a page's reader can ask for."""
+    descriptor = os.memfd_create("everstep-tracker", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, layout.PAGE_BYTES)
+        return mmap.mmap(descriptor, layout.PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def tracker_of(
+    sink: Callable[[], Sink],
+    words: "Callable[[], memoryview[int]]",
+    step: Callable[[], int],
+    every_s: float,
+) -> Tracker | None:
+    """A tracker at work; None, after a warning line, where its sink cannot be had."""
+    try:
+        tracker = Tracker(sink(), words, step, every_s=every_s)
+        tracker.start()
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        say_once(f"{module} is missing, so that no figures go there: pip install {module}")
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever a tracker raises is not the training's
+        say_once(f"no figures are written: {_one_line(error)}")
+        return None
+    return tracker
+
+
+def _unharmed(deed: Callable[[], None]) -> None:
+    try:
+        deed()
+    except Exception as error:  # noqa: BLE001 - the training goes on without these figures
+        say_once(f"figures cannot be written: {_one_line(error)}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
