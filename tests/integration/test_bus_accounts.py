@@ -26,11 +26,12 @@ from everstep.bus.accounts import Operator, _login
 from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.bus.keys import Kind
+from everstep.bus.library import settle
 from everstep.bus.roles import AGENTS_ASK, SERVICE, User, agents_name
 from everstep.messages import Done, Message, Order
 from tests.integration.bus_servers import server_with
 from tests.integration.one_account import one_account
-from tests.waiting import until_async
+from tests.waiting import WITHIN_S, until_async
 
 A, B = "job-a", "job-b"
 
@@ -172,7 +173,7 @@ async def attack(ground: Ground, question: str) -> None:
     # Whoever answers does so in order: what comes after the last attack shows that it is over.
     with contextlib.suppress(nats_errors.TimeoutError, nats_errors.NoRespondersError):
         await ground.attacker.request(question, b"{}", timeout=0.5)
-    await ground.attacker.flush()
+    await settle(ground.attacker, WITHIN_S)
     await ground.control.prove()
 
 
@@ -226,7 +227,7 @@ async def test_whoever_may_say_anything_in_a_jobs_account_reaches_no_other(
             heard.append(message.subject)
 
         await attacker.subscribe(">", cb=hear)
-        await attacker.flush()
+        await settle(attacker, WITHIN_S)
         for subject in (
             subjects.order(B),
             subjects.fact(B, "x"),
@@ -258,7 +259,7 @@ async def test_no_agent_makes_up_an_order_for_another_of_its_job(
     ):
         for question in QUESTIONS:
             await operator_ground.attacker.publish(question, b"{}", reply=subjects.order(A, "n2"))
-        await operator_ground.attacker.flush()
+        await settle(operator_ground.attacker, WITHIN_S)
         await until_async(lambda: orders.received, "answers have come there")
         await other.jetstream.api("INFO")
         assert not orders._waiting
