@@ -21,7 +21,7 @@ from tests.integration.attribution_replicas import PEER, QUICK, Training, at_wor
 from tests.integration.health_replicas import facts_of
 
 TRACEBACK = b"""Traceback (most recent call last):
-  File "/work/train.py", line 31, in step
+  File "/home/ann/train.py", line 31, in step
     labels = batch["labels"]
 KeyError: 'labels'
 """

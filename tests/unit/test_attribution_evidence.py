@@ -20,7 +20,7 @@ from tests.unit.attribution_cases import case, lost_peer
 
 KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
 TRACEBACK = b"""Traceback (most recent call last):
-  File "/work/train.py", line 31, in step
+  File "/home/ann/train.py", line 31, in step
     labels = batch["labels"]
 KeyError: 'labels'
 """
@@ -73,7 +73,7 @@ def stack(*frames: tuple[str, str, int]) -> bytes:
     return json.dumps([thread]).encode()
 
 
-STEP = ("step", "/work/train.py", 40)
+STEP = ("step", "/home/ann/train.py", 40)
 ALL_REDUCE = (
     ("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 3252),
     ("wrapper", "/site-packages/torch/distributed/c10d_logger.py", 81),

@@ -47,8 +47,13 @@ def test_a_stage_with_more_to_do_is_named_once_and_none_of_its_ranks() -> None:
     assert (found.role, found.rank, found.node) == ("stage 1", 4, "node-1")
     assert "all 4 ranks of role stage 1 need 14" in found.reason
     assert "rank 4 stands for its role" in found.reason
-    assert found.slower_ratio == pytest.approx(150 / 130 - 1, rel=0.12)
-    assert found.lost_s == pytest.approx(0.02, rel=0.15)
+    (score,) = found.scores
+    assert score.value_s is not None
+    assert score.reference_s is not None
+    assert score.value_s == pytest.approx(0.150, rel=0.01)
+    assert score.reference_s == pytest.approx(0.130, rel=0.01)
+    assert found.slower_ratio == pytest.approx(score.value_s / score.reference_s - 1)
+    assert found.lost_s == pytest.approx(score.value_s - score.reference_s)
     assert found.section is None
 
 
