@@ -1,6 +1,6 @@
 """What an analyzer is given: the case, and the contents of its evidence."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from everstep.archive import BadArchiveError, is_archive, unpack
 from everstep.bus.errors import BlobMissingError, BusError
@@ -49,6 +49,16 @@ class Incident:
                     self.missing.append(f"{kinds[0]}: more than {most} MiB; the rest was not read")
                     return
                 yield piece, rank, part
+
+    async def by_rank(self, kind: str) -> tuple[Mapping[int, bytes], str | None]:
+        """The first content of each rank, and the fact that the first of them comes from."""
+        contents: dict[int, bytes] = {}
+        fact: str | None = None
+        async for piece, rank, data in self.contents(kind):
+            if rank is not None and rank not in contents:
+                contents[rank] = data
+                fact = fact or piece.fact
+        return contents, fact
 
     def _parts(self, piece: EvidencePiece, data: bytes) -> Sequence[tuple[int | None, bytes]]:
         if not is_archive(data):

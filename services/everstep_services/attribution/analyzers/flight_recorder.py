@@ -42,12 +42,7 @@ _KINDS: Mapping[Kind, Sequence[_Reading]] = {
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
     """What the dumps say together; nothing where there are none."""
-    dumps: dict[int, bytes] = {}
-    fact: str | None = None
-    async for piece, rank, data in incident.contents("flight_recorder"):
-        if rank is not None and rank not in dumps:
-            dumps[rank] = data
-            fact = fact or piece.fact
+    dumps, fact = await incident.by_rank("flight_recorder")
     if not dumps:
         return ()
     report = await asyncio.to_thread(_report, dumps, incident.case.world_size or None)

@@ -21,12 +21,7 @@ _OWN_DOMAIN = 0.75
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
     """What the stacks say together; nothing where there are none."""
-    dumps: dict[int, bytes] = {}
-    fact: str | None = None
-    async for piece, rank, data in incident.contents("stacks"):
-        if rank is not None and rank not in dumps:
-            dumps[rank] = data
-            fact = fact or piece.fact
+    dumps, fact = await incident.by_rank("stacks")
     if not dumps:
         return ()
     report = await asyncio.to_thread(_report, dumps, incident.case.world_size or None)
