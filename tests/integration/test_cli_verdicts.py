@@ -55,6 +55,7 @@ VERDICT = make(
     alternatives=(Alternative(cause="network", confidence=0.04, reason="less speaks for it"),),
     missing=("flight_recorder of node-2: the rank had exited",),
     advice="stop",
+    explanation=f"One batch has no labels.\nLook at it {HOSTILE}",
     fingerprint="f1",
     revision=0,
     is_inconclusive=False,
@@ -117,6 +118,8 @@ def test_why_has_the_verdict_first(run: Run, named: str) -> None:
         "  missing: flight_recorder of node-2: the rank had exited",
         "  advice: stop: it will come again until something is changed",
         "  what to do: docs/runbooks/cause-user-code.md",
+        "  in the words of a language model, which decided nothing",
+        "  │ One batch has no labels.",
     ):
         assert said in lines
     assert "1 other incident with the same failure; the newest is 111111111111 of other" in out
@@ -197,6 +200,7 @@ def test_a_report_is_one_page_that_needs_nothing_else(run: Run, tmp_path: Path) 
         "the rank had exited",
         "CUDA out of memory — „naïve“",
         "Similar incidents",
+        "in the words of a language model, which decided nothing",
     ):
         assert said in page.text
     assert re.search(r"[0-9a-f]{64}", page.text), "the hash of the log"

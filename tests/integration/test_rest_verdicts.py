@@ -46,6 +46,17 @@ async def test_an_incident_is_found_by_its_id_alone(api: Api, reader: httpx2.Asy
     assert [one["cause"] for one in listed] == ["user_code"]
 
 
+async def test_the_words_of_a_model_stand_beside_the_verdict(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """They come with a revision of their own; a verdict without them has none (A11.1)."""
+    words = "One batch has no labels."
+    await api.add(*whole(), verdict(0, explanation=""), verdict(1, explanation=words))
+    found = await get(reader, PATH)
+    assert found["verdict"]["explanation"] == words
+    assert [one["explanation"] for one in found["revisions"]] == [None]
+
+
 async def test_an_id_that_two_jobs_have_needs_the_job(api: Api, reader: httpx2.AsyncClient) -> None:
     await api.add(*whole(), make("incident_opened", job="other", incident=INCIDENT))
     answer = await reader.get(PATH)

@@ -97,6 +97,7 @@ VERDICTS = Shape(
         "alternatives": greatest("json"),
         "gaps": greatest("json"),
         "analyzers": greatest("json"),
+        "explanation": greatest("text"),
         "took_s": greatest("float"),
     },
 )

@@ -20,7 +20,7 @@ from everstep.store.incident_shapes import (
 from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
 from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
 
-VERSION = 10
+VERSION = 11
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
 made anew from the log when the first process of the newer release starts."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from everstep_services.cli.layout import SHORT_ID, Record, aligned, counted, moment
+from everstep_services.cli.layout import SHORT_ID, Record, aligned, clean_lines, counted, moment
 from everstep_services.cli.output import cell
 
 _SHOWN = 6
@@ -40,6 +40,9 @@ def verdict_lines(incident: Record) -> Iterator[str]:
         yield f"  advice: {_ADVICE.get(advice, advice)}"
     if not verdict["is_inconclusive"]:
         yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
+    if verdict["explanation"]:
+        yield "  in the words of a language model, which decided nothing"
+        yield from (f"  │ {line}" for line in clean_lines(verdict["explanation"]))
     yield from _earlier(incident, verdict)
     yield from _similar(incident)
 
@@ -87,9 +90,12 @@ def _other(verdict: Record) -> str:
 
 
 def _earlier(incident: Record, verdict: Record) -> Iterator[str]:
-    earlier = incident["revisions"]
-    if earlier:
-        first = earlier[-1]
+    """What it said at first, unless a later revision only put it into words."""
+    for first in incident["revisions"][-1:]:
+        if (first["cause"], first["verdict_reason"]) == (
+            verdict["cause"], verdict["verdict_reason"]
+        ):  # fmt: skip
+            return
         said = "inconclusive" if first["is_inconclusive"] else cell(first["cause"])
         number = verdict["revision"]
         yield f"  revision {number}; at first it said {said}: {cell(first['verdict_reason'])}"

@@ -27,9 +27,8 @@ def _repeated(case: Case) -> Iterator[Claim]:
     for name, ranks in fingerprints(case).items():
         rounds = {end.round for end in case.ends if fingerprint_of(end) == name} & later
         if rounds:
-            yield _same(
-                name, ranks, f"it came again in {len(rounds)} more rounds without a new step", 0.8
-            )
+            more = _counted(len(rounds), "more round")
+            yield _same(name, ranks, f"it came again in {more} without a new step", 0.8)
 
 
 def _seen_before(case: Case) -> Iterator[Claim]:
@@ -37,15 +36,15 @@ def _seen_before(case: Case) -> Iterator[Claim]:
         alike = [one for one in case.past if one.fingerprint == name]
         own = [one for one in alike if one.job == case.job]
         if own and not _has_advanced(case, own[-1]):
-            yield _same(
-                name, ranks, f"the same failure had ended {_times(len(own))} of this job", 0.7, own
-            )
+            ended = _counted(len(own), "round")
+            yield _same(name, ranks, f"the same failure had ended {ended} of this job", 0.7, own)
         elif alike:
-            jobs = {one.job for one in alike}
+            jobs = _counted(len({one.job for one in alike}), "job")
+            seen = _counted(len(alike), "incident")
             yield Claim(
                 cause=cause_of(alike[-1].cause), kind="seen_before", fingerprint=name,
                 ranks=tuple(ranks), strength=0.4,
-                says=f"the same failure was seen in {len(alike)} incidents of {len(jobs)} jobs",
+                says=f"the same failure was seen in {seen} of {jobs}",
             )  # fmt: skip
 
 
@@ -82,5 +81,5 @@ def _nodes(case: Case) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def _times(count: int) -> str:
-    return "a round" if count == 1 else f"{count} rounds"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -114,6 +114,7 @@ def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
         alternatives=parts(fact.alternatives),
         gaps=compact(fact.missing),
         analyzers=compact(fact.analyzers),
+        explanation=fact.explanation or None,
         took_s=fact.took_s,
         **said,
     )

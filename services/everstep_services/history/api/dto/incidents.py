@@ -184,6 +184,9 @@ class VerdictOut(Answer):
     alternatives: list[AlternativeOut] | None
     missing: list[str] = Field(description="What would have helped and was not there, and why.")
     analyzers: list[str] = Field(description="Those that had something to say.")
+    explanation: str | None = Field(
+        description="The words of a language model, where one is asked; it decided nothing."
+    )
     took_s: float | None = Field(description="From the incident's opening until the verdict.")
 
 
