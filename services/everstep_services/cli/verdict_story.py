@@ -40,9 +40,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
         yield f"  advice: {_ADVICE.get(advice, advice)}"
     if not verdict["is_inconclusive"]:
         yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
-    if verdict["explanation"]:
-        yield "  in the words of a language model, which decided nothing"
-        yield from (f"  │ {line}" for line in clean_lines(verdict["explanation"]))
+    yield from _explanation(verdict)
     yield from _earlier(incident, verdict)
     yield from _similar(incident)
 
@@ -87,6 +85,12 @@ def _grounds(verdict: Record) -> Iterator[str]:
 
 def _other(verdict: Record) -> str:
     return "perhaps" if verdict["is_inconclusive"] else "not"
+
+
+def _explanation(verdict: Record) -> Iterator[str]:
+    if verdict["explanation"]:
+        yield "  in the words of a language model, which decided nothing"
+        yield from (f"  │ {line}" for line in clean_lines(verdict["explanation"]))
 
 
 def _earlier(incident: Record, verdict: Record) -> Iterator[str]:
