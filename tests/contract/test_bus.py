@@ -332,6 +332,10 @@ async def test_a_blob_that_is_gone_says_so(bus: Bus, job: str) -> None:
         await bus.blobs.get(BlobRef(job=job, id="0" * 32, size_bytes=10, parts=1))
 
 
+async def test_blobs_stay_as_long_as_the_server_says(bus: Bus) -> None:
+    assert await bus.blobs.keeps_s() == 30 * 86_400
+
+
 async def test_the_bus_proves_itself(bus: Bus) -> None:
     """A probe is stored, and read back (A1.2)."""
     await bus.prove()

@@ -350,6 +350,9 @@ class MemoryBlobs:
             raise BlobMissingError(f"{ref} is gone")
         return self._server.blobs[ref]
 
+    async def keeps_s(self) -> float | None:
+        return 30 * 86_400.0
+
 
 def _now() -> float:
     return asyncio.get_running_loop().time()

@@ -2,6 +2,7 @@
 
 import hashlib
 from base64 import b64encode
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -195,6 +196,22 @@ async def test_evidence_that_is_not_there_says_why(api: Api, reader: httpx2.Asyn
         (404, "not_found"),
     ]
     assert "timed out after 5 s" in (await reader.get(none)).json()["detail"]
+
+
+async def test_evidence_says_how_long_it_stays(api: Api, reader: httpx2.AsyncClient) -> None:
+    """As long as the bus keeps it; a copy of history outlasts that (A4.4, A11.1)."""
+    refs = [await api.bus.blobs.put(JOB, content) for content in (b"only there", b"copied")]
+    for kind, ref in zip(("stacks", "gpu"), refs, strict=True):
+        await piece(api, ref, evidence=kind)
+    await piece(api, None, evidence="cgroup", missing="it had exited")
+    await api.context.kept.keep(refs[1], b"copied", absent=None, now_us=1)
+    found = {one["kind"]: one for one in (await get(reader, PATH))["evidence"]}
+    at = datetime.fromisoformat(found["stacks"]["at"])
+    assert datetime.fromisoformat(found["stacks"]["expires_at"]) == at + timedelta(days=30)
+    copied = {kind: (one["is_copied"], one["expires_at"] is None) for kind, one in found.items()}
+    assert copied["stacks"] == (False, False)
+    assert copied["gpu"] == (True, True)
+    assert copied["cgroup"] == (False, True)
 
 
 async def test_evidence_of_another_incident_is_not_given(

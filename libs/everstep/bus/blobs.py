@@ -65,6 +65,11 @@ class NatsBlobs:
             parts.append(stored.data)
         return await asyncio.to_thread(_opened, ref, b"".join(parts))
 
+    async def keeps_s(self) -> float | None:
+        stream = await self._jetstream.api(f"STREAM.INFO.{EVIDENCE_STREAM}")
+        max_age_ns = int(stream["config"].get("max_age", 0))
+        return max_age_ns / 1e9 if max_age_ns > 0 else None
+
 
 def _opened(ref: BlobRef, stored: bytes) -> bytes:
     if xxhash.xxh3_128_hexdigest(stored) != ref.id:

@@ -142,6 +142,10 @@ class Blobs(Protocol):
         """The content, verified. `BlobMissingError` when any of it is gone or not the same."""
         ...
 
+    async def keeps_s(self) -> float | None:
+        """How long the server keeps a content; None for ever."""
+        ...
+
 
 class Bus(Protocol):
     """The bus as one process sees it. Losing the server delays; it never raises from `send`."""

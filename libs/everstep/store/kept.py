@@ -1,7 +1,7 @@
 """Copies of small pieces of evidence, kept here after the stream has forgotten them."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -48,6 +48,13 @@ class KeptBlobs:
         if row is None:
             return None
         return Kept(None if row.body is None else zlib.decompress(row.body), row.absent)
+
+    async def copied(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of these blobs that there is a copy of."""
+        kept = tables.kept_blobs.c
+        query = select(kept.id).where(kept.id.in_(ids), kept.body.is_not(None))
+        async with self._database.read() as connection:
+            return frozenset((await connection.execute(query)).scalars())
 
     async def wanted(self, after_n: int, *, most: int) -> Wanted:
         """Look at the next `most` references behind a place in the log."""

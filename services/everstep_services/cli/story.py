@@ -227,16 +227,22 @@ def _decisions(incident: Record) -> Iterator[str]:
 
 def _evidence(incident: Record) -> Iterator[str]:
     rows = []
+    rounds = {one["round"] for one in incident["evidence"]}
     for one in incident["evidence"]:
         what = cell(one["summary"])
         if one["blob"] is None:
             what = f"none: {cell(one['missing_reason'] or what)}"
+        of_round = () if len(rounds) < 2 else (f"round {cell(one['round'])}",)
         rank = "" if one["rank"] is None else f"rank {one['rank']}"
         held = "" if one["blob"] is None else size(one["blob"]["size_bytes"])
-        rows.append((one["kind"], one["node"], rank, held, what))
+        rows.append((one["kind"], *of_round, one["node"], rank, held, what))
     if rows:
         yield "evidence"
         yield from aligned(rows)
+    expiring = [one["expires_at"] for one in incident["evidence"] if one["expires_at"]]
+    if expiring:
+        are = f"{counted(len(expiring), 'piece')} {'is' if len(expiring) == 1 else 'are'}"
+        yield f"  {are} on the bus only, until {moment(min(expiring))} UTC"
 
 
 def _timeline(incident: Record) -> Iterator[str]:

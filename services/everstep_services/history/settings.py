@@ -38,8 +38,9 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     retry_most_s: float = 10.0
     """The longest wait between two attempts."""
     keep_log_bytes: int = 256 << 20
-    """The ends of failed ranks' logs are copied into the database, up to so much, compressed: then
-    the oldest go. 0 copies none; they can be read as long as the bus has them."""
+    """The ends of failed ranks' logs, and evidence up to 128 KiB a piece, are copied into the
+    database, up to so much, compressed: then the oldest go. 0 copies none; they can be read as long
+    as the bus has them."""
     poll_every_s: float = 0.5
     """How often a replica that does not write looks for what another has written."""
 

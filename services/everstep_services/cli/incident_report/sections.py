@@ -102,9 +102,12 @@ def _evidence(incident: Record, findings: Findings) -> Iterator[Section]:
         held = "" if blob is None else size(blob["size_bytes"])
         said = one["summary"] if blob is not None else f"none: {one['missing_reason'] or ''}"
         hash_ = findings.hashes.get(id_) or findings.problems.get(id_, "")
-        rows.append((one["kind"], one["node"], one["rank"], held, said, id_, hash_))
+        until = "copied" if one["is_copied"] else moment(one["expires_at"])
+        rows.append(
+            (one["kind"], one["node"], one["round"], one["rank"], held, said, until, id_, hash_)
+        )
     if rows:
-        head = ("kind", "node", "rank", "size", "what", "id", "SHA-256")
+        head = ("kind", "node", "round", "rank", "size", "what", "kept until", "id", "SHA-256")
         yield _table("Evidence", head, rows)
 
 

@@ -39,6 +39,7 @@ from everstep_services.history.api.guard import Guard
 from everstep_services.history.api.problems import Problem, handle, pattern_of
 from everstep_services.history.beats import Beats
 from everstep_services.history.news import News
+from everstep_services.history.retention import Retention
 from everstep_services.history.settings import ApiSettings
 
 BASE = "/api/v1"
@@ -78,6 +79,7 @@ async def make_context(
         kept=KeptBlobs(database),
         bus=bus,
         beats=Beats(bus, clock),
+        retention=Retention(bus.blobs, clock),
         cursors=Cursors(now.secret),
         clock=clock,
         epoch=now.epoch,

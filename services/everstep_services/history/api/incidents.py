@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from sqlalchemy import ColumnElement, select
@@ -30,6 +31,7 @@ from everstep_services.history.api.dto import (
     SimilarIncident,
     Stall,
     present,
+    shown_evidence,
     shown_exit,
     shown_slow_rank,
     shown_verdict,
@@ -176,7 +178,10 @@ async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
     story = await incident_story(context.database, job, incident)
     if story is None:
         raise not_found(f"incident {incident} of job {job}")
-    return _detail(story)
+    keeps_s = await context.retention.keeps_s()
+    blobs = [msgspec.json.decode(one["blob"]) for one in story.evidence if one["blob"]]
+    copied = await context.kept.copied({blob["id"] for blob in blobs})
+    return _detail(story, shown_evidence(story.evidence, copied, keeps_s))
 
 
 async def _incidents(
@@ -221,7 +226,7 @@ def _incident(row: Record) -> dict[str, Any]:
     return {**present(row), "ledger": ledger}
 
 
-def _detail(story: Story) -> IncidentDetail:
+def _detail(story: Story, evidence: list[EvidenceOut]) -> IncidentDetail:
     row = story.incident
     verdicts = [shown_verdict(one) for one in story.verdicts]
     return IncidentDetail(
@@ -236,7 +241,7 @@ def _detail(story: Story) -> IncidentDetail:
         corrections=[CorrectionOut(**present(one)) for one in story.corrections],
         similar=[SimilarIncident(**present(one)) for one in story.similar],
         exits=[shown_exit(one) for one in story.exits],
-        evidence=[EvidenceOut(**present(one)) for one in story.evidence],
+        evidence=evidence,
         actions=[Action(**present(one)) for one in story.actions],
         rounds=[Round(**present(one)) for one in story.rounds],
         nodes_out=list(story.nodes_out),

@@ -39,6 +39,7 @@ from everstep_services.history.api.dto.incidents import (
     Primary,
     SimilarIncident,
     VerdictOut,
+    shown_evidence,
     shown_verdict,
 )
 from everstep_services.history.api.dto.jobs import (
@@ -186,6 +187,7 @@ __all__ = [
     "Watch",
     "WindowOut",
     "present",
+    "shown_evidence",
     "shown_exit",
     "shown_job",
     "shown_slow_rank",

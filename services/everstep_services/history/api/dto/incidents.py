@@ -1,7 +1,7 @@
 """Incidents, what was found, and what was decided, as REST shows them."""
 
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import Field
@@ -19,6 +19,24 @@ def shown_verdict(row: Mapping[Any, Any]) -> "VerdictOut":
         evidence=shown["grounds"] or [],
         missing=shown["gaps"] or [],
     )
+
+
+def shown_evidence(
+    rows: Sequence[Mapping[Any, Any]], copied: Collection[str], keeps_s: float | None
+) -> "list[EvidenceOut]":
+    """Pieces from their rows: which blobs are copied, and how long the bus keeps the others."""
+    return [_shown_piece(present(row), copied, keeps_s) for row in rows]
+
+
+def _shown_piece(
+    shown: Mapping[str, Any], copied: Collection[str], keeps_s: float | None
+) -> "EvidenceOut":
+    blob, at = shown["blob"], shown["at"]
+    is_copied = blob is not None and blob.get("id") in copied
+    expires_at = None
+    if blob is not None and not is_copied and None not in {at, keeps_s}:
+        expires_at = at + timedelta(seconds=keeps_s)
+    return EvidenceOut(**shown, is_copied=is_copied, expires_at=expires_at)
 
 
 class LedgerOut(Answer):
@@ -136,6 +154,14 @@ class EvidenceOut(Answer):
     )
     missing_reason: str | None = Field(description="Why there is none.")
     took_s: float | None
+    is_copied: bool = Field(
+        description="History has a copy of its content, which outlasts the bus: until "
+        "`history.keep_log_bytes` are full."
+    )
+    expires_at: datetime | None = Field(
+        description="Until when the bus keeps its content; null where there is none, or a copy, or "
+        "while nobody can say."
+    )
 
 
 class AlternativeOut(Answer):
