@@ -34,7 +34,7 @@ def _shown_piece(
     blob, at = shown["blob"], shown["at"]
     is_copied = blob is not None and blob.get("id") in copied
     expires_at = None
-    if blob is not None and not is_copied and None not in {at, keeps_s}:
+    if blob is not None and not is_copied and at is not None and keeps_s is not None:
         expires_at = at + timedelta(seconds=keeps_s)
     return EvidenceOut(**shown, is_copied=is_copied, expires_at=expires_at)
 
