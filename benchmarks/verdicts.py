@@ -2,12 +2,14 @@
 
     python -m benchmarks.verdicts [--faults NAMES] [--variants N] [--seeds N] [--results FILE]
     python -m benchmarks.verdicts --report FILE
+    python -m benchmarks.verdicts --again FOLDER
 
 Each fault of `tests/corpus` is run under `everstep run` with four ranks and no restart, once for
 each seed; the verdict that holds some seconds after its end is compared with the label. With
 --results, runs are added to a file, and those that it has are not made again. Printed are classes
 of faults, the confusion of causes, precision and recall, how often it is silent, how often it is
-right by its confidence, and whether any node was accused: all of them are healthy.
+right by its confidence, and whether any node was accused: all of them are healthy. --keep has the
+facts and the evidence of each run written to a folder; --again judges them anew by today's rules.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from benchmarks.verdict_runs.kept import judged_again, keep
 from benchmarks.verdict_runs.scores import Score, append_score, read_scores, tables
 from everstep_services.cli.errors import CliError
 from tests.corpus.faults import FAULTS, WORLD, Fault, command
@@ -52,7 +55,7 @@ def runs(asked: argparse.Namespace, known: Sequence[Score]) -> Iterator[tuple[Fa
                 yield fault, seed
 
 
-def play(up: Up, folder: Path, fault: Fault, seed: int) -> Score:
+def play(up: Up, folder: Path, fault: Fault, seed: int, kept: Path | None) -> Score:
     """One training, to its end, and what was said of it."""
     job = f"{str(fault).replace('_', '-')}-{seed}-{os.getpid()}"
     own = folder / job
@@ -65,11 +68,13 @@ def play(up: Up, folder: Path, fault: Fault, seed: int) -> Score:
         agent = cluster.run(*options, *command(fault, seed, own))
         agent.wait(ENDS_WITHIN_S)
         threading.Event().wait(SETTLES_S)
-        said = _said(cluster)
+        score = _score(fault, seed, _said(cluster), time.monotonic() - began)
+        if kept is not None:
+            keep(kept, f"{fault}-{seed}", score, cluster.api, job)
     finally:
         with redirect_stdout(sys.stderr if os.environ.get("EVERSTEP_VERBOSE") else _Nowhere()):
             cluster.close()
-    return _score(fault, seed, said, time.monotonic() - began)
+    return score
 
 
 def _said(cluster: Cluster) -> list[dict[str, Any]]:
@@ -122,9 +127,18 @@ def main() -> None:
     words.add_argument("--minutes", type=float, default=600.0, help="begin no run after that")
     words.add_argument("--results", type=Path)
     words.add_argument("--report", type=Path)
+    words.add_argument("--keep", type=Path, help="a folder for facts and evidence")
+    words.add_argument("--again", type=Path, help="such a folder: judge its runs anew")
     asked = words.parse_args()
     if asked.report:
         print("\n".join(tables(read_scores(asked.report))))
+        return
+    if asked.again:
+        again = []
+        for one in judged_again(asked.again):
+            again.append(one)
+            print(one.line, flush=True)
+        print("\n".join(["", *tables(again)]))
         return
     scores = read_scores(asked.results) if asked.results else []
     ends_s = time.monotonic() + 60 * asked.minutes
@@ -133,7 +147,7 @@ def main() -> None:
         for fault, seed in runs(asked, scores):
             if time.monotonic() >= ends_s:
                 break
-            scores.append(one := play(up, Path(name), fault, seed))
+            scores.append(one := play(up, Path(name), fault, seed, asked.keep))
             if asked.results:
                 append_score(asked.results, one)
             print(one.line, flush=True)

@@ -60,6 +60,18 @@ def test_a_place_decides_between_causes_and_gives_a_cause_its_ranks() -> None:
     assert (judged.cause, judged.ranks) == ("scheduler", (3,))
 
 
+def test_who_was_killed_is_named_and_a_stronger_claim_says_by_what() -> None:
+    """A claim without a cause is no rival of one that has the cause of the same rank."""
+    killed = claim("unknown", 0.75, kind="killed", ranks=(3,))
+    judged = combine(case(), [killed], [])
+    assert (judged.cause, judged.ranks, judged.is_inconclusive) == ("unknown", (3,), False)
+    memory = claim("host", 0.9, ranks=(3,), analyzer="node_state")
+    judged = combine(case(), [killed, memory], [])
+    assert (judged.cause, judged.ranks, judged.others) == ("host", (3,), ())
+    weak = claim("user_code", 0.5, ranks=(3,), analyzer="logs")
+    assert combine(case(), [killed, weak], []).cause == "unknown"
+
+
 def test_what_speaks_against_a_cause_takes_it_back() -> None:
     lost = claim("host", 0.85, nodes=("n1",))
     runs = claim("host", 0.9, nodes=("n1",), is_against=True)

@@ -52,8 +52,8 @@ KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "torch.OutOfMemoryError", NO_MEMORY), "user_code", "gpu_oom"),
     (raised(3, "AssertionError", "the batch is empty"), "user_code", "assertion"),
     (raised(3, "RuntimeError", NO_WORKER), "data", "data_loader"),
-    (end(3, how="signal", exit_code=None, signal="SIGKILL"), "host", "killed"),
-    (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "framework", "segfault"),
+    (end(3, how="signal", exit_code=None, signal="SIGKILL"), "unknown", "killed"),
+    (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "unknown", "segfault"),
     (end(3, how="out_of_memory", exit_code=None, signal="SIGKILL"), "host", "host_oom"),
     (raised(3, "SystemExit", "2", place="", exit_code=2), "configuration", "arguments"),
 ]  # fmt: skip
@@ -161,3 +161,32 @@ async def test_secrets_and_control_characters_of_an_exception_are_not_repeated()
 
 def _with(of: Case, **more: object) -> Case:
     return replace(of, **more)
+
+
+ENVIRON = "File \"<frozen os>\", line 679, in __getitem__\nKeyError: 'DATA_ROOT'"
+OWN = "File \"train.py\", line 8, in step\nKeyError: 'labels'"
+
+
+@pytest.mark.parametrize(
+    ("one", "ranks", "cause"),
+    [
+        (raised(0, "KeyError", "'DATA_ROOT'", traceback=ENVIRON), 1, "configuration"),
+        (raised(0, "KeyError", "'labels'", traceback=OWN), 4, "user_code"),
+        (raised(0, "json.decoder.JSONDecodeError", "Extra data"), 4, "configuration"),
+        (raised(0, "json.decoder.JSONDecodeError", "Extra data"), 1, "user_code"),
+        (raised(0, "json.decoder.JSONDecodeError", "Extra data", step=70), 4, "user_code"),
+        (raised(0, "ValueError", "could not convert string to float: 'x'"), 4, "configuration"),
+    ],
+)
+async def test_settings_that_no_rank_can_read_are_configuration(
+    one: RankEnd, ranks: int, cause: str
+) -> None:
+    alike = tuple(replace(one, rank=rank, fact=f"e{rank}") for rank in range(ranks))
+    assert (await judged(case(ends=alike))).cause == cause
+
+
+async def test_ranks_that_all_lost_each_other_had_no_network() -> None:
+    """None of them had ended before: nobody is the root."""
+    found = await judged(case(ends=tuple(map(lost_peer, range(4)))))
+    assert (found.cause, found.ranks, found.nodes) == ("network", (), ())
+    assert (await judged(case(ends=tuple(map(lost_peer, range(3)))))).is_inconclusive

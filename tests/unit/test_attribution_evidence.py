@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from everstep.archive import Member, pack
 from everstep.bus.errors import BlobMissingError
-from everstep.messages import BlobRef, Case, EvidencePiece, Stall
+from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
 from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
 from everstep_services.attribution.domain.combiner import Judged, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.fakes import flight_dumps as fake
-from tests.unit.attribution_cases import case, lost_peer
+from tests.unit.attribution_cases import case, end, lost_peer, raised
 
 KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
 TRACEBACK = b"""Traceback (most recent call last):
@@ -112,6 +112,89 @@ async def test_stacks_say_what_that_rank_does_instead() -> None:
     assert not found.is_inconclusive
 
 
+async def test_a_rank_that_reads_data_itself_is_held_up_by_its_data() -> None:
+    """That it came to no collective, and stalled outside of one, says less than where it is."""
+    sample = (
+        ("__getitem__", "/home/ann/data.py", 33),
+        ("fetch", "/site-packages/torch/utils/data/_utils/fetch.py", 54),
+        ("_next_data", "/site-packages/torch/utils/data/dataloader.py", 788),
+        STEP,
+    )
+    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    members.append(Member(2, "json", stack(*sample)))
+    contents = {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)}
+    found = await judged(replace(HANG, stalls=stalls(2)), contents)
+    assert (found.cause, found.ranks, found.is_inconclusive) == ("data", (2,), False)
+
+
+def gpu_state(**reading: object) -> bytes:
+    gpu = {"index": 3, "uuid": "GPU-3", "gone": None, **reading}
+    return json.dumps({"said": [], "gpus": [gpu]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        ({"gone": "GPU 3 is lost"}, "GPU 3 is lost"),
+        ({"recovery_action": 1}, "it must be reset"),
+        ({"has_remap_failed": True}, "no spare left"),
+        ({"uncorrected": 2}, "2 uncorrectable memory errors"),
+        ({"fabric": {"is_joined": True, "is_route_bad": True}}, "route through the NVLink fabric"),
+    ],
+)
+async def test_a_gpu_in_a_bad_state_names_its_node(
+    reading: Mapping[str, object], words: str
+) -> None:
+    ends = (lost_peer(0), lost_peer(1))
+    found = await judged(case(ends=ends), {"gpu": gpu_state(**reading)})
+    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+    assert words in found.reason
+
+
+async def test_a_gpu_that_is_slowed_ends_no_training() -> None:
+    slow = gpu_state(slowed_by=["heat (hardware)"], temperature_c=92)
+    found = await judged(case(ends=(lost_peer(0),)), {"gpu": slow})
+    assert found.is_inconclusive
+    root = raised(3, "ValueError", "bad batch")
+    found = await judged(case(ends=(lost_peer(0), root)), {"gpu": slow})
+    assert (found.cause, found.nodes) == ("user_code", ())
+
+
+def groups(killed: int, used: int = 100, pressure: float = 0.0) -> bytes:
+    files = {
+        "memory.events": f"low 0\noom 3\noom_kill {killed}\noom_group_kill 0",
+        "memory.current": str(used),
+        "memory.max": "1000",
+        "memory.pressure": f"some avg10={pressure:.2f} avg60=0.00 total=7\nfull avg10=0.00",
+    }
+    return json.dumps({"ranks": {}, "groups": {"/sys/fs/cgroup": files}, "host": {}}).encode()
+
+
+KILLED = end(3, how="signal", exit_code=None, signal="SIGKILL")
+WORKER = raised(3, "RuntimeError", "DataLoader worker (pid 71) is killed by signal: Killed. ")
+
+
+@pytest.mark.parametrize(
+    ("one", "group", "cause"),
+    [
+        (KILLED, groups(0, used=990), "unknown"),
+        (KILLED, groups(1), "unknown"),  # as likely of long ago: its own end was not counted
+        (KILLED, groups(1, used=980), "host"),
+        (KILLED, groups(1, pressure=35.0), "host"),
+        (WORKER, groups(0), "data"),
+        (WORKER, groups(1), "host"),
+        (raised(3, "ValueError", "bad batch"), groups(9, used=999), "user_code"),
+    ],
+)
+async def test_a_kill_for_memory_is_the_hosts_where_the_kernel_counted_one(
+    one: RankEnd, group: bytes, cause: str
+) -> None:
+    """No node is to blame for the memory that a rank takes."""
+    found = await judged(case(ends=(lost_peer(0), one)), {"cgroup": group})
+    assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
+    assert not found.is_inconclusive
+
+
 async def test_a_rank_that_is_ending_is_no_culprit_of_a_node_that_was_lost() -> None:
     """It raised as it lost its peers, and others have not noticed yet."""
     ending = (("_exitfunc", "/usr/lib/python3.11/weakref.py", 666),)
@@ -153,7 +236,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("kind", ["flight_recorder", "stacks", "log", "kernel_log"])
+@pytest.mark.parametrize(
+    "kind", ["flight_recorder", "stacks", "log", "kernel_log", "gpu", "cgroup"]
+)
 @pytest.mark.parametrize("name", sorted(BAD))
 async def test_evidence_that_cannot_be_read_is_missing_and_hides_nothing(
     kind: str, name: str

@@ -199,9 +199,7 @@ class OwnRanks:
             self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
             return
         error = await self.work.keeper.error(event.rank)
-        if error is None:
-            return
-        if error.name == "SystemExit":
+        if error is None or error.name == "SystemExit":  # one that could not be recorded, too
             if not event.was_told:
                 asked = Exit(code=event.code, error=error)
                 self._leaving[event.round, event.rank] = asked

@@ -1,6 +1,7 @@
 """How ranks ended: exit codes, signals, exceptions, and what ended them from outside."""
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,7 +11,7 @@ from everstep.messages import Case, ErrorRecord, NodeSign, RankEnd
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
 from everstep_services.agent.failures import Exit
-from everstep_services.attribution.domain.claims import Cause, Claim, cause_of
+from everstep_services.attribution.domain.claims import GENERAL, Cause, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis import fingerprint
 from everstep_services.attribution.log_analysis.rules import Match, shipped
@@ -22,13 +23,15 @@ _LATER_S = 2.0
 _DETERMINISTIC: frozenset[Cause] = frozenset({"user_code", "configuration", "data"})
 _STRENGTHS = {1: 0.8, 2: 0.9, 3: 0.95}
 _SIGNALS: Mapping[str, tuple[Cause, str, float, str]] = {
+    # A kill for memory is counted by the kernel, and reported as such: nothing tells of this one.
     "SIGKILL": (
-        "host",
+        "unknown",
         "killed",
-        0.7,
-        "was killed from outside, by the kernel, a person or a tool",
+        0.75,
+        "was killed from outside, by a person, a tool or the kernel, and nothing tells by which",
     ),
-    "SIGSEGV": ("framework", "segfault", 0.75, "read or wrote memory that is not its own"),
+    # In whose native code: the script's extensions, a library's, or on broken memory.
+    "SIGSEGV": ("unknown", "segfault", 0.75, "read or wrote memory that is not its own"),
     "SIGILL": (
         "host",
         "illegal_instruction",
@@ -43,6 +46,14 @@ _SIGNALS: Mapping[str, tuple[Cause, str, float, str]] = {
     "SIGHUP": ("scheduler", "terminated", 0.5, "lost the terminal that it was started from"),
     "SIGXCPU": ("scheduler", "time_limit", 0.7, "has used up its limit of CPU time"),
 }
+
+
+_UNREADABLE = re.compile(
+    r"JSONDecodeError|TOMLDecodeError|(?:Scanner|Parser|Parsing|YAML)Error"
+    r"|could not convert string to|invalid literal for int\(\)"
+)
+"""A value or a file that cannot be parsed."""
+_OF_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__')
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
@@ -189,6 +200,11 @@ def _ranks(case: Case) -> Iterator[Claim]:
     ends = first_ends(case)
     lost = [end for end in ends if is_consequence(end)]
     roots = [end for end in ends if not is_consequence(end)]
+    if len(lost) == case.world_size > 1:
+        yield Claim(
+            cause="network", kind="connections_lost", strength=0.6, fact=lost[0].fact,
+            says="every rank lost a connection to others, and none of them had ended before",
+        )  # fmt: skip
     if lost:
         yield Claim(
             cause="unknown", kind="lost_peer", role="consequence", strength=0.9,
@@ -214,6 +230,8 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     cause, kind, strength, what = _cause_of(end)
     ranks = tuple(sorted(one.rank for one in same))
     everybody = len(ranks) > 1 and len(ranks) == case.world_size
+    if kind == GENERAL and (read := _setting(end, is_of_most=2 * len(ranks) > case.world_size > 1)):
+        cause, kind = "configuration", read
     who = "every rank" if everybody else _ranks_told(ranks, end.node if len(ranks) == 1 else "")
     if end.step is not None:
         what = f"{what} after step {end.step}"
@@ -227,6 +245,16 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
         fingerprint=fingerprint_of(end),
         fact=end.fact,
     )
+
+
+def _setting(end: RankEnd, *, is_of_most: bool) -> str:
+    """What of its settings an exception is about; empty where it may be about anything else."""
+    if end.error_name == "KeyError" and _OF_ENVIRON.search(end.traceback[-_QUOTED:]):
+        return "missing_variable"
+    # Data that cannot be parsed hit one rank, and settings all of them, before any step.
+    if is_of_most and not end.step and _UNREADABLE.search(f"{end.error_name} {end.error_text}"):
+        return "unreadable_value"
+    return ""
 
 
 def _is_transient(end: RankEnd, cause: Cause, *, is_everywhere: bool) -> bool | None:
@@ -276,7 +304,7 @@ def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
     if match is not None:
         return "unknown", match.rule.failure_class, 0.4, what
     strength = 0.85 if end.place else 0.7
-    return "user_code", "python_exception", strength, what
+    return "user_code", GENERAL, strength, what
 
 
 def _match(end: RankEnd) -> Match | None:

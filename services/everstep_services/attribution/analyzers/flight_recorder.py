@@ -28,8 +28,8 @@ class _Reading(NamedTuple):
 
 
 _KINDS: Mapping[Kind, Sequence[_Reading]] = {
-    # The rank is elsewhere: where, others know. Mostly the script has led it there.
-    "never_joined": (_Reading("place", "unknown", 1.0), _Reading("root", "user_code", 0.5)),
+    # The rank is elsewhere, and others know where. Where they do not, it is mostly the script.
+    "never_joined": (_Reading("place", "unknown", 1.0), _Reading("root", "user_code", 0.35)),
     "no_dump": (_Reading("place", "unknown", 0.7),),
     "mismatch": (_Reading("root", "user_code", 1.0),),
     "cycle": (_Reading("root", "user_code", 0.9),),

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 
 from everstep.messages import EvidencePiece
-from everstep_services.attribution.domain.claims import NODE_CAUSES, Claim, cause_of
+from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.files import take_stream
@@ -16,6 +16,8 @@ from everstep_services.attribution.log_analysis.rules import shipped
 _QUOTED = 240
 _ALTERNATIVE = 0.5
 _WEAK = 0.5
+_OF_GENERAL = 0.7
+"""An exception of no known kind is mostly the script's; a claim that knows more is to win."""
 _KERNEL = "kernel_log"
 _BYTES_MOST = 64 << 20
 
@@ -77,12 +79,16 @@ def _claim(
     piece = pieces[one.file]
     cause = cause_of(one.domain)
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
+    if one.role != "root":
+        strength *= _WEAK
+    if one.failure_class == GENERAL:
+        strength *= _OF_GENERAL
     is_of_node = is_kernel and cause in NODE_CAUSES and one.failure_class != "host_oom"
     return Claim(
         cause=cause,
         kind=one.failure_class,
         says=f"{where}: {one.means}: {one.quote[:_QUOTED]}",
-        strength=strength if one.role == "root" else strength * _WEAK,
+        strength=strength,
         ranks=tuple(ranks),
         nodes=(piece.node,) if is_of_node else (),
         fingerprint=one.fingerprint,

@@ -15,6 +15,7 @@ from everstep_services.attribution.analyzers import (
     health,
     history,
     logs,
+    node_state,
     stacks,
     stalls,
     stragglers,
@@ -33,6 +34,7 @@ BUILT_IN: Mapping[str, Analyzer] = {
     "stacks": stacks.analyze,
     "logs": logs.analyze,
     "health": health.analyze,
+    "node_state": node_state.analyze,
     "stragglers": stragglers.analyze,
     "history": history.analyze,
 }

@@ -64,7 +64,7 @@ def _elsewhere(case: Case) -> Iterator[Claim]:
     )  # fmt: skip
     if _is_in_script(others[0]):
         yield Claim(
-            cause="user_code", kind="elsewhere", says=says, strength=0.5, ranks=ranks,
+            cause="user_code", kind="elsewhere", says=says, strength=0.35, ranks=ranks,
             fact=others[0].fact,
         )  # fmt: skip
 

@@ -19,6 +19,8 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 NODE_CAUSES: frozenset[Cause] = frozenset({"gpu", "host", "network", "storage"})
 """Causes that may be a node's fault."""
 MOST_SAID = 600
+GENERAL = "python_exception"
+"""The kind of a claim that knows of an exception no more than that it ended the script."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from everstep_services.attribution.domain.claims import NODE_CAUSES, Cause, Claim
+from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Cause, Claim
 from everstep_services.attribution.domain.weights import Weights
 
 _STRONG = 0.75
@@ -52,11 +52,17 @@ class Explanation:
         return max(self.claims or self.places, key=lambda claim: claim.strength)
 
     def takes(self, claim: Claim) -> bool:
-        """Whether a claim says the same: the same cause, or the same failure with none."""
+        """Whether a claim says the same: the same cause, or less of the same failure."""
         names = {one.fingerprint for one in self.claims} - {""}
-        if claim.cause == "unknown" and claim.fingerprint in names:
+        if claim.fingerprint in names and (claim.cause == "unknown" or claim.kind == GENERAL):
             return True
         return claim.cause == self.cause and self.meets(claim)
+
+    def explains(self, claim: Claim) -> bool:
+        """Whether it is about the ranks of a claim that leaves the cause open."""
+        ranks = {rank for one in self.claims for rank in one.ranks}
+        is_open = claim.cause == "unknown" and self.cause != "unknown"
+        return is_open and bool(ranks & set(claim.ranks))
 
     def meets(self, claim: Claim) -> bool:
         """Whether a claim may be about the same thing, by ranks and nodes."""
@@ -79,6 +85,7 @@ def explanations(claims: Sequence[Claim], weights: Weights) -> list[Explanation]
     found: list[Explanation] = []
     for claim in roots:
         same = next((one for one in found if one.takes(claim)), None)
+        same = same or next((one for one in found if one.explains(claim)), None)
         if same is None:
             same = Explanation(claim.cause)
             found.append(same)

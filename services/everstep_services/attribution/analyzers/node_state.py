@@ -1,0 +1,129 @@
+"""What GPUs and control groups of a node showed when its ranks ended."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from everstep.messages import Case, EvidencePiece, RankEnd
+from everstep_services.agent.probes.gpu_reading import GpuReading
+from everstep_services.agent.probes.gpu_verdicts import verdicts
+from everstep_services.agent.probes.nvml import GpuGoneError
+from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.attribution.analyzers.ends import first_ends
+from everstep_services.attribution.domain.claims import Claim
+from everstep_services.attribution.incident import Incident
+
+_Document = TypeVar("_Document", bound=msgspec.Struct)
+_FULL = 0.95
+"""So much of a group's memory in use, in parts of its limit, is a shortage."""
+_PRESSURE = 10.0
+"""Per cent of the last ten seconds in which processes waited for memory: a shortage, too."""
+_LOADER_KILLED = ("DataLoader worker", "killed by signal")
+_GROUPS_MOST = 4
+
+
+class _Gpus(msgspec.Struct):
+    gpus: tuple[GpuReading, ...] = ()
+
+
+class _Groups(msgspec.Struct):
+    groups: dict[str, dict[str, str]] = {}
+
+
+async def analyze(incident: Incident) -> list[Claim]:
+    """What the state of its nodes says."""
+    claims: list[Claim] = []
+    async for piece, _, data in incident.contents("gpu", "cgroup"):
+        said = _of_gpus if piece.evidence == "gpu" else _of_groups
+        try:
+            claims += await asyncio.to_thread(lambda: list(said(incident.case, piece, data)))  # noqa: B023
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            incident.missing.append(f"{piece.evidence} of {piece.node} cannot be read: {error}")
+    return claims
+
+
+# --- GPUs ---
+
+
+def _of_gpus(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
+    del case
+    readings = msgspec.convert(msgspec.json.decode(data), _Gpus, dec_hook=_gone).gpus
+    for reading in readings:
+        for result in verdicts(reading, {}, ChecksSettings()):
+            if result.state in {"failed", "warning"}:
+                # Slow or worn hardware ends no training by itself; failed one does.
+                yield Claim(
+                    cause="gpu", kind="gpu_state", says=f"{piece.node}: {result.reason}",
+                    strength=0.85 if result.state == "failed" else 0.3,
+                    nodes=(piece.node,), fact=piece.fact, blob=piece.blob,
+                )  # fmt: skip
+
+
+def _gone(kind: type, value: Any) -> Any:
+    """A GPU that does not answer: its reason is all that was written."""
+    if kind is GpuGoneError and isinstance(value, str):
+        return GpuGoneError(value, "reboot")
+    raise NotImplementedError(f"{kind.__name__}: {type(value).__name__}")
+
+
+# --- control groups ---
+
+
+def _of_groups(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
+    """The kernel's count of kills for memory, where a rank or its worker was killed.
+
+    The count begins with the group, so it may be of long ago: only a shortage of this moment makes
+    it sure. Who was counted at its end is reported as such already.
+    """
+    ends = [end for end in first_ends(case) if end.node == piece.node]
+    workers = [end for end in ends if _lost_worker(end)]
+    killed = [end for end in ends if end.how == "signal" and end.signal == "SIGKILL"]
+    ranks = tuple(sorted(end.rank for end in (*workers, *killed)))
+    groups = msgspec.json.decode(data, type=_Groups).groups
+    told = [text for path, files in groups.items() if (text := _kills(path, files))]
+    if not ranks or not told:
+        return
+    is_short = any(map(_is_short, groups.values()))
+    yield Claim(
+        cause="host", kind="host_oom", ranks=ranks, fact=piece.fact, blob=piece.blob,
+        says=f"{piece.node}: {'; '.join(told[:_GROUPS_MOST])}",
+        strength=0.9 if is_short else 0.75 if workers else 0.5,
+    )  # fmt: skip
+    if workers:
+        yield Claim(
+            cause="data", kind="data_loader", is_against=True, strength=0.8, fact=piece.fact,
+            says=f"{piece.node}: its kernel kills for memory, and a worker of the loader was "
+            f"killed",
+            ranks=tuple(end.rank for end in workers),
+        )  # fmt: skip
+
+
+def _lost_worker(end: RankEnd) -> bool:
+    text = f"{end.error_text} {end.first_error}"
+    return all(word in text for word in _LOADER_KILLED)
+
+
+def _kills(path: str, files: Mapping[str, str]) -> str:
+    events = files.get("memory.events") or files.get("memory.oom_control") or ""
+    count = _number(events, "oom_kill")
+    return f"the kernel has killed {count} processes for want of memory in {path}" if count else ""
+
+
+def _is_short(files: Mapping[str, str]) -> bool:
+    used = files.get("memory.current") or files.get("memory.usage_in_bytes") or ""
+    limit = files.get("memory.max") or files.get("memory.limit_in_bytes") or ""
+    if used.isdecimal() and limit.isdecimal() and int(used) >= _FULL * int(limit):
+        return True
+    found = files.get("memory.pressure", "").partition("avg10=")[2].partition(" ")[0]
+    try:
+        return float(found) >= _PRESSURE
+    except ValueError:
+        return False
+
+
+def _number(text: str, name: str) -> int:
+    pairs = (line.split() for line in text.splitlines())
+    found = next((pair[1] for pair in pairs if len(pair) == 2 and pair[0] == name), "")
+    return int(found) if found.isdecimal() and len(found) < 20 else 0
