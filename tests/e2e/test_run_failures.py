@@ -181,3 +181,37 @@ def test_every_rank_fails_and_all_ranks_are_gone_everywhere(cluster: Cluster) ->
     stopped = cluster.until_facts("ranks_stopped", lambda found: len(found) == 2)
     assert sorted(rank for one in stopped for rank in one["killed"]) == [0, 1, 2]
     assert cluster.left() == []
+
+
+UNRECORDED = """
+import atexit, os, pathlib, time
+lost = pathlib.Path(__file__).with_name("lost")
+if os.environ["RANK"] == "0":
+    record = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).with_name("error.json")
+    record.mkdir()  # no file can take its place
+
+    @atexit.register
+    def linger():
+        lost.touch()
+        time.sleep(600)
+
+    raise ValueError("the root cause")
+while not lost.exists():
+    time.sleep(0.01)
+raise ConnectionError("Connection closed by peer")
+"""
+
+
+def test_a_rank_whose_exception_could_not_be_recorded_is_named_all_the_same(
+    cluster: Cluster,
+) -> None:
+    """Its disk is full, or it is another user by now; it had failed before it was ended (A11.1)."""
+    script = cluster.folder / "unrecorded.py"
+    script.write_text(UNRECORDED)
+    agent = cluster.run("--cold", "--nproc-per-node", "2", "--max-restarts", "0", str(script))
+    assert agent.wait() != 0
+    ends = {
+        one["rank"]: one for one in cluster.until_facts("rank_exited", lambda all: len(all) > 1)
+    }
+    assert (ends[0]["exit_code"], ends[0]["first_error"]) == (1, "ValueError: the root cause")
+    assert ends[1]["error"]["name"] == "ConnectionError"
