@@ -67,6 +67,7 @@ def test_what_follows_from_a_lost_peer_is_no_cause(ending: Exit) -> None:
         raised("ModuleNotFoundError", "No module named 'flash_attn'"),
         raised("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
         raised("AssertionError", "loss is nan at step 7"),
+        raised("RuntimeError", "[.../gloo/transport/tcp/pair.cc:466] op.preamble.length <= 4"),
     ],
 )
 def test_what_a_rank_did_by_itself_may_be_the_cause(ending: Exit) -> None:

@@ -44,6 +44,9 @@ async def test_a_rank_that_raised_is_the_culprit_and_its_peers_are_not() -> None
 NO_FILE = "[Errno 2] No such file or directory: '/data/x'"
 NO_WORKER = "DataLoader worker (pid 71) is killed by signal: Killed. "
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
+TOO_LARGE = (
+    "[enforce fail at /p/gloo/transport/tcp/pair.cc:466] op.preamble.length <= op.nbytes. 400 vs 4"
+)
 KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "FileNotFoundError", NO_FILE), "configuration", "missing_file"),
     (raised(3, "ModuleNotFoundError", "No module named 'x'"), "configuration", "import_error"),
@@ -51,6 +54,7 @@ KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "OSError", "[Errno 28] No space left on device"), "storage", "disk_full"),
     (raised(3, "torch.OutOfMemoryError", NO_MEMORY), "user_code", "gpu_oom"),
     (raised(3, "AssertionError", "the batch is empty"), "user_code", "assertion"),
+    (raised(3, "RuntimeError", TOO_LARGE), "user_code", "size_mismatch"),
     (raised(3, "RuntimeError", NO_WORKER), "data", "data_loader"),
     (end(3, how="signal", exit_code=None, signal="SIGKILL"), "unknown", "killed"),
     (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "unknown", "segfault"),

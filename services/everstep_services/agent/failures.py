@@ -14,7 +14,7 @@ SECONDARY = "secondary:"
 
 _CONSEQUENCES = re.compile(
     r"connection (closed|reset|refused|was closed)|broken pipe|remote process exited"
-    r"|gloo/transport|connectfullmesh|connection is closed|peer .*(closed|died)"
+    r"|gloo/transport(?!.*preamble)|connectfullmesh|connection is closed|peer .*(closed|died)"
     r"|ncclremoteerror|ncclsystemerror|ncclinternalerror|watchdog"
     r"|timed out (after|waiting)|timeout.*(collective|store|barrier)|wait timeout"
     r"|failed to (recv|send|connect)|socket (timeout|error)|recvvalue failed|sendbytes failed",
