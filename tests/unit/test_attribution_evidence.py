@@ -102,6 +102,18 @@ async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> N
     assert found.kind == "never_joined"
 
 
+async def test_ranks_that_call_two_groups_in_two_orders_are_all_named() -> None:
+    """Whose order is the wrong one nobody can tell; that it is the script's is sure."""
+    one, other = (fake.Group(str(n), f"group {n}", tuple(range(4))) for n in range(2))
+    here, there = (fake.Call(group, "all_reduce", ((3,),)) for group in (one, other))
+    calls = {rank: [here, there] if rank % 2 else [there, here] for rank in range(4)}
+    dumps = fake.play(fake.Job(4, [one, other], calls))
+    members = [Member(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()]
+    found = await judged(HANG, {"flight_recorder": pack(members, {})})
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "cycle", (0, 1, 2, 3))
+    assert not found.is_inconclusive
+
+
 async def test_stacks_say_what_that_rank_does_instead() -> None:
     members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
     loader = ("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1251)

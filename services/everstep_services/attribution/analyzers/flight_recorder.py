@@ -17,6 +17,8 @@ _FAULTS_MOST = 6
 _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
 """What a fault with several suspects says of each of them, in parts."""
+_OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
+"""Faults that are the script's, whoever of their ranks has it wrong."""
 
 
 class _Reading(NamedTuple):
@@ -69,7 +71,7 @@ def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
 def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:
     suspects = fault.suspects[:_SUSPECTS_MOST]
     ranks = tuple(one.rank for one in suspects)
-    is_clear = len(fault.suspects) <= 2
+    is_clear = len(fault.suspects) <= 2 or fault.kind in _OF_ALL
     for reading in _KINDS[fault.kind]:
         strength = min(fault.confidence, 1.0) * reading.strength
         yield Claim(
