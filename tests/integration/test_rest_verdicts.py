@@ -2,6 +2,8 @@
 
 import hashlib
 from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,10 +12,12 @@ import pytest
 
 from everstep.archive import Member, pack
 from everstep.bus.blobs import MAX_BLOB_BYTES
-from everstep.messages import BlobRef, CorrectVerdict, Done, Fact, Message
+from everstep.messages import BlobRef, CorrectVerdict, Done, Fact, Message, ReadEvidence
+from everstep_services.attribution.evidence_reader import EvidenceReader
 from tests.integration.conftest import Api
 from tests.unit.history_facts import make
 from tests.unit.history_story import BLOB, INCIDENT, JOB, killed, whole
+from tests.unit.test_attribution_evidence import ALL_REDUCE, STEP, recorders, stack
 
 PATH = f"incidents/{INCIDENT}"
 
@@ -223,3 +227,72 @@ async def test_evidence_of_another_incident_is_not_given(
     assert (await reader.get(path.replace(INCIDENT, "another"))).status_code == 404
     async with api.client(None) as stranger:
         assert (await stranger.get(path)).status_code == 401
+
+
+# -- what it says --------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def reading(api: Api) -> AsyncIterator[None]:
+    """Attribution, as far as it reads evidence."""
+    reader = EvidenceReader(api.bus)
+
+    async def collectives(question: Message) -> Message:
+        assert isinstance(question, ReadEvidence)
+        return await reader.collectives(question)
+
+    async def stacks(question: Message) -> Message:
+        assert isinstance(question, ReadEvidence)
+        return await reader.stacks(question)
+
+    async with api.bus.answer("attribution", {"collectives": collectives, "stacks": stacks}):
+        yield
+
+
+async def test_how_far_each_rank_was_is_read_from_the_recorders(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The matrix of group, sequence and rank, by one GET (A11.1)."""
+    await piece(api, await api.bus.blobs.put(JOB, recorders(2, 3)))
+    async with reading(api):
+        found = await get(reader, f"{PATH}/collectives")
+    assert (found["job"], found["incident"], found["verdict"]) == (JOB, INCIDENT, "culprits")
+    assert (found["ranks"], found["dumps"], found["is_cut"]) == (4, 4, False)
+    assert [one["rank"] for one in found["faults"][0]["suspects"]] == [2]
+    (waits,) = found["collectives"]
+    assert (waits["operation"], waits["never_joined"]) == ("all_reduce of 4 Float", [2])
+    assert sorted(waits["started"] + waits["scheduled"]) == [0, 1, 3]
+
+
+async def test_where_ranks_stood_is_folded(api: Api, reader: httpx2.AsyncClient) -> None:
+    """Equal stacks are one, and the rank that stands elsewhere is named (A11.1)."""
+    stood = {rank: stack(*ALL_REDUCE) for rank in (0, 1, 3)} | {2: stack(STEP)}
+    members = [Member(rank, "json", content) for rank, content in stood.items()]
+    blob = await api.bus.blobs.put(JOB, pack(members, {4: "it had exited"}))
+    await piece(api, blob, evidence="stacks")
+    async with reading(api):
+        found = await get(reader, f"{PATH}/stacks")
+    assert (found["verdict"], found["ranks"], found["missing"]) == ("odd_ranks", 4, [4])
+    assert [one["rank"] for one in found["suspects"]] == [2]
+    assert [one["ranks"] for one in found["stacks"]] == [[0, 1, 3], [2]]
+    assert "all_reduce" in found["stacks"][0]["frames"][0]
+
+
+async def test_what_cannot_be_read_says_why(api: Api, reader: httpx2.AsyncClient) -> None:
+    """Not collected, gone, damaged, or attribution away: each by a line of its own (A11.1)."""
+
+    async def told(what: str) -> tuple[int, str, str]:
+        answer = await reader.get(f"{PATH}/{what}")
+        return answer.status_code, answer.json()["code"], answer.json()["detail"]
+
+    await api.add(*whole())
+    status, code, detail = await told("collectives")
+    assert (status, code) == (404, "not_collected")
+    assert "node-2: the rank had exited" in detail
+    assert "no node has reported any" in (await told("stacks"))[2]
+    await piece(api, BLOB, evidence="stacks")
+    assert (await told("stacks"))[:2] == (503, "attribution_unavailable")
+    async with reading(api):
+        assert (await told("stacks"))[:2] == (409, "not_readable")
+        assert "is gone" in (await told("stacks"))[2]
+    assert (await reader.get("incidents/nothing/stacks")).status_code == 404

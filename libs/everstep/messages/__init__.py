@@ -169,7 +169,17 @@ from everstep.messages.progress import (
 )
 from everstep.messages.questions import ASKS, Ask
 from everstep.messages.questions.answers import Done
-from everstep.messages.questions.attribution import CorrectVerdict, Explain
+from everstep.messages.questions.attribution import (
+    CollectiveFault,
+    CollectivesRead,
+    CorrectVerdict,
+    Explain,
+    FoldedStack,
+    OpenCollective,
+    ReadEvidence,
+    StacksRead,
+    Suspicion,
+)
 from everstep.messages.questions.catalog import (
     ChangeCheckpoint,
     CheckpointPlace,
@@ -316,6 +326,8 @@ __all__ = [
     "CollectCheckpoints",
     "CollectEvidence",
     "CollectiveEntries",
+    "CollectiveFault",
+    "CollectivesRead",
     "ControlChanged",
     "ControlDocument",
     "CopyReplica",
@@ -339,6 +351,7 @@ __all__ = [
     "FactsLost",
     "FailingCheck",
     "FaultInjected",
+    "FoldedStack",
     "FreshStarted",
     "GroupScores",
     "Holding",
@@ -396,6 +409,7 @@ __all__ = [
     "NodeTimings",
     "NodesDocument",
     "ObserverBlinded",
+    "OpenCollective",
     "OpenDecision",
     "OpenIncident",
     "OpenStall",
@@ -427,6 +441,7 @@ __all__ = [
     "RankTiming",
     "RanksStopped",
     "ReadClock",
+    "ReadEvidence",
     "RejectedStep",
     "ReleaseImages",
     "RenewLogin",
@@ -478,6 +493,7 @@ __all__ = [
     "ShowTimings",
     "Sketch",
     "SlowRankSign",
+    "StacksRead",
     "Stall",
     "StallLocated",
     "StandBy",
@@ -490,6 +506,7 @@ __all__ = [
     "StragglerFound",
     "StragglersDocument",
     "Strike",
+    "Suspicion",
     "TierRead",
     "Time",
     "TimingRow",

@@ -14,6 +14,7 @@ from everstep.store.reads import Record, round_state, slow_ranks
 
 _FEW = 50
 _MANY = 200
+_PIECES = 1024
 _SIMILAR = 20
 _NODES = 8
 _SLOW_BEFORE_US = 600_000_000
@@ -79,6 +80,21 @@ async def piece_of_evidence(
         query = query.where(here.job == job)
     async with database.read() as connection:
         return (await connection.execute(query)).mappings().one_or_none()
+
+
+async def pieces_of_evidence(
+    database: Database, job: str, incident: str, kind: str
+) -> Sequence[Record]:
+    """All pieces of a kind about an incident, each with the `world_size` of its round."""
+    here, rounds = tables.evidence, tables.rounds.c
+    of_round = (rounds.job == here.c.job) & (rounds.round == here.c.round)
+    query = (
+        select(here, rounds.world_size)
+        .outerjoin(tables.rounds, of_round)
+        .where(here.c.job == job, here.c.incident == incident, here.c.kind == kind)
+    )
+    async with database.read() as connection:
+        return await _all(connection, query.order_by(here.c.n).limit(_PIECES))
 
 
 async def _story(connection: AsyncConnection, job: str, row: Record) -> Story:

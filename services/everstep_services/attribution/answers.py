@@ -4,8 +4,9 @@ import asyncio
 
 from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus, Handler
-from everstep.messages import CorrectVerdict, Done, Explain, Message
+from everstep.messages import CorrectVerdict, Done, Explain, Message, ReadEvidence
 from everstep_services.attribution.domain.claims import CAUSES
+from everstep_services.attribution.evidence_reader import EvidenceReader
 from everstep_services.attribution.service import Attribution
 
 _CULPRITS_MOST = 1024
@@ -18,12 +19,18 @@ class Answers:
     def __init__(self, bus: Bus, attribution: Attribution) -> None:
         self._bus = bus
         self._attribution = attribution
+        self._reader = EvidenceReader(bus)
         self.open = asyncio.Event()
         """Set once questions are heard."""
 
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""
-        handlers: dict[str, Handler] = {"explain": self._explain, "correct": self._correct}
+        handlers: dict[str, Handler] = {
+            "explain": self._explain,
+            "correct": self._correct,
+            "collectives": self._collectives,
+            "stacks": self._stacks,
+        }
         async with self._bus.answer("attribution", handlers):
             self.open.set()
             await asyncio.Event().wait()
@@ -36,6 +43,14 @@ class Answers:
         if found is None:
             raise _unknown(question.job, question.incident)
         return found
+
+    async def _collectives(self, question: Message) -> Message:
+        assert isinstance(question, ReadEvidence)
+        return await self._reader.collectives(question)
+
+    async def _stacks(self, question: Message) -> Message:
+        assert isinstance(question, ReadEvidence)
+        return await self._reader.stacks(question)
 
     async def _correct(self, question: Message) -> Message:
         assert isinstance(question, CorrectVerdict)

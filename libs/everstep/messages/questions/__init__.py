@@ -6,7 +6,13 @@ from everstep.messages.base import Message, Name, Question
 from everstep.messages.documents import LimitsDocument, RoundDocument
 from everstep.messages.incidents import VerdictReached
 from everstep.messages.questions.answers import Done
-from everstep.messages.questions.attribution import CorrectVerdict, Explain
+from everstep.messages.questions.attribution import (
+    CollectivesRead,
+    CorrectVerdict,
+    Explain,
+    ReadEvidence,
+    StacksRead,
+)
 from everstep.messages.questions.catalog import (
     ChangeCheckpoint,
     CheckpointsCollected,
@@ -89,6 +95,8 @@ ASKS = (
     Ask("straggler", "clock", ReadClock, ClockReading),
     Ask("attribution", "explain", Explain, VerdictReached),
     Ask("attribution", "correct", CorrectVerdict, Done),
+    Ask("attribution", "collectives", ReadEvidence, CollectivesRead),
+    Ask("attribution", "stacks", ReadEvidence, StacksRead),
     Ask("catalog", "locate", LocateCheckpoint, CheckpointsLocated),
     Ask("catalog", "list", ListCheckpoints, CheckpointsLocated),
     Ask("catalog", "change", ChangeCheckpoint, Done),

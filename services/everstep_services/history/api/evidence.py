@@ -1,23 +1,35 @@
-"""`/incidents/{incident}/evidence`: what was collected about an incident, to be downloaded."""
+"""What was collected about an incident: to be downloaded, and what it says."""
 
 import hashlib
 import re
 from base64 import b64encode
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Path, Response
 
 from everstep.archive import is_archive
-from everstep.messages import BlobRef
+from everstep.bus.errors import BusDeniedError
+from everstep.messages import (
+    BlobRef,
+    CollectivesRead,
+    EvidencePiece,
+    ReadEvidence,
+    Reply,
+    StacksRead,
+)
 from everstep.messages.incidents import is_capture
 from everstep.store.reads import Record
-from everstep.store.stories import piece_of_evidence
+from everstep.store.stories import piece_of_evidence, pieces_of_evidence
 from everstep_services.history.api.blobs import blob_content
-from everstep_services.history.api.context import Ctx, Reader
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.doing import unavailable
+from everstep_services.history.api.dto import Collectives, Stacks
 from everstep_services.history.api.incidents import IncidentId, job_of_incident
 from everstep_services.history.api.parameters import NAME
 from everstep_services.history.api.problems import ProblemError, not_found, responses
+from everstep_services.history.deeds import DeedError, DeedRefusedError, ask
 
 router = APIRouter(tags=["incidents"])
 
@@ -26,6 +38,9 @@ _ZIP = ("application/gzip", "tar.gz")
 _JSON = ("application/json", "json")
 _TEXT = ("text/plain; charset=utf-8", "txt")
 _BYTES = ("application/octet-stream", "bin")
+_READ_WITHIN_S = 20.0
+_REASONS = 3
+R = TypeVar("R", bound=Reply)
 
 EvidenceId = Annotated[
     str, Path(pattern=NAME, description="Its id, as in the evidence of the incident.")
@@ -79,6 +94,76 @@ async def get_evidence(
             "Repr-Digest": f"sha-256=:{digest}:",
         },
     )
+
+
+@router.get(
+    "/incidents/{incident}/collectives",
+    summary="How far each rank was in its collectives",
+    responses=responses(404, 409),
+)
+async def get_collectives(context: Ctx, _token: Reader, incident: IncidentId) -> Collectives:
+    """What the flight recorders say together, read by attribution when it is asked.
+
+    404 says why none was collected, 409 why none can be read.
+    """
+    job = await job_of_incident(context, incident)
+    read = await _read(context, job, incident, "flight_recorder", "collectives", CollectivesRead)
+    fields = {**msgspec.structs.asdict(read), "job": job, "incident": incident}
+    return Collectives.model_validate(fields, from_attributes=True)
+
+
+@router.get(
+    "/incidents/{incident}/stacks",
+    summary="Where the ranks stood, equal stacks folded",
+    responses=responses(404, 409),
+)
+async def get_stacks(context: Ctx, _token: Reader, incident: IncidentId) -> Stacks:
+    """What the stacks say together, read by attribution when it is asked.
+
+    404 says why none was collected, 409 why none can be read.
+    """
+    job = await job_of_incident(context, incident)
+    read = await _read(context, job, incident, "stacks", "stacks", StacksRead)
+    fields = {**msgspec.structs.asdict(read), "job": job, "incident": incident}
+    return Stacks.model_validate(fields, from_attributes=True)
+
+
+async def _read(context: Context, job: str, incident: str, kind: str, verb: str, of: type[R]) -> R:
+    pieces = await pieces_of_evidence(context.database, job, incident, kind)
+    there = [piece for piece in pieces if piece["blob"] is not None]
+    if not there:
+        raise ProblemError(404, "not_collected", _why_not(incident, kind, pieces))
+    question = ReadEvidence(
+        job=job,
+        evidence=tuple(_piece(one) for one in there),
+        world_size=max(one["world_size"] or 0 for one in there),
+    )
+    see = f"incident report {incident}"
+    try:
+        return await ask(
+            context.bus, "attribution", verb, question, of, see=see, within_s=_READ_WITHIN_S
+        )
+    except DeedRefusedError as error:
+        raise ProblemError(409, "not_readable", str(error)) from error
+    except (DeedError, BusDeniedError) as error:
+        raise unavailable("attribution", error) from error
+
+
+def _piece(row: Record) -> EvidencePiece:
+    return EvidencePiece(
+        evidence=row["kind"],
+        node=row["node"] or "",
+        fact=row["id"],
+        rank=row["rank"],
+        blob=msgspec.json.decode(row["blob"], type=BlobRef),
+    )
+
+
+def _why_not(incident: str, kind: str, pieces: Sequence[Record]) -> str:
+    reasons = [f"{one['node']}: {one['missing_reason'] or 'no reason'}" for one in pieces]
+    more = f"; and {len(reasons) - _REASONS} more" if len(reasons) > _REASONS else ""
+    why = "; ".join(reasons[:_REASONS]) or "no node has reported any"
+    return f"no {kind} of incident {incident} was collected: {why}{more}"
 
 
 def _kind(data: bytes) -> tuple[str, str]:

@@ -1,0 +1,91 @@
+"""What evidence says, as REST shows it: how far ranks were in collectives, and where they stood."""
+
+from pydantic import Field
+
+from everstep_services.history.api.dto.answer import Answer
+
+
+class SuspectOut(Answer):
+    """A rank that others wait for."""
+
+    rank: int
+    reason: str
+
+
+class CollectiveFaultOut(Answer):
+    """One thing that is wrong, and the ranks that may have caused it."""
+
+    kind: str = Field(
+        description="`never_joined`, `no_dump`, `mismatch`, `not_started`, `half_completed`, "
+        "`stuck` or `cycle`."
+    )
+    summary: str = Field(description="What it is, in a sentence.")
+    confidence: float = Field(description="0 to 1.")
+    suspects: list[SuspectOut] = Field(description="At most 64.")
+    waiting: list[int] = Field(description="Ranks that wait for it, directly or through others.")
+
+
+class CollectiveOut(Answer):
+    """A collective that is not over, and how far each rank is."""
+
+    group: str = Field(description="The process group.")
+    sequence: int = Field(description="Its number in that group.")
+    operation: str = Field(examples=["all_reduce of 4 Float"])
+    where: str = Field(description="The line that waits there; empty where no stack tells.")
+    age_s: float | None = Field(description="How long ago the last rank came to it.")
+    never_joined: list[int] = Field(description="Ranks that have not called it.")
+    no_dump: list[int] = Field(description="Ranks of which there is no recorder.")
+    scheduled: list[int] = Field(description="Called, and their devices have not begun.")
+    started: list[int] = Field(description="Ranks that are in it.")
+    completed: list[int] = Field(description="Ranks that are through.")
+
+
+class Collectives(Answer):
+    """What the flight recorders of an incident say together."""
+
+    job: str
+    incident: str
+    verdict: str = Field(description="`culprits`, `inconclusive` or `nothing_pending`.")
+    summary: str = Field(description="All of it in a sentence.")
+    ranks: int = Field(description="How many ranks the job has, as far as it is known.")
+    dumps: int = Field(description="Of how many there is a recorder.")
+    faults: list[CollectiveFaultOut] = Field(description="The surest first; at most 16.")
+    collectives: list[CollectiveOut] = Field(
+        description="Those that are not over, the oldest first; at most 64."
+    )
+    without_dump: list[int] = Field(description="Ranks that others know of, without a recorder.")
+    notes: list[str] = Field(description="What could not be read, and why; at most 64.")
+    is_cut: bool = Field(description="There are more of them than one answer holds.")
+
+
+class FoldedStackOut(Answer):
+    """Ranks in which a thread has one and the same stack."""
+
+    ranks: list[int]
+    thread: str = Field(examples=["MainThread"])
+    does: str = Field(
+        description="What it does there.", examples=["waits in a collective (all_reduce)"]
+    )
+    frames: list[str] = Field(description="The innermost one first; at most 64.")
+
+
+class Stacks(Answer):
+    """What the stacks of an incident say together."""
+
+    job: str
+    incident: str
+    verdict: str = Field(description="`odd_ranks`, `inconclusive` or `nothing`.")
+    summary: str = Field(description="All of it in a sentence.")
+    confidence: float = Field(description="0 to 1.")
+    ranks: int = Field(description="Of how many ranks there is a stack.")
+    suspects: list[SuspectOut] = Field(
+        description="Ranks that stand elsewhere than those that wait; at most 64."
+    )
+    waiting: list[int] = Field(description="Ranks that wait for others.")
+    stacks: list[FoldedStackOut] = Field(
+        description="Main threads, the largest group first, then other threads that are not idle; "
+        "at most 64."
+    )
+    missing: list[int] = Field(description="Ranks without any stack.")
+    notes: list[str] = Field(description="What could not be read, and why; at most 64.")
+    is_cut: bool = Field(description="There are more of them than one answer holds.")
