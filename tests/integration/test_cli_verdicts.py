@@ -242,7 +242,9 @@ def test_stacks_and_collectives_of_archives_are_read() -> None:
     assert found.missing == (2,)
     assert stack_report([], None) is None
     assert flight_report([(None, whole[:40])], None) is None
-    dumps = pack([Member(0, "json", b'{"version": "2.10", "entries": []}')], {})
-    report = flight_report([(None, dumps)], 2)
+    dumps = pack([Member(0, "json", b'{"version": "2.10", "entries": []}')], {1: "it had exited"})
+    report = flight_report([(None, dumps), (None, dumps[:40])], 2)
     assert report is not None
     assert report.dumps == 1
+    assert "rank 1 was left out: it had exited" in report.notes
+    assert any(note.startswith("an archive was left out: ") for note in report.notes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from everstep.archive import BadArchiveError, is_archive, unpack
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
+from everstep_services.attribution.flight_recorder.summary import Unreadable as Missing
 from everstep_services.attribution.flight_recorder.verdicts import Report as FlightReport
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
@@ -25,7 +26,9 @@ def flight_report(pieces: Iterable[Piece], world: int | None = None) -> FlightRe
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files: dict[int, DumpFile] = {}
         for rank, content in _members(pieces):
-            if rank is not None and isinstance(content, bytes) and rank not in files:
+            if isinstance(content, str):
+                analysis.add(Missing(name=_whose(rank), reason=content, rank=rank))
+            elif rank is not None and rank not in files:
                 path = Path(name) / f"dump_{rank}"
                 path.write_bytes(content)
                 files[rank] = DumpFile(path, rank)
@@ -41,11 +44,15 @@ def stack_report(pieces: Iterable[Piece], world: int | None = None) -> StackRepo
     analysis, count = StackAnalysis(world=world), 0
     for rank, content in _members(pieces):
         if isinstance(content, str):
-            analysis.add(Unreadable(name=f"rank {rank}", reason=content, rank=rank))
+            analysis.add(Unreadable(name=_whose(rank), reason=content, rank=rank))
         elif rank is not None:
             analysis.add(read_content(content, rank, f"rank {rank}"))
             count += 1
     return analysis.report() if count else None
+
+
+def _whose(rank: int | None) -> str:
+    return "an archive" if rank is None else f"rank {rank}"
 
 
 def _members(pieces: Iterable[Piece]) -> Iterator[tuple[int | None, bytes | str]]:

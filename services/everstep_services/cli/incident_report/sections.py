@@ -100,7 +100,11 @@ def _evidence(incident: Record, findings: Findings) -> Iterator[Section]:
     for one in incident["evidence"]:
         blob, id_ = one["blob"], one["id"]
         held = "" if blob is None else size(blob["size_bytes"])
-        said = one["summary"] if blob is not None else f"none: {one['missing_reason'] or ''}"
+        said = (
+            one["summary"]
+            if blob is not None
+            else f"none: {one['missing_reason'] or one['summary'] or ''}"
+        )
         hash_ = findings.hashes.get(id_) or findings.problems.get(id_, "")
         until = "copied" if one["is_copied"] else moment(one["expires_at"])
         rows.append(
