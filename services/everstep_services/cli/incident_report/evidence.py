@@ -75,6 +75,7 @@ def _contents(api: Api, incident: Record, findings: Findings) -> Iterator[tuple[
 
 def _tail(piece: Record, content: bytes) -> tuple[str, Sequence[str]]:
     rank = "" if piece["rank"] is None else f"rank {piece['rank']} on "
+    of_round = "" if piece["round"] is None else f", round {piece['round']}"
     stream = f", {cell(piece['stream'])}" if piece["stream"] else ""
     lines = content.decode(errors="replace").splitlines()
-    return f"{rank}{cell(piece['node'])}{stream}", lines[-_LINES:]
+    return f"{rank}{cell(piece['node'])}{of_round}{stream}", lines[-_LINES:]
