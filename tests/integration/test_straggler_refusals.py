@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from everstep import ids
@@ -15,7 +14,6 @@ from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus
 from everstep.bus.roles import SERVICE
 from everstep.messages import (
-    RoundDocument,
     RoundFormed,
     StepTimeShifted,
     StragglerCleared,
@@ -35,7 +33,7 @@ from tests.integration.straggler_replicas import (
     found,
     said,
 )
-from tests.unit.round_documents import round_document
+from tests.unit.round_documents import seated
 from tests.unit.straggler_changes import shift, slow
 from tests.waiting import until_async
 
@@ -53,13 +51,8 @@ FAR = 2**53 - 1
 
 async def form(bus: Bus, job: str, round_: int) -> None:
     """Rendezvous forms a round."""
-    known: RoundDocument = round_document(job, seats=2, name_characters=8)
-    seats = tuple(
-        msgspec.structs.replace(seat, node=f"n{slot}", ranks=1)
-        for slot, seat in enumerate(known.seats)
-    )
-    formed = msgspec.structs.replace(known, round=round_, seats=seats, slots=2, world_size=2)
-    await bus.documents("ROUNDS").put(job, encode(formed), revision=None)
+    document = seated(job, ("n0", "n1"), round_=round_)
+    await bus.documents("ROUNDS").put(job, encode(document), revision=None)
 
 
 def formed(job: str, round_: int) -> RoundFormed:

@@ -1,7 +1,10 @@
 """Documents about rounds as large as a fleet."""
 
 import random
+from collections.abc import Sequence
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from everstep.messages import JobSpec, RoundDocument, Seat
 
@@ -48,3 +51,17 @@ def round_document(job: str, *, seats: int, name_characters: int) -> RoundDocume
         ),
         world_size=8 * seats,
     )
+
+
+def seated(
+    job: str, nodes: Sequence[str], *, ranks: int = 1, round_: int = 1, former: Sequence[str] = ()
+) -> RoundDocument:
+    """A running round in which these nodes have the slots, in order."""
+    known = round_document(job, seats=len(nodes), name_characters=8)
+    seats = tuple(
+        replace(seat, node=node, ranks=ranks) for seat, node in zip(known.seats, nodes, strict=True)
+    )
+    return replace(
+        known, round=round_, seats=seats, slots=len(seats), world_size=ranks * len(seats),
+        former=tuple(former),
+    )  # fmt: skip

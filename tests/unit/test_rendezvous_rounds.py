@@ -471,3 +471,29 @@ def test_the_largest_fleet_is_decided_about_in_milliseconds_and_fits_when_compre
     assert msgspec.json.decode(stored, type=RoundDocument) == world.doc
     assert took_s < 5  # with room for a slow machine: about 0.3 s, 12 500 orders included
     assert [seat.slot for seat in world.doc.seats] == list(range(count))
+
+
+def test_nodes_that_had_a_seat_are_remembered_also_when_the_job_is_over() -> None:
+    """Facts about them may be read late."""
+    world = World(spec(2)).started("n0", "n1", "n2")
+    world.leave("n2")
+    world.gone("n1")
+    world.take_over()
+    assert world.doc.nodes == {"n0", "n1", "n2"}
+    world.back("n0")
+    world.join("n3")
+    assert (set(world.members()), world.doc.former) == ({"n0", "n3"}, ("n2", "n1"))
+    world.join("n2")
+    assert world.doc.former == ("n1",)
+    for node in ("n0", "n3", "n2"):
+        world.leave(node)
+    assert not world.doc.seats
+    assert world.doc.nodes == {"n0", "n1", "n2", "n3"}
+
+
+def test_of_those_that_come_and_go_the_newest_are_remembered() -> None:
+    world = World(spec(1)).started("n0")
+    for number in range(1100):
+        world.join(f"spare-{number}")
+        world.leave(f"spare-{number}")
+    assert (len(world.doc.former), world.doc.former[-1]) == (1024, "spare-1099")

@@ -227,6 +227,9 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """Why it is in this phase."""
     seats: tuple[Seat, ...] = ()
     """Every node that has joined, and those whose slot is not given to another yet."""
+    former: tuple[Name, ...] = ()
+    """Nodes that have a seat no more, whoever left last at the end: the newest 1024, or as many as
+    the round has slots. They stay when the job is over."""
     slots: Int = 0
     """Slots of this round."""
     world_size: Count = 0
@@ -291,6 +294,24 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """Facts that are decided and may not be recorded yet, as JSON."""
     exit_code: Int | None = None
     """Once it is done or stopped: what agents exit with."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Every node that takes part in the job, or took part as far as that is remembered."""
+        return frozenset((*(seat.node for seat in self.seats), *self.former))
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Who has which slot of this round; empty while not all slots are held."""
+        held = {seat.slot: seat for seat in self.seats if seat.slot is not None}
+        if len(held) != self.slots:
+            return ()
+        members, rank = [], 0
+        for slot in sorted(held):
+            seat = held[slot]
+            members.append(Member(slot=slot, node=seat.node, first_rank=rank, ranks=seat.ranks))
+            rank += seat.ranks
+        return tuple(members)
 
 
 class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_document.v1"):

@@ -200,4 +200,4 @@ def _shown(document: RoundDocument) -> RoundDocument:
     if len(msgspec.json.encode(shown)) <= _SHOWN_BYTES:
         return shown
     reason = f"{shown.reason} ({len(shown.seats)} seats are left out here)"
-    return msgspec.structs.replace(shown, seats=(), reason=reason)
+    return msgspec.structs.replace(shown, seats=(), former=(), reason=reason)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from everstep.messages import NodeTimings, RoundDocument
+from everstep.messages import Member, NodeTimings, RoundDocument
 
 NOT_FORMED = "round not formed"
 _ROUNDS_KEPT = 2
@@ -12,20 +12,11 @@ _ROUNDS_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What a node runs in a round."""
-
-    node: str
-    first_rank: int
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Seating:
     """A round that has formed: who has which slot."""
 
     world: int
-    places: Mapping[int, _Place]
+    places: Mapping[int, Member]
 
     def objection(self, timings: NodeTimings) -> str:
         """Why a window cannot be one of this round; empty if it can."""
@@ -85,12 +76,5 @@ class FormedRound:
 
 def _seating(document: RoundDocument) -> _Seating | None:
     """None while the slots are not given."""
-    members = {seat.slot: seat for seat in document.seats if seat.slot is not None}
-    if not members or len(members) != document.slots:
-        return None
-    places, rank = {}, 0
-    for slot in sorted(members):
-        seat = members[slot]
-        places[slot] = _Place(seat.node, rank, seat.ranks)
-        rank += seat.ranks
-    return _Seating(document.world_size, places)
+    members = document.members
+    return _Seating(document.world_size, {one.slot: one for one in members}) if members else None

@@ -1,7 +1,7 @@
 """A job's document, taken apart so that one seat can change at a time."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,16 +14,18 @@ AT_WORK = frozenset({"starting", "running", "finished"})
 OVER = frozenset({"done", "stopped"})
 CONSEQUENCE, PLAIN, NODE = 1, 2, 3
 """What a sign explains of the others: nothing, something, all."""
+_FORMER_LEAST = 1024
 
 
 class State:
     """What is known about a job. Every change goes through a method, so that none is missed."""
 
     def __init__(self, document: RoundDocument) -> None:
-        self.doc = replace(document, seats=(), outbox=())
+        self.doc = replace(document, seats=(), former=(), outbox=())
         self.outbox = list(document.outbox)
         self.is_changed = False
         self._seats = {seat.node: seat for seat in document.seats}
+        self._former = dict.fromkeys(document.former)
         self._stages = Counter(seat.stage for seat in document.seats)
         self._infra = {
             seat.infra_rank: seat.node for seat in document.seats if seat.infra_rank is not None
@@ -34,7 +36,12 @@ class State:
 
     def document(self) -> RoundDocument:
         """All of it, to be written down."""
-        return replace(self.doc, seats=tuple(self._seats.values()), outbox=tuple(self.outbox))
+        return replace(
+            self.doc,
+            seats=tuple(self._seats.values()),
+            former=tuple(self._former),
+            outbox=tuple(self.outbox),
+        )
 
     def set(self, **fields: Any) -> None:
         """Change fields of the document."""
@@ -102,6 +109,7 @@ class State:
         if before is not None:
             self._forget(before)
         self._seats[seat.node] = seat
+        self._former.pop(seat.node, None)
         self._stages[seat.stage] += 1
         self._leaving += seat.is_leaving
         if seat.infra_rank is not None:
@@ -114,12 +122,14 @@ class State:
         before = self._seats.pop(node, None)
         if before is not None:
             self._forget(before)
+            self._remember([node])
             self._layout = self._keepers = None
             self.is_changed = True
 
     def replace_all(self, seats: list[Seat]) -> None:
         """Everybody's new place, when a round forms."""
-        self._seats = {seat.node: seat for seat in seats}
+        before, self._seats = self._seats, {seat.node: seat for seat in seats}
+        self._remember(node for node in before if node not in self._seats)
         self._stages = Counter(seat.stage for seat in seats)
         self._leaving = sum(seat.is_leaving for seat in seats)
         self._infra = {seat.infra_rank: seat.node for seat in seats if seat.infra_rank is not None}
@@ -164,6 +174,14 @@ class State:
             replication = self.doc.replication or Replication(key="")
             self._keepers = Keepers(replication, self._seats.values() if replication.factor else ())
         return self._keepers
+
+    def _remember(self, nodes: Iterable[str]) -> None:
+        """They have no seat any more: what is heard of them late is still about this job."""
+        for node in nodes:
+            self._former.pop(node, None)
+            self._former[node] = None
+        while len(self._former) > max(_FORMER_LEAST, self.doc.slots):
+            del self._former[next(iter(self._former))]
 
     def _forget(self, seat: Seat) -> None:
         self._stages[seat.stage] -= 1
