@@ -30,16 +30,18 @@ from tests.unit.test_attribution_policy import BROKEN, BUG, ON, past, verdict
 class Asked:
     """Answers for rendezvous and health, and remembers what was asked."""
 
-    def __init__(self, document: RoundDocument | None = None) -> None:
+    def __init__(self, document: RoundDocument | None = None, *, refused: str = "") -> None:
         self.questions: list[Any] = []
         self._document = document
+        self._refused = refused
 
     async def __call__(self, question: Message) -> Message:
         self.questions.append(question)
         if type(question).__name__ == "ShowRound":
             assert self._document is not None
             return self._document
-        return Done(text="it is done")
+        is_refused = type(question).__name__ == self._refused
+        return Done(text="no" if is_refused else "it is done", is_refused=is_refused)
 
 
 @asynccontextmanager
@@ -105,3 +107,15 @@ async def test_a_repeat_offender_is_replaced_only_by_a_spare(spares: int) -> Non
     else:
         assert (taken.outcome, kinds) == ("failed", ["ShowRound"])
         assert "no spare stands by" in taken.reason
+
+
+async def test_a_node_that_is_excluded_and_not_drained_is_on_record_as_that() -> None:
+    document = replace(round_document("j", seats=3, name_characters=12), slots=2)
+    node = document.seats[0].node
+    asked, bus = Asked(document, refused="DrainNode"), MemoryBus(MemoryServer())
+    before = [past("i8", cause="host", nodes=(node,))]
+    async with acting(bus, ON, asked) as actions:
+        actions.consider(verdict(**{**BROKEN, "culprit_nodes": (node,)}), 10, before)
+        _, taken = await recorded(bus, 2)
+    assert taken.outcome == "done"
+    assert taken.reason == "it is done; it is excluded, and not drained: no"

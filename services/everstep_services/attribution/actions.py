@@ -155,7 +155,8 @@ class Actions:
             return excluded
         drain = DrainNode(job=job, reason=decision.reason, **about)
         drained = await self._rendezvous("drain", job, drain)
-        return Done(text=f"{excluded.text}; {drained.text}", is_refused=drained.is_refused)
+        refused = "it is excluded, and not drained: " if drained.is_refused else ""
+        return Done(text=f"{excluded.text}; {refused}{drained.text}")
 
     async def _rendezvous(self, verb: str, job: str, question: StopJob | DrainNode) -> Done:
         return await self._bus.ask("rendezvous", verb, question, Done, job=job, within_s=_ASK_S)
