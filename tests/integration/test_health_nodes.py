@@ -25,7 +25,9 @@ from everstep.messages import (
     Done,
     ExcludeNode,
     Fact,
+    IncidentClosed,
     IncludeNode,
+    Ledger,
     NodeCheckFinished,
     NodeExcluded,
     NodeIncluded,
@@ -38,11 +40,13 @@ from everstep.messages import (
     Question,
     SetControl,
     ShowNodes,
+    encode,
 )
 from everstep.subjects import CLUSTER
 from everstep_services.health.settings import HealthSettings, NodeSettings
 from tests.integration.bus_servers import granted
 from tests.integration.health_replicas import at_work, control, facts_of, register
+from tests.unit.round_documents import seated
 from tests.waiting import until_async
 
 QUICK = HealthSettings(nodes=NodeSettings(judge_every_s=0.05, check_window_s=60.0))
@@ -86,9 +90,17 @@ def checked(node: str, at: datetime, *results: CheckResult) -> NodeCheckFinished
     )
 
 
+async def seat(bus: NatsBus, job: str, *nodes: str) -> None:
+    """Rendezvous has given each a slot in the job."""
+    document = encode(seated(job, nodes))
+    await bus.documents("ROUNDS").put(job, document, revision=None)
+
+
 async def fail_for_long(bus: NatsBus, *nodes: str) -> None:
     """In two windows, as their agents say; two other nodes are well for each."""
     now = datetime.now(UTC)
+    wells = [f"{node}-well-{number}" for node in nodes for number in (1, 2)]
+    await seat(bus, "j", *nodes, *wells)
     for minutes in (10, 5):
         at = now - timedelta(minutes=minutes)
         for node in nodes:
@@ -200,6 +212,7 @@ async def test_strikes_are_counted_over_restarts_of_health_and_of_the_bus(
             at_work(bus, QUICK),
         ):
             await own.wait_connected()
+            await seat(own, loss.job, "n1")
             await own.record(loss)
             await until_async(
                 lambda: register(own), "a strike", holds=lambda d: _strikes(d) == count
@@ -287,6 +300,32 @@ async def test_an_agent_cannot_exclude_nodes_of_others(
         with pytest.raises(AskRefusedError, match="an exclusion holds for all jobs"):
             await own.ask("health", "exclude", question, Done, job="j", within_s=40)
         assert await control(own) is None
+
+
+async def test_a_jobs_login_says_nothing_against_nodes_of_others(
+    own: NatsBus, nats: DevServer, tmp_path: Path
+) -> None:
+    """Neither a failed check nor a loss that it makes up is a strike (A8, A10.6)."""
+    login, now = await granted(nats, "j"), datetime.now(UTC)
+    lost = IncidentClosed(
+        id=ids.new_id(), job="j", at=now, source="agent/x", incident="i", outcome="failed",
+        reason="", ledger=Ledger(), trigger="node_lost", node="victim",
+    )  # fmt: skip
+    async with (
+        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
+        connect(login, "liar", spool=tmp_path / "liar") as liar,
+        at_work(bus, QUICK),
+    ):
+        for check in ("gpu", "nic"):
+            await liar.record(failing("victim", now, check))
+        await liar.record(lost)
+        await liar.flush(40)
+        await fail_for_long(own, "n1")
+        (suspected,) = await said(own, NodeSuspected)
+        document = await register(own)
+    assert suspected.node == "n1"
+    assert document is not None
+    assert "victim" not in {one.node for one in document.nodes}
 
 
 async def test_the_brake_keeps_health_from_excluding(

@@ -1,11 +1,35 @@
 """Strikes, failing checks, and checks that are to blame themselves."""
 
 import pytest
+from msgspec.structs import replace
 
-from everstep.messages import CheckDistrusted, CheckResult, NodeCleared, NodeLost, NodeSuspected
+from everstep.messages import (
+    CheckDistrusted,
+    CheckResult,
+    NodeCleared,
+    NodeLost,
+    NodeSuspected,
+    VerdictReached,
+)
+from everstep_services.health.nodes.evidence import accused
 from tests.unit.health_nodes import RULES, Nodes, failed
 
 DAY_S = 86400.0
+
+
+def test_a_fact_accuses_the_nodes_that_it_names_and_a_person_may_name_any() -> None:
+    nodes = Nodes()
+    facts = [
+        nodes.examined("n1"),
+        nodes.lost("n1"),
+        nodes.slow("n1"),
+        nodes.closed("i", trigger="node_lost", node="n1"),
+        nodes.verdict("i", "n1"),
+    ]
+    assert [accused(fact) for fact in facts] == [("n1",)] * 5
+    said = nodes.verdict("i", "n1")
+    assert isinstance(said, VerdictReached)
+    assert accused(replace(said, is_corrected=True)) == ()
 
 
 def test_three_strikes_in_seven_days_over_all_jobs_make_a_node_suspect() -> None:

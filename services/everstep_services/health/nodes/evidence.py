@@ -47,6 +47,19 @@ def against(fact: Fact, now: Time) -> Against | None:
     return None if weigh is None else weigh(fact, min(fact.at, now))
 
 
+def accused(fact: Fact) -> tuple[str, ...]:
+    """The nodes whose standing it changes, on the word of its job; a person may name any."""
+    match fact:
+        case NodeCheckFinished() | NodeLost() | NodeReturned() | StragglerFound():
+            return (fact.node,)
+        case IncidentClosed():
+            return () if fact.node is None else (fact.node,)
+        case VerdictReached():
+            return () if fact.is_corrected else fact.culprit_nodes
+        case _:
+            return ()
+
+
 def faults(fact: NodeCheckFinished) -> dict[tuple[str, str], CheckResult]:
     """The failures that count, by check and part; of two about one part the first."""
     found: dict[tuple[str, str], CheckResult] = {}

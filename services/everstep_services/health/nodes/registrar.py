@@ -17,10 +17,12 @@ from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.leading import Term, lead_for_ever
 from everstep.bus.ports import Batch, Bus, StreamPosition
 from everstep.bus.recorder import Recorder
+from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded, kind_of
 from everstep_services.health.nodes.control import enforces_exclusions, reconciled
+from everstep_services.health.nodes.evidence import accused
 from everstep_services.health.nodes.exclusions import Circumstances, decide, exiled
 from everstep_services.health.nodes.register import Moment, Register
 from everstep_services.health.nodes.stored import KEY, Stored, fact_of, rules_of
@@ -78,6 +80,7 @@ class Registrar:
         self._count_nodes = count_nodes
         self._documents = bus.documents("NODES")
         self._switches = Switches(bus)
+        self._seated = SeatedOnly(bus, clock, accused)
         self._counts: Counter[str] = Counter()
         self._contained = Containment("the register of nodes")
         self._levels: dict[str, float] = dict.fromkeys(_LEVELS, 0.0)
@@ -85,7 +88,11 @@ class Registrar:
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
         names = ("facts_read", "facts_missed", "node_conflicts")
-        return {**self._levels, **{f"{name}_total": float(self._counts[name]) for name in names}}
+        return {
+            **self._levels,
+            **{f"{name}_total": float(self._counts[name]) for name in names},
+            "facts_not_believed_total": float(self._seated.refused),
+        }
 
     def moment(self) -> Moment:
         """Now."""
@@ -123,7 +130,8 @@ class Registrar:
                 self._levels["judging"] = 1.0
                 while True:
                     batch = await reader.fetch(_BATCH, min(_FETCH_S, self._judge_every_s))
-                    facts, now = self._facts(batch), self._clock.now()
+                    facts = await self._seated.passed(self._facts(batch))
+                    now = self._clock.now()
                     turn = _Turn(
                         facts,
                         batch.position,
