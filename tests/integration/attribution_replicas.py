@@ -21,6 +21,7 @@ from everstep.messages import (
     RanksStopped,
     RoundFormed,
     VerdictReached,
+    encode,
 )
 from everstep.runtime import Loop
 from everstep_services.attribution.analyzers.panel import BUILT_IN
@@ -30,6 +31,7 @@ from everstep_services.attribution.log_analysis import rules
 from everstep_services.attribution.replica import AttributionReplica
 from everstep_services.attribution.settings import AttributionSettings
 from tests.integration.health_replicas import facts_of
+from tests.unit.round_documents import seated
 
 QUICK = AttributionSettings(quiet_s=0.1, again_after_s=0.1, first_within_s=60.0)
 """Cases are judged once they are complete; a test that wants a deadline sets one."""
@@ -66,7 +68,7 @@ class Training:
     def __init__(self, bus: Bus, job: str, nodes: int = 2, ranks: int = 2) -> None:
         self.bus = bus
         self.job = job
-        self.nodes = nodes
+        self.names = tuple(f"n{number}" for number in range(nodes))
         self.ranks = ranks
         self.round = 1
         self.incident = ids.new_id()
@@ -83,15 +85,18 @@ class Training:
         }
 
     async def form(self) -> None:
+        """Rendezvous writes the round down, and puts it on record."""
+        document = seated(self.job, self.names, ranks=self.ranks, round_=self.round)
+        await self.bus.documents("ROUNDS").put(self.job, encode(document), revision=None)
         members = tuple(
-            Member(slot=n, node=f"n{n}", first_rank=n * self.ranks, ranks=self.ranks)
-            for n in range(self.nodes)
+            Member(slot=slot, node=name, first_rank=slot * self.ranks, ranks=self.ranks)
+            for slot, name in enumerate(self.names)
         )
         await self.bus.record(
             RoundFormed(
                 **self.about(),
                 members=members,
-                world_size=self.nodes * self.ranks,
+                world_size=document.world_size,
                 waited_s=0.1,
                 allocation="a",
             )
@@ -105,7 +110,7 @@ class Training:
         await self.bus.record(
             RankExited(
                 **self.about(),
-                node=f"n{node}",
+                node=self.names[node],
                 slot=node,
                 rank=rank,
                 local_rank=rank % self.ranks,
@@ -138,9 +143,9 @@ class Training:
 
     async def stop(self, *nodes: int) -> None:
         """Nodes have stopped their ranks; all of them, if none is named."""
-        for node in nodes or range(self.nodes):
+        for node in nodes or range(len(self.names)):
             await self.bus.record(
-                RanksStopped(**self.about(), node=f"n{node}", slot=node, ranks=(), stop_s=0.1)
+                RanksStopped(**self.about(), node=self.names[node], slot=node, ranks=(), stop_s=0.1)
             )
 
     async def leave(self, kind: str, content: bytes, rank: int | None = None) -> None:
@@ -148,8 +153,8 @@ class Training:
         blob = await self.bus.blobs.put(self.job, content)
         await self.bus.record(
             EvidenceCollected(
-                **self.about(), incident=self.incident, node="n1", evidence=kind, rank=rank,
-                blob=blob, summary="stderr: the end of it",
+                **self.about(), incident=self.incident, node=self.names[1], evidence=kind,
+                rank=rank, blob=blob, summary="stderr: the end of it",
             )
         )  # fmt: skip
 

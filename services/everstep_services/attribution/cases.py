@@ -12,6 +12,7 @@ from everstep.bus.containment import Containment
 from everstep.bus.decided import facts_in
 from everstep.bus.errors import ConflictError, MessageTooLargeError
 from everstep.bus.ports import Batch, Bus, StreamPosition
+from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import Case, CasesDocument, Fact, kind_of
@@ -51,6 +52,7 @@ class CaseKeeper:
         self._lock = asyncio.Lock()
         self._revision = 0
         self._contained = Containment("the cases")
+        self._seated = SeatedOnly(bus, clock, past.accused)
         self.history = History(CasesDocument())
         self.counts: Counter[str] = Counter()
         self.leads = False
@@ -59,6 +61,11 @@ class CaseKeeper:
     def failures(self) -> int:
         """Facts whose handling failed."""
         return self._contained.failures
+
+    @property
+    def not_believed(self) -> int:
+        """Checks of nodes that have nothing to do with the job that told them."""
+        return self._seated.refused
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -129,6 +136,7 @@ class CaseKeeper:
                     at = StreamPosition(batch.position.stream, one.sequence)
                     with self._contained.of(kind_of(fact)):
                         await self._take(at, fact, changed)
+            await self._remember()
 
     async def _take(self, at: StreamPosition, fact: Fact, changed: Changed) -> None:
         if isinstance(fact, case_facts.READ) and fact.job != CLUSTER:
@@ -142,6 +150,11 @@ class CaseKeeper:
             if incident is not None:
                 changed(fact.job, incident)
         if isinstance(fact, past.READ):
+            await self._remember(fact)
+
+    async def _remember(self, *facts: Fact) -> None:
+        """What is known beyond its job, of these facts and of those that wait to be believed."""
+        for fact in await self._seated.passed(facts):
             known = self._jobs.get(fact.job)
             self.history.take(fact, None if known is None else known.cases.document.step)
 

@@ -6,11 +6,13 @@ import logging
 from msgspec.structs import replace
 
 from everstep.bus.ports import Bus
+from everstep.bus.seats import RoundDocuments
 from everstep.messages import BlobRef, Case
 from everstep_services.attribution.analyzers.ends import fingerprints
 from everstep_services.attribution.analyzers.panel import Panel
 from everstep_services.attribution.domain.combiner import Judged, combine
 from everstep_services.attribution.domain.past import History
+from everstep_services.attribution.domain.seated import left_out, naming_only, seated
 
 log = logging.getLogger(__name__)
 
@@ -18,23 +20,36 @@ _FETCH_S = 10.0
 
 
 class Examiner:
-    """Knows the analyzers, and where evidence is."""
+    """Knows the analyzers, where evidence is, and which nodes it may be of."""
 
     def __init__(self, bus: Bus, panel: Panel) -> None:
         self._bus = bus
+        self._rounds = RoundDocuments(bus)
         self.panel = panel
+        self.left_out = 0
+        """Parts of cases that were not weighed: they are of nodes without a seat in the job."""
 
     async def examine(self, case: Case, history: History, within_s: float) -> tuple[Judged, bool]:
         """What is to be said of it, and whether an analyzer was not done in time."""
-        names = await asyncio.to_thread(fingerprints, case)
+        document = await self._rounds.read(case.job)
+        ours = seated(case, document)
+        names = await asyncio.to_thread(fingerprints, ours)
         whole = replace(
-            case,
-            nodes=(*case.nodes, *history.signs_of(case)),
-            past=history.before(case, names),
+            ours,
+            nodes=(*ours.nodes, *history.signs_of(ours)),
+            past=history.before(ours, names),
         )
         heard = await self.panel.hear(whole, self._fetch, within_s)
-        judged = await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
+        claims = list(naming_only(heard.claims, document))
+        missing = (*heard.missing, *self._not_weighed(left_out(case, ours)))
+        judged = await asyncio.to_thread(combine, whole, claims, missing)
         return judged, heard.is_partial
+
+    def _not_weighed(self, parts: int) -> tuple[str, ...]:
+        self.left_out += parts
+        if not parts:
+            return ()
+        return (f"{parts} parts are of nodes that never had a seat in this job: left out",)
 
     async def _fetch(self, ref: BlobRef) -> bytes:
         async with asyncio.timeout(_FETCH_S):

@@ -82,6 +82,8 @@ class Attribution:
             "verdict_s": self._took_s,
             **{f"{name}_total": float(self._counts[name]) for name in totals},
             **{f"{name}_total": float(self._keeper.counts[name]) for name in reads},
+            "facts_not_believed_total": float(self._keeper.not_believed),
+            "left_out_total": float(self._examiner.left_out),
             "analyzer_failures_total": float(self._examiner.panel.failures),
             "explanations_total": float(self._explainer.made),
             "explanation_failures_total": float(self._explainer.failures),

@@ -78,6 +78,8 @@ MEANINGS: Mapping[str, str] = {
     "everstep_health_breaker_open": "1 while health excludes no more nodes by itself.",
     "everstep_health_facts_read_total": "Facts that were read for what they say about nodes.",
     "everstep_health_facts_missed_total": "Facts that the stream had dropped before that.",
+    "everstep_health_facts_not_believed_total": "Facts about nodes that rendezvous knows of no "
+    "seat of in the job that told them.",
     "everstep_health_node_conflicts_total": "Times that what is known of nodes was changed first "
     "by another replica.",
     "everstep_catalog_leading": "1 while this replica is the one that reads on and cleans up.",
@@ -111,6 +113,10 @@ MEANINGS: Mapping[str, str] = {
     "everstep_attribution_confirmations_total": "Those that said the same as the verdict.",
     "everstep_attribution_facts_read_total": "Facts that were read.",
     "everstep_attribution_facts_missed_total": "Facts that were gone before they were read.",
+    "everstep_attribution_facts_not_believed_total": "Checks of nodes that rendezvous knows of no "
+    "seat of in the job that told them.",
+    "everstep_attribution_left_out_total": "Parts of incidents that were not weighed, for that "
+    "reason.",
     "everstep_attribution_conflicts_total": "Writes made anew: another replica wrote first.",
     "everstep_attribution_analyzer_failures_total": "Analyses that failed or were late.",
     "everstep_attribution_explanations_total": "Verdicts that a model has put into words.",

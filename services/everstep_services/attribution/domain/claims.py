@@ -64,4 +64,5 @@ def is_sound(claim: Claim) -> bool:
         and 0.0 <= claim.strength <= 1.0
         and claim.role in get_args(Role)
         and all(type(rank) is int and 0 <= rank < 2**53 for rank in claim.ranks)
+        and all(type(node) is str for node in claim.nodes)
     )

@@ -26,6 +26,11 @@ _FOR_A_CASE = 64
 _TEXT_MOST = 240
 
 
+def accused(fact: Fact) -> tuple[str, ...]:
+    """The node that a job's agent says something of, for all jobs to remember."""
+    return (fact.node,) if isinstance(fact, NodeCheckFinished) else ()
+
+
 class History:
     """What attribution remembers beyond single jobs; the facts of the stream make it again."""
 
