@@ -93,6 +93,7 @@ def test_how_slow_ranks_are_sought_is_changed_while_it_runs() -> None:
         "straggler.stop_below": "0.7",
         "straggler.stop_reports": "3",
         "straggler.exclude_after_s": "600",
+        "straggler.exclude_confidence": "0.9",
     }
     document = switched(blank(), changes, "ann", "r")
     assert document.settings == changes

@@ -363,6 +363,8 @@ class KnownStraggler(Part, frozen=True, kw_only=True):
     """How much longer it needs than the median of its role group: 0.1 for 10 %."""
     slowdown_ratio: float | None = None
     """How much faster the whole job would be without it: 0.12 for 12 %."""
+    confidence: float | None = None
+    """As in `straggler_found`."""
     acted: tuple[str, ...] = ()
     """What the policy has decided about it, as in `straggler_acted`: `stop`, `exclude`."""
 

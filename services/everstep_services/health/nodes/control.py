@@ -60,6 +60,7 @@ SETTINGS: Mapping[str, Callable[[str, str], str]] = {
     "straggler.stop_below": partial(_number, 0.05, 0.95),
     "straggler.stop_reports": partial(_whole, 1, 10_000),
     "straggler.exclude_after_s": partial(_number, 1, 30 * 86400),
+    "straggler.exclude_confidence": partial(_number, 0.05, 1),
     "attribution.user_errors": partial(_one_of, (*MODES, "")),
     "attribution.repeat_offenders": partial(_one_of, (*MODES, "")),
     "attribution.offences": partial(_whole, 1, 1000),

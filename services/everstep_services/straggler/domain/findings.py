@@ -187,6 +187,7 @@ class _Draft:
             lost_s=change.lost_s,
             slower_ratio=change.slower_ratio,
             slowdown_ratio=change.slowdown_ratio,
+            confidence=change.confidence,
         )
         self.facts.append(self._fact(change, finding))
 

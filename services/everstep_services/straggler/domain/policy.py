@@ -11,8 +11,12 @@ from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain.switches import Mode, Switches
 
 Action = Literal["stop", "exclude"]
-NODE_CAUSES = frozenset({"host", "device", "network", "compute", "unknown"})
-"""Causes that another node or another start may mend; `input` and `design` stay with the job."""
+CAUSES: Mapping[Action, frozenset[str]] = {
+    "stop": frozenset({"host", "device", "network", "compute", "unknown"}),
+    "exclude": frozenset({"host", "device", "network"}),
+}
+"""What each action may mend. `input` and `design` stay with the job; `compute` and `unknown` may be
+the script's work, which another start may mend, and which says nothing against a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Policy:
         decisions: list[Decision] = []
         for one in found:
             record = self._records.get(one.finding)
-            if record is None or one.cause not in NODE_CAUSES:
+            if record is None:
                 continue
             decision = _stop(one, record, switches) or _exclude(one, record, switches, now)
             if decision is not None:
@@ -79,8 +83,13 @@ def score(slower_ratio: float) -> float:
     return 1 / (1 + max(slower_ratio, 0.0))
 
 
+def _may(action: Action, one: KnownStraggler) -> bool:
+    """Whether the action may mend the cause, and was not decided yet."""
+    return one.cause in CAUSES[action] and action not in one.acted
+
+
 def _stop(one: KnownStraggler, record: _Record, switches: Switches) -> Decision | None:
-    if "stop" in one.acted or record.reports < switches.stop_reports:
+    if not _may("stop", one) or record.reports < switches.stop_reports:
         return None
     reason = (
         f"rank {one.rank} scores below {switches.stop_below:g} in {record.reports} windows in a "
@@ -92,11 +101,14 @@ def _stop(one: KnownStraggler, record: _Record, switches: Switches) -> Decision 
 def _exclude(
     one: KnownStraggler, record: _Record, switches: Switches, now: float
 ) -> Decision | None:
-    slow_s = now - record.since
-    if "exclude" in one.acted or slow_s < switches.exclude_after_s:
+    slow_s, confidence = now - record.since, one.confidence or 0.0
+    if not _may("exclude", one) or slow_s < switches.exclude_after_s:
+        return None
+    if confidence < switches.exclude_confidence:
         return None
     reason = (
-        f"rank {one.rank} is slow ({one.cause}) for {slow_s:.0f} s, limit "
+        f"rank {one.rank} is slow ({one.cause}, confidence {confidence:.2f}, limit "
+        f"{switches.exclude_confidence:g}) for {slow_s:.0f} s, limit "
         f"{switches.exclude_after_s:g} s: {one.reason}"
     )
     return Decision("exclude", one.finding, switches.exclude_mode, reason)

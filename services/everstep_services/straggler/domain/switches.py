@@ -23,6 +23,7 @@ class Switches:
     stop_below: float = 0.7
     stop_reports: int = 10
     exclude_after_s: float = 900.0
+    exclude_confidence: float = 0.7
     stop_mode: Mode = "observe"
     exclude_mode: Mode = "observe"
 
@@ -50,6 +51,9 @@ def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
         stop_below=_number(values, "straggler.stop_below", default.stop_below),
         stop_reports=_number(values, "straggler.stop_reports", default.stop_reports),
         exclude_after_s=_number(values, "straggler.exclude_after_s", default.exclude_after_s),
+        exclude_confidence=_number(
+            values, "straggler.exclude_confidence", default.exclude_confidence
+        ),
         stop_mode=_mode(modes, "stop", is_braked=is_braked),
         exclude_mode=_mode(modes, "exclude", is_braked=is_braked),
     )
