@@ -85,3 +85,49 @@ def test_while_recorders_are_spared_the_last_comparison_is_shown() -> None:
     for number in range(4, 19):
         close(number, is_spared=True)
     assert job.scores(100, "").window == 19 * 16, "they are silent, and no longer spared"
+
+
+def told(
+    job: Job, simulation: Simulation, number: int, gap: str = "", silent: Sequence[int] = ()
+) -> None:
+    """A window in which the recorders of these nodes do not tell, and why."""
+    for timings in simulation.window():
+        ranks = timings.ranks
+        if timings.slot in silent:
+            ranks = tuple(replace_struct(one, collectives=(), gap=gap) for one in ranks)
+        job.hear(replace_struct(timings, ranks=ranks), float(number))
+    job.close_due(float(number))
+
+
+@pytest.mark.parametrize("gap", ["recorder silent", "recorder spared", ""])
+def test_why_the_own_times_of_a_node_are_unknown_is_said(gap: str) -> None:
+    """Also where those of the other half are known."""
+    simulation, job = Simulation(Training()), Job("job", Rules())
+    told(job, simulation, 0, gap, silent=[0])
+    table = job.scores(8, "")
+    assert {one.rank for one in table.ranks if one.own_s is None} == {0, 1, 2, 3}
+    why = gap or "no collective was seen"
+    assert table.said == f"4 ranks of node-0 cannot be compared: {why}"
+
+
+def test_while_one_nodes_recorders_are_spared_the_last_comparison_is_shown() -> None:
+    simulation, job = Simulation(Training()), Job("job", Rules())
+    told(job, simulation, 0)
+    for number in range(1, 16):
+        told(job, simulation, number, "recorder spared", silent=[0])
+    assert (job.scores(8, "").ranks_seen, job.scores(8, "").window) == (8, 16)
+    told(job, simulation, 16, "recorder spared", silent=[0])
+    assert job.scores(8, "").ranks_seen == 4, "they are spared for too long"
+
+
+@pytest.mark.parametrize("plan", [Training(nodes=4, per_node=2), Training(nodes=2, per_node=4)])
+def test_a_node_that_is_heard_late_has_the_role_of_the_others(plan: Training) -> None:
+    """Gloo's recorder does not say who is in a group: those who were seen in it count."""
+    plan = replace(plan, has_members=False, delays=(Delay(0, 0.03),))
+    simulation, job = Simulation(plan), Job("job", Rules())
+    told(job, simulation, 0, "recorder silent", silent=[0])
+    for number in range(1, 5):
+        told(job, simulation, number)
+    table = job.scores(8, "")
+    assert {one.role for one in table.ranks} == {"all ranks"}
+    assert [one.rank for one in table.ranks if one.is_straggler] == [0]

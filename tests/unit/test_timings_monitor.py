@@ -23,6 +23,7 @@ from everstep.messages import (
 from everstep_services.agent.ranks.watch import WatchedRank
 from everstep_services.agent.timings import monitor
 from everstep_services.agent.timings.monitor import Place, Timings, Wanted, wanted_in
+from everstep_services.agent.timings.recorders import SPARED
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.worker_server import worker_server
 from tests.waiting import until_async
@@ -289,14 +290,28 @@ async def test_a_recorder_that_is_silent_is_a_gap(node: Node) -> None:
     assert [one.steps for one in told.ranks] == [16, 16]
 
 
-async def test_a_recorder_that_is_slow_is_asked_less_often(node: Node) -> None:
+async def test_a_large_recorder_is_asked_less_often(node: Node) -> None:
     await node.work(0)
-    node.timings._recorders.took_s = 0.1
-    async with worker_server(node.ranks[4].folder, {"fr_trace_json": lambda: b"{}"}) as asked:
+    large = recorded(1, 4000)
+    async with worker_server(node.ranks[4].folder, {"fr_trace_json": lambda: large}) as asked:
         told = [one for _ in range(8) for one in await node.work(16)]
         assert len(told) == 8
         assert 0 < len(asked) < 8
-        assert {one.ranks[0].gap for one in told} == {"", "recorder spared"}
+        assert {one.ranks[0].gap for one in told} == {"", SPARED}
+
+
+async def test_an_answer_that_comes_late_spares_no_recorder(node: Node) -> None:
+    """A busy host takes long for little: sparing it would hide its ranks from all others (A6.1)."""
+    await node.work(0)
+
+    def slowly() -> bytes:
+        node.clock.at_s += 0.9
+        return recorded(1, 40)
+
+    async with worker_server(node.ranks[4].folder, {"fr_trace_json": slowly}) as asked:
+        told = [one for _ in range(4) for one in await node.work(16)]
+    assert len(asked) == len(told)
+    assert {one.ranks[0].gap for one in told} == {""}
 
 
 @asynccontextmanager

@@ -165,7 +165,7 @@ class Timings:
         self._host = HostReading()
         self._workers = Workers()
         self._sent_s = -inf
-        self._recorders = Recorders(clock)
+        self._recorders = Recorders()
         self._thread = LooseThread[_Host]("timings")
         self._began_s: float | None = None
         """When the first rank of the round was seen."""

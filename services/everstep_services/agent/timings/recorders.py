@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep.clock import Clock
 from everstep_services.agent.stalls.worker import ask, has_server
 from everstep_services.agent.timings.entries import Recording, parse_recording
 from everstep_services.agent.timings.window import Steps
 
 _WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
 _WITHIN_S = 1.0
+SPARED = "recorder spared"
+_S_PER_BYTE = 75e-9
+"""What a thread of the rank computes to tell of so much: some 70 ms for a full ring. How long an
+answer takes is no measure of that: where processors are busy, one waits for them the most."""
 _MOST_RATIO = 0.02
-"""To tell of a full ring takes a thread of the rank some 70 ms: no more of the time than this."""
+"""No more of the time than this goes into it."""
 _LEAST_OFTEN = 16
 """Windows."""
 
@@ -29,40 +32,33 @@ class Recorded:
 class Recorders:
     """Those of one node's ranks."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.took_s = 0.0
-        """How long the quickest rank took to tell, the last time."""
+    def __init__(self) -> None:
+        self._most_bytes = 0
+        """Of the last answers the longest; about the same on all nodes."""
 
     async def read(self, folders: Mapping[int, Path], window: Steps, lasted_s: float) -> Recorded:
         """Every so many windows only, where the rings are large and the windows short."""
         if window.last // window.count % self._stride(lasted_s):
-            return Recorded(gaps=dict.fromkeys(folders, "recorder spared"))
+            return Recorded(gaps=dict.fromkeys(folders, SPARED))
         served = await asyncio.to_thread(_with_servers, folders)
         async with asyncio.TaskGroup() as asking:
             asked = {
-                rank: asking.create_task(self._read(folder)) for rank, folder in served.items()
+                rank: asking.create_task(ask(folder, _WHOLE, _WITHIN_S))
+                for rank, folder in served.items()
             }
-        took = {rank: task.result() for rank, task in asked.items()}
-        # All at once they wait for each other's processors: the quickest tells what it costs.
-        self.took_s = min((took_s for _, took_s in took.values()), default=0.0)
-        recordings = {rank: one for rank, (one, _) in took.items() if one is not None}
+        bodies = {rank: body for rank, task in asked.items() if (body := task.result())}
+        self._most_bytes = max(map(len, bodies.values()), default=self._most_bytes)
+        parsed = {rank: await asyncio.to_thread(parse_recording, body)
+                  for rank, body in bodies.items()}  # fmt: skip
+        recordings = {rank: one for rank, one in parsed.items() if one is not None}
         return Recorded(recordings, dict.fromkeys(served.keys() - recordings, "recorder silent"))
 
     def _stride(self, lasted_s: float) -> int:
         """A power of two, so that nodes that differ have many windows in common."""
-        stride = 1
-        while stride < _LEAST_OFTEN and stride * lasted_s * _MOST_RATIO < self.took_s:
+        stride, costs_s = 1, self._most_bytes * _S_PER_BYTE
+        while stride < _LEAST_OFTEN and stride * lasted_s * _MOST_RATIO < costs_s:
             stride *= 2
         return stride
-
-    async def _read(self, folder: Path) -> tuple[Recording | None, float]:
-        began = self._clock.now()
-        body = await ask(folder, _WHOLE, _WITHIN_S)
-        took_s = self._clock.now() - began
-        if body is None:
-            return None, took_s
-        return await asyncio.to_thread(parse_recording, body), took_s
 
 
 def _with_servers(folders: Mapping[int, Path]) -> dict[int, Path]:

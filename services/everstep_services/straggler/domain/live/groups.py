@@ -31,17 +31,20 @@ class Groups:
     def __init__(self, world: int) -> None:
         self.world = world
         self._kinds = Names(_MOST_KINDS)
-        self._mask = np.zeros(world, dtype=np.uint64)
-        """The kinds of groups that each rank is in."""
-        self._part = np.arange(world)
-        """The lowest rank that groups smaller than all ranks connect each one with."""
-        self._stage = np.full(world, -1, dtype=np.int32)
-        self._expert = np.full(world, -1, dtype=np.int32)
-        self._connects = False
+        self._forget()
         self.kind = np.full(0, -1, dtype=np.int32)
         """Of each group."""
         self.size = np.zeros(0, dtype=np.int32)
         """Of each group; the ranks seen where it is not known."""
+
+    def _forget(self) -> None:
+        self._mask = np.zeros(self.world, dtype=np.uint64)
+        """The kinds of groups that each rank is in."""
+        self._part = np.arange(self.world)
+        """The lowest rank that groups smaller than all ranks connect each one with."""
+        self._stage = np.full(self.world, -1, dtype=np.int32)
+        self._expert = np.full(self.world, -1, dtype=np.int32)
+        self._connects = False
 
     def learn(self, sample: Sample, names: Sequence[object], ops: Sequence[object]) -> None:
         """Take in which ranks use which groups in a window."""
@@ -54,6 +57,11 @@ class Groups:
             more = len(names) - len(self.kind)
             self.kind = np.concatenate([self.kind, np.full(more, -1, dtype=np.int32)])
             self.size = np.concatenate([self.size, np.zeros(more, dtype=np.int32)])
+        described = self.kind[distinct] >= 0
+        if (described & (self.size[distinct] < count)).any():
+            # A group is larger than it seemed while not all of its ranks were heard.
+            self._forget()
+            self.kind[:] = -1
         passing = _passing(sample, ops, len(names))
         for number, start, seen in zip(distinct, first, count, strict=True):
             if self.kind[number] >= 0 and self.size[number] >= seen:

@@ -26,6 +26,9 @@ from everstep_services.straggler.domain.operations import Array
 _WHOLE_STEP = ""
 SILENT = "recorder silent"
 """As agents say of a rank whose recorder they asked in vain."""
+SPARED = "recorder spared"
+"""As agents say of a rank whose recorder they left in peace in this window."""
+_REASONS_MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ class Meter:
         step_s = _middle(sample.step_s)
         sections = sections_of(sample, self.names.sections.names())
         entered, alignment = self._entered(sample, role, step_s)
-        own, said = self._own(sample, role, sections, entered, alignment)
+        own = self._own(sample, role, sections, entered, alignment)
         own, silent = self._with_silent(sample, role, own)
         nothing = np.full(len(sample.rank), np.nan)
         gpu = self._kernels(sample)
@@ -143,7 +146,7 @@ class Meter:
             individual=self._individual(sample, sections),
             gpu_relative=gpu[0],
             gpu_individual=gpu[1],
-            clock_error_s=_clock_error(entered, alignment), said=said,
+            clock_error_s=_clock_error(entered, alignment), said=_unknown(sample, own),
             ops=tuple(str(one) for one in self.names.ops.names()), silent=silent,
         )  # fmt: skip
 
@@ -185,23 +188,20 @@ class Meter:
     def _own(
         self, sample: Sample, role: Array, sections: Sections, entered: Entered | None,
         alignment: Alignment,
-    ) -> tuple[Array, str]:  # fmt: skip
-        """What each row needed by itself, and why nothing is known where nothing is."""
+    ) -> Array:  # fmt: skip
+        """What each row needed by itself; NaN where it is not known."""
         own = np.full(len(sample.rank), np.nan)
         if entered is not None:
             shared = entered.own.shared
             margin = np.zeros(len(shared))
             np.multiply(alignment.error_s[sample.node], shared, out=margin, where=shared > 0)
             own = _beyond_clocks(entered.own.own_s, role, sample.node, margin)
-        said = []
         for number in range(int(role.max(initial=-1)) + 1):
             rows = np.flatnonzero(role == number)
-            if np.isfinite(own[rows]).sum() * 2 >= len(rows):
-                continue
-            measured = _by_sections(sections, rows)
-            own[rows] = np.nan if measured is None else measured
-            said += [] if measured is not None else [_silent(sample, rows)]
-        return own, "; ".join(dict.fromkeys(said))
+            if np.isfinite(own[rows]).sum() * 2 < len(rows):
+                measured = _by_sections(sections, rows)
+                own[rows] = np.nan if measured is None else measured
+        return own
 
     def _with_silent(self, sample: Sample, role: Array, own: Array) -> tuple[Array, Array]:
         """Own times with those of ranks that are too starved to say when they came.
@@ -299,10 +299,35 @@ def _unheard(sample: Sample) -> Array:
     return found
 
 
-def _silent(sample: Sample, rows: Array) -> str:
-    gaps = [gap for one in sample.nodes for gap in one.gaps if gap]
-    why = max(set(gaps), key=gaps.count) if gaps else "no collective with another rank was seen"
-    return f"{len(rows)} ranks cannot be compared: {why}"
+def _unknown(sample: Sample, own: Array) -> str:
+    """Which ranks cannot be compared, and why: those of one reason together, the most first."""
+    unknown = np.flatnonzero(np.isnan(own)).tolist()
+    if not unknown:
+        return ""
+    gaps = {
+        int(rank): gap
+        for node in sample.nodes
+        for rank, gap in zip(node.rank, node.gaps, strict=True)
+    }
+    entered = np.bincount(sample.entry_row, minlength=len(own)) > 0
+    by_reason: dict[str, list[int]] = {}
+    for row in unknown:
+        seen = "too few of its collectives were seen on other ranks, too"
+        why = gaps[int(sample.rank[row])] or (seen if entered[row] else "no collective was seen")
+        by_reason.setdefault(why, []).append(row)
+    most = sorted(by_reason.items(), key=lambda pair: -len(pair[1]))
+    return "; ".join(
+        f"{_ranks_in_words(sample, rows)} cannot be compared: {why}"
+        for why, rows in most[:_REASONS_MOST]
+    )
+
+
+def _ranks_in_words(sample: Sample, rows: list[int]) -> str:
+    if len(rows) == 1:
+        return f"rank {int(sample.rank[rows[0]])}"
+    nodes = set(sample.node[rows].tolist())
+    of = f" of {sample.nodes[nodes.pop()].node}" if len(nodes) == 1 else ""
+    return f"{len(rows)} ranks{of}"
 
 
 def _beyond_clocks(own: Array, role: Array, node: Array, margin: Array) -> Array:

@@ -18,7 +18,7 @@ from everstep_services.straggler.domain.live.links import (
     Links,
     SlowLink,
 )
-from everstep_services.straggler.domain.live.measures import Measured, Meter
+from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
 from everstep_services.straggler.domain.live.price import (
     Price,
     Replay,
@@ -53,7 +53,7 @@ class Round:
     newest: Measured | None = None
     """Of windows whose recorders agents have spared, the one before them."""
     spared: int = 0
-    """How many windows followed the newest one without entries into collectives."""
+    """How many windows followed the newest one without entries of all nodes."""
     slower: Array = field(default_factory=lambda: np.empty(0))
     """By rank, in the newest window: how much longer than the median of its role."""
     closed: int = 0
@@ -93,13 +93,14 @@ class Round:
         return changes
 
     def _shown(self, sample: Sample) -> tuple[Measured, Array, Price | None] | None:
-        """What goes on being shown, where this window has no entries and can compare nobody.
+        """What goes on being shown, where this window has no entries, or not those of all nodes.
 
         Agents read large recorders in some windows only, at least in every sixteenth.
         """
         newest = self.newest
         had_entries = newest is not None and len(newest.sample.entry_row) > 0
-        self.spared = 0 if len(sample.entry_row) else self.spared + 1
+        is_spared = any(SPARED in gap for node in sample.nodes for gap in node.gaps)
+        self.spared = self.spared + 1 if is_spared or not len(sample.entry_row) else 0
         if newest is None or not had_entries or not 0 < self.spared < _SPARED_MOST:
             return None
         return newest, self.slower, self.cost
