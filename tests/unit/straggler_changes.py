@@ -1,9 +1,10 @@
 """What the domain may say of a job's ranks, made up."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from everstep.messages import Score
-from everstep_services.straggler.domain.changes import KeepsUp, SlowRank, StepShift
+from everstep_services.straggler.domain.changes import Change, Cost, KeepsUp, SlowRank, StepShift
 
 
 def slow(rank: int = 3, round_: int = 1, **more: Any) -> SlowRank:
@@ -39,3 +40,14 @@ def shift(step: int = 100, round_: int = 1) -> StepShift:
     return StepShift(
         round=round_, before_s=0.2, now_s=0.3, step=step, reason="50 % longer", section=None
     )
+
+
+def cost(first: int, last: int, lost_s: float, rank: int = 3, round_: int = 1) -> Cost:
+    return Cost(
+        round=round_, rank=rank, is_design=False, first_step=first, last_step=last, lost_s=lost_s
+    )
+
+
+def without_costs(changes: Iterable[Change]) -> list[Change]:
+    """What is said once: who is slow, and who keeps up."""
+    return [one for one in changes if not isinstance(one, Cost)]

@@ -14,6 +14,7 @@ from everstep_services.straggler.domain.job import Job
 from everstep_services.straggler.domain.live.causes import interval
 from everstep_services.straggler.domain.rules import Rules
 from everstep_services.straggler.domain.verdict import Limits, State, Window, observe
+from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Simulation, Training, Where, healthy
 
 Alter = Callable[[RankTiming], RankTiming]
@@ -26,7 +27,7 @@ def run(simulation: Simulation, job: Job, windows: int, alter: Alter | None = No
         for timings in simulation.window():
             ranks = timings.ranks if alter is None else tuple(alter(one) for one in timings.ranks)
             job.hear(msgspec.structs.replace(timings, ranks=ranks), float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     return changes
 
 

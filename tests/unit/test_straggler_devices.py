@@ -14,6 +14,7 @@ from everstep_services.straggler.domain.job import Job
 from everstep_services.straggler.domain.live.device_times import device_times_us
 from everstep_services.straggler.domain.rules import Rules
 from tests.unit.device_windows import DeviceSimulation
+from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Training, healthy
 
 
@@ -23,7 +24,7 @@ def judged(simulation: DeviceSimulation, windows: int) -> tuple[Job, list[Change
     for number in range(windows):
         for timings in simulation.window():
             job.hear(timings, float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     return job, changes
 
 
@@ -86,7 +87,7 @@ def test_durations_that_are_partly_missing_are_left_out() -> None:
     for number in range(3):
         for timings in simulation.window():
             job.hear(replaced(timings, _without_newest), float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     assert [one.rank for one in changes if isinstance(one, SlowRank)] == [3]
 
 
@@ -131,7 +132,7 @@ def test_the_device_time_of_a_section_says_where_it_is_slow() -> None:
     for number in range(3):
         for timings in simulation.window():
             job.hear(replaced(timings, _with_devices), float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     (found,) = changes
     assert isinstance(found, SlowRank)
     assert (found.rank, found.cause, found.section) == (3, "compute", "forward")

@@ -25,13 +25,13 @@ from everstep_services.straggler.domain.findings import (
     revised,
 )
 from everstep_services.straggler.domain.switches import Switches
-from tests.unit.straggler_changes import keeps_up, shift, slow
+from tests.unit.straggler_changes import cost, keeps_up, shift, slow
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def moment(after_s: float = 0.0, round_: int | None = 1, step_s: float | None = None) -> Moment:
-    return Moment(NOW + timedelta(seconds=after_s), round_, step_s)
+def moment(after_s: float = 0.0, round_: int | None = 1) -> Moment:
+    return Moment(NOW + timedelta(seconds=after_s), round_)
 
 
 def after(*changes: Change, before: StragglersDocument | None = None, over: str = "") -> Revision:
@@ -55,30 +55,54 @@ def test_a_slow_rank_is_found_once_whichever_replica_says_so() -> None:
 
 
 def test_a_cleared_rank_says_how_long_and_what_it_cost() -> None:
-    found = after(slow()).document
-    (fact,) = revised(found, [keeps_up()], moment(100.0)).facts
+    """From the first window that it was found by to the last one: what each has cost."""
+    found = after(slow(first_step=33, last_step=80, lost_s=0.05)).document
+    told = revised(found, [cost(81, 176, 6.0), cost(177, 208, 1.5)], moment(80.0))
+    assert told.facts == []
+    assert (told.document.found[0].lost_so_far_s, told.document.found[0].counted_step) == (9.9, 208)
+    (fact,) = revised(told.document, [keeps_up()], moment(100.0)).facts
     assert isinstance(fact, StragglerCleared)
-    assert (fact.finding, fact.lasted_s, fact.lost_s) == (found.found[0].finding, 100.0, 20.0)
+    assert (fact.finding, fact.lasted_s, fact.lost_s) == (found.found[0].finding, 100.0, 9.9)
     again = revised(found, [keeps_up(), keeps_up()], moment())
     assert (again.document.found, len(again.facts)) == ((), 1)
 
 
-def test_what_the_job_lost_is_estimated_from_a_step_where_no_replay_told_it() -> None:
-    found = after(slow(slowdown_ratio=None)).document
-    known, unknown = (
-        revised(found, [keeps_up()], moment(100.0, step_s=step_s)).facts[0]
-        for step_s in (0.5, None)
-    )
-    assert isinstance(known, StragglerCleared)
-    assert isinstance(unknown, StragglerCleared)
-    assert (known.lost_s, unknown.lost_s) == (10.0, None)
+def test_windows_that_several_replicas_count_cost_once() -> None:
+    """They told of them at other times, and one of them began anew meanwhile."""
+    found = after(slow(last_step=80, lost_s=0.0)).document
+    one = [cost(81, 100, 2.0), cost(101, 120, 2.0), cost(141, 160, 2.0)]
+    other = [cost(81, 90, 1.0), cost(91, 110, 2.0), cost(111, 130, 2.0), cost(131, 160, 3.0)]
+    orders = ([*one, *other], [*other, *one], [one[0], *other, *one], [other[0], *one, *other])
+    for order in orders:
+        document = found
+        for change in order:
+            document = revised(document, [change], moment()).document
+        assert document.found[0].counted_step == 160
+        assert 6.0 <= document.found[0].lost_so_far_s <= 8.0, "and what nobody told of is a gap"
+
+
+def test_the_end_of_a_round_loses_no_costs_of_it() -> None:
+    found = after(slow(last_step=80, lost_s=0.0)).document
+    (fact,) = revised(found, [cost(81, 100, 2.0)], moment(round_=2)).facts
+    assert isinstance(fact, StragglerCleared)
+    assert (fact.reason, fact.lost_s) == ("its round ended", 2.0)
+    new = after(slow(last_step=200, lost_s=0.0), before=found).document
+    assert revised(new, [cost(81, 100, 2.0, rank=4)], moment()).document == new, "nobody is slow"
+
+
+def test_what_an_older_release_found_cost_nobody_knows_what() -> None:
+    known = replace(after(slow()).document.found[0], lost_so_far_s=0.0, counted_step=0)
+    found = replace(after(slow()).document, found=(known,))
+    (fact,) = revised(found, [keeps_up()], moment()).facts
+    assert isinstance(fact, StragglerCleared)
+    assert fact.lost_s is None
 
 
 def test_a_wall_clock_that_was_set_back_makes_no_negative_time() -> None:
     found = after(slow()).document
     (fact,) = revised(found, [keeps_up()], moment(-3600.0)).facts
     assert isinstance(fact, StragglerCleared)
-    assert (fact.lasted_s, fact.lost_s) == (0.0, 0.0)
+    assert (fact.lasted_s, fact.lost_s) == (0.0, 2.4)
 
 
 def test_a_new_round_clears_what_was_found_in_the_one_before() -> None:

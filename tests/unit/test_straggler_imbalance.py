@@ -13,6 +13,7 @@ from everstep_services.straggler.domain.policy import Policy
 from everstep_services.straggler.domain.rules import Rules
 from everstep_services.straggler.domain.switches import Switches
 from tests.unit.device_windows import DeviceSimulation
+from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Training
 from tests.unit.test_straggler_findings import NOW
 
@@ -26,7 +27,7 @@ def judged(simulation: DeviceSimulation, job: Job, windows: int) -> list[Change]
     for number in range(windows):
         for timings in simulation.window():
             job.hear(timings, float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     return changes
 
 

@@ -10,6 +10,7 @@ from everstep.messages import RankTiming
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
 from everstep_services.straggler.domain.job import Job
 from everstep_services.straggler.domain.rules import Rules
+from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Simulation, Training
 
 QUICK = Training(nodes=4, per_node=2, jitter=0.03)
@@ -25,7 +26,7 @@ def judged(
         for timings in simulation.window():
             ranks = tuple(_alter(one, held) for one in timings.ranks)
             job.hear(msgspec.structs.replace(timings, ranks=ranks), float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     return changes
 
 

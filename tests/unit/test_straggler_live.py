@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
+from everstep_services.straggler.domain.changes import Change, Cost, KeepsUp, SlowRank
 from everstep_services.straggler.domain.job import Job
 from everstep_services.straggler.domain.rules import Rules
 from tests.unit.straggler_windows import Delay, Simulation, Training
@@ -61,8 +61,46 @@ def test_nobody_is_named_where_all_keep_up(plan: Training) -> None:
 def test_a_rank_that_keeps_up_again_is_cleared_once() -> None:
     """The delay ends with the sixth window (A6.2)."""
     _, changes = judged(Training(delays=(Delay(2, 0.03, last=6 * 16),)), 14)
-    assert [type(one) for one in changes] == [SlowRank, KeepsUp]
+    assert [type(one) for one in changes if not isinstance(one, Cost)] == [SlowRank, KeepsUp]
     assert [one.rank for one in changes if isinstance(one, KeepsUp)] == [2]
+
+
+def lost_s(changes: Sequence[Change], rank: int) -> float:
+    """As a document counts it."""
+    found = next(one for one in changes if isinstance(one, SlowRank) and one.rank == rank)
+    since = found.lost_s * (found.last_step - found.first_step + 1)
+    return since + sum(one.lost_s for one in changes if isinstance(one, Cost) and one.rank == rank)
+
+
+def test_what_a_slow_rank_cost_is_the_sum_of_its_windows() -> None:
+    """30 ms a step in ten windows, then 60 ms in ten; nothing counts twice, or once it is over."""
+    delays = (Delay(2, 0.03, last=320), Delay(2, 0.03, first=161, last=320))
+    _, changes = judged(Training(delays=delays), 30)
+    assert slow_ranks(changes) == [2]
+    assert lost_s(changes, 2) == pytest.approx(160 * 0.03 + 160 * 0.06, rel=0.15)
+    told = [(one.first_step, one.last_step) for one in changes if isinstance(one, Cost)]
+    assert [first for first, _ in told] == [49, *(last + 1 for _, last in told[:-1])]
+    assert told[0] == (49, 144), "six windows"
+
+
+def test_what_two_slow_ranks_cost_together_is_shared_by_them() -> None:
+    """A step is longer by the slower one only."""
+    delays = (Delay(1, 0.03, last=320), Delay(6, 0.03, last=320))
+    _, changes = judged(Training(delays=delays), 30)
+    costs = [sum(one.lost_s for one in changes if isinstance(one, Cost) and one.rank == rank)
+             for rank in (1, 6)]  # fmt: skip
+    assert sum(costs) == pytest.approx(17 * 16 * 0.03, rel=0.15)
+    assert costs[0] == pytest.approx(costs[1], rel=0.2)
+
+
+def test_windows_in_which_recorders_were_spared_cost_as_the_last_one_that_was_compared() -> None:
+    simulation, job = Simulation(Training(delays=(Delay(5, 0.03, last=320),))), Job("job", Rules())
+    changes: list[Change] = []
+    for number in range(24):
+        changes += told(job, simulation, number, "recorder spared", [0, 1] if number % 2 else ())
+    (found,) = (one for one in changes if isinstance(one, SlowRank))
+    later = sum(one.lost_s for one in changes if isinstance(one, Cost))
+    assert later == pytest.approx((320 - found.last_step) * 0.03, rel=0.15)
 
 
 def test_while_recorders_are_spared_the_last_comparison_is_shown() -> None:
@@ -89,14 +127,14 @@ def test_while_recorders_are_spared_the_last_comparison_is_shown() -> None:
 
 def told(
     job: Job, simulation: Simulation, number: int, gap: str = "", silent: Sequence[int] = ()
-) -> None:
+) -> list[Change]:
     """A window in which the recorders of these nodes do not tell, and why."""
     for timings in simulation.window():
         ranks = timings.ranks
         if timings.slot in silent:
             ranks = tuple(replace_struct(one, collectives=(), gap=gap) for one in ranks)
         job.hear(replace_struct(timings, ranks=ranks), float(number))
-    job.close_due(float(number))
+    return job.close_due(float(number))
 
 
 @pytest.mark.parametrize("gap", ["recorder silent", "recorder spared", ""])

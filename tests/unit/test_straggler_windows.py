@@ -25,6 +25,7 @@ from everstep.messages import (
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
 from everstep_services.straggler.domain.job import Job
 from everstep_services.straggler.domain.rules import Rules
+from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Simulation, Training
 
 SLOW = Training(delays=(Delay(5, 0.03),))
@@ -45,7 +46,7 @@ def heard(job: Job, windows: list[list[NodeTimings]]) -> list[Change]:
     for number, window in enumerate(windows):
         for timings in window:
             job.hear(timings, float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     return changes
 
 
@@ -155,7 +156,7 @@ def test_lost_messages_hide_nobody_and_accuse_nobody(seed: int) -> None:
         for timings in simulation.window():
             if draw.random() < 0.9:
                 job.hear(timings, number * 10.0)
-        changes += [(number, one) for one in job.close_due(number * 10.0 + 9)]
+        changes += [(number, one) for one in without_costs(job.close_due(number * 10.0 + 9))]
     assert [(type(one), getattr(one, "rank", None)) for _, one in changes] == [(SlowRank, 5)]
     assert changes[0][0] < 20 + 8
 
@@ -170,7 +171,7 @@ def test_a_node_that_uses_shorter_windows_for_a_while_is_still_compared() -> Non
         job.hear(half[0], number * 10.0)
         job.hear(whole[0], number * 10.0)
         job.hear(changed(whole[1], first_step=whole[1].first_step - 8), number * 10.0)
-        changes += job.close_due(number * 10.0)
+        changes += without_costs(job.close_due(number * 10.0))
     assert names(changes) == [("SlowRank", 5)]
 
 
@@ -210,7 +211,7 @@ def test_without_a_recorder_sections_are_compared_by_their_processor_time() -> N
                 for one in timings.ranks
             )  # fmt: skip
             job.hear(changed(timings, ranks=ranks), float(number))
-        changes += job.close_due(float(number))
+        changes += without_costs(job.close_due(float(number)))
     assert names(changes) == [("SlowRank", 2)]
 
 
@@ -305,7 +306,7 @@ def test_a_sick_node_is_refused_and_harms_no_verdict(seed: int) -> None:
             for timings in simulation.window():
                 is_sick = timings.slot == 1
                 job.hear(absurd(draw, timings) if is_sick else timings, number * 10.0)
-            changes += job.close_due(number * 10.0 + 6)
+            changes += without_costs(job.close_due(number * 10.0 + 6))
             job.scores(100, "")
             job.timings(ShowTimings(job="job", measure="section", section="s1"))
             assert all(math.isfinite(one) for one in job.summary().values())

@@ -365,6 +365,10 @@ class KnownStraggler(Part, frozen=True, kw_only=True):
     """How much faster the whole job would be without it: 0.12 for 12 %."""
     confidence: float | None = None
     """As in `straggler_found`."""
+    lost_so_far_s: float = 0.0
+    """What the job lost by it, up to `counted_step`: the sum over windows of what each cost."""
+    counted_step: Count = 0
+    """The last step that is counted in `lost_so_far_s`; 0 where an older release found it."""
     acted: tuple[str, ...] = ()
     """What the policy has decided about it, as in `straggler_acted`: `stop`, `exclude`."""
 

@@ -63,7 +63,7 @@ class StragglerCleared(RoundFact, frozen=True, kw_only=True, tag="straggler_clea
     lasted_s: float | None = None
     """For how long it was slow."""
     lost_s: float | None = None
-    """Time that the whole job lost by it, estimated."""
+    """Time that the whole job lost by it: the sum over its windows of what each cost."""
 
 
 class StepTimeShifted(RoundFact, frozen=True, kw_only=True, tag="step_time_shifted.v1"):

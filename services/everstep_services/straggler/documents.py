@@ -1,7 +1,6 @@
 """Reads and writes the document of each job, and puts on record what a write has decided."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -183,13 +182,12 @@ class JobDocuments:
         taken = list(one.changes)[:_CHANGES_AT_ONCE]
         if len(one.document.outbox) > _OUTBOX_MOST:
             taken = []
-        over = one.over if len(taken) == len(one.changes) else ""
+        is_all = len(taken) == len(one.changes) and not one.work.is_busy
+        over = one.over if is_all else ""
         if not one.switches.is_on:
             over = over or "timings are switched off"
         before = one.document
-        step_s = one.view.step_s
-        step_s = step_s if step_s and math.isfinite(step_s) else None
-        moment = Moment(self._clock.wall(), one.view.round, step_s)
+        moment = Moment(self._clock.wall(), one.view.round)
         base = measured(before, one.switches, self._suggested(one))
         new = revised(base, taken, moment, over)
         if new.document == before and (one.revision or one.is_gone):

@@ -57,7 +57,6 @@ class View:
 
     round: int | None = None
     window_steps: int | None = None
-    step_s: float | None = None
     window: int = 0
     slower_ratios: Mapping[int, float] = field(default_factory=dict)
     """Of the slowest ranks, where one was found to be slow."""
@@ -122,7 +121,6 @@ class Turn:
         return View(
             round=judge.round,
             window_steps=judge.window_steps(self.window_s),
-            step_s=table.step_s if table else before.step_s,
             window=table.window if table else before.window,
             slower_ratios=(ratios if is_watched else {}) if table else before.slower_ratios,
             summary=summary,

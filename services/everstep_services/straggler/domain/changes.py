@@ -46,6 +46,18 @@ class KeepsUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What the job lost by a finding in some windows; said once in a while until it is over."""
+
+    round: int
+    rank: int
+    is_design: bool
+    first_step: int
+    last_step: int
+    lost_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepShift:
     """The whole job became slower or faster, and no rank stands out."""
 
@@ -79,4 +91,4 @@ class EvenRole:
     reason: str
 
 
-Change = SlowRank | KeepsUp | StepShift | UnevenRole | EvenRole
+Change = SlowRank | KeepsUp | Cost | StepShift | UnevenRole | EvenRole

@@ -22,6 +22,7 @@ from everstep.messages.base import Time
 from everstep.messages.codec import BadMessageError, encode, envelope
 from everstep_services.straggler.domain.changes import (
     Change,
+    Cost,
     EvenRole,
     KeepsUp,
     SlowRank,
@@ -49,8 +50,6 @@ class Moment:
     wall: Time
     round: int | None
     """Its newest round; None if nobody knows."""
-    step_s: float | None = None
-    """How long its steps take."""
 
     def since_s(self, then: Time) -> float:
         """How long ago that was."""
@@ -74,8 +73,12 @@ def revised(
     before: StragglersDocument, changes: Iterable[Change], now: Moment, over: str = ""
 ) -> Revision:
     """The document after these changes. With `over`, the reason, no finding stays open."""
-    draft = _Draft(before, now)
-    for change in changes:
+    draft, taken = _Draft(before, now), list(changes)
+    for change in taken:
+        if isinstance(change, Cost):
+            draft.count(change)  # before its round may end
+    draft.enter(now.round)
+    for change in taken:
         draft.take(change)
     if over:
         draft.clear(list(draft.found.values()), over)
@@ -127,7 +130,6 @@ class _Draft:
         self.found = {_key(one): one for one in before.found}
         self._round = before.round
         self._shifted_step = before.shifted_step
-        self._enter(now.round)
 
     def document(self) -> StragglersDocument:
         """As it is now."""
@@ -138,7 +140,7 @@ class _Draft:
 
     def take(self, change: Change) -> None:
         """Take one change in; what others have written already changes nothing."""
-        self._enter(change.round)
+        self.enter(change.round)
         if change.round != self._round:
             return
         match change:
@@ -151,8 +153,21 @@ class _Draft:
                 known = self.found.get((change.round, change.rank, is_design))
                 if known is not None and not _is_older(change, known):
                     self.clear([known], change.reason)
+            case Cost():
+                self.count(change)
             case StepShift():
                 self._shifted(change)
+
+    def count(self, change: Cost) -> None:
+        """Add what a finding cost, for the steps that no replica has counted yet."""
+        key = change.round, change.rank, change.is_design
+        known = self.found.get(key)
+        if known is None or change.last_step <= known.counted_step:
+            return
+        steps = change.last_step - change.first_step + 1
+        uncounted = min(steps, change.last_step - known.counted_step)
+        lost_s = known.lost_so_far_s + change.lost_s * uncounted / steps
+        self.found[key] = replace(known, lost_so_far_s=lost_s, counted_step=change.last_step)
 
     def clear(self, known: Iterable[KnownStraggler], reason: str) -> None:
         """These are slow no more; the rest follows with the next write if they are many."""
@@ -160,7 +175,7 @@ class _Draft:
             del self.found[_key(one)]
             self.facts.append(self._cleared(one, reason))
 
-    def _enter(self, round_: int | None) -> None:
+    def enter(self, round_: int | None) -> None:
         """A newer round has begun: findings of the one before are over."""
         if round_ is not None and (self._round is None or round_ > self._round):
             self._round, self._shifted_step = round_, 0
@@ -188,6 +203,8 @@ class _Draft:
             slower_ratio=change.slower_ratio,
             slowdown_ratio=change.slowdown_ratio,
             confidence=change.confidence,
+            lost_so_far_s=max(change.lost_s, 0.0) * (change.last_step - change.first_step + 1),
+            counted_step=change.last_step,
         )
         self.facts.append(self._fact(change, finding))
 
@@ -226,7 +243,7 @@ class _Draft:
             reason=reason,
             finding=known.finding,
             lasted_s=round(lasted_s, 3),
-            lost_s=_lost_s(known, lasted_s, self._now.step_s),
+            lost_s=round(known.lost_so_far_s, 3) if known.counted_step else None,
         )
 
     def _shifted(self, change: StepShift) -> None:
@@ -272,16 +289,6 @@ _HELPS = {
     "unknown": "watch",
 }
 """What would help, by cause: as in `straggler_found`."""
-
-
-def _lost_s(known: KnownStraggler, lasted_s: float, step_s: float | None) -> float | None:
-    """What the job lost by it: of each second the part that a step would be shorter without."""
-    if known.slowdown_ratio is not None:
-        share = max(known.slowdown_ratio, 0.0)
-        return round(lasted_s * share / (1 + share), 3)
-    if step_s:
-        return round(lasted_s * min(known.lost_s / step_s, 1.0), 3)
-    return None
 
 
 def _fact_id(text: str) -> str:

@@ -14,7 +14,7 @@ from everstep.messages import (
     ShowTimings,
     TimingTable,
 )
-from everstep_services.straggler.domain.changes import Change, EvenRole, KeepsUp
+from everstep_services.straggler.domain.changes import Change, Cost, EvenRole, KeepsUp
 from everstep_services.straggler.domain.live import answers
 from everstep_services.straggler.domain.live.measures import Meter
 from everstep_services.straggler.domain.live.round import Round
@@ -88,20 +88,21 @@ class Job:
                 changes += self._round.close(window, self.rules)
         return changes
 
-    def end(self, reason: str) -> list[KeepsUp | EvenRole]:
-        """The job, or its round, is over. Returns who was slow until then."""
-        known = [one for one in self._pending if isinstance(one, KeepsUp | EvenRole)]
+    def end(self, reason: str) -> list[Cost | KeepsUp | EvenRole]:
+        """The job, or its round, is over. Returns who was slow until then, and what that cost."""
+        known = [one for one in self._pending if isinstance(one, Cost | KeepsUp | EvenRole)]
         self._pending = []
         return [*known, *self._leave(reason)]
 
-    def _leave(self, reason: str) -> list[KeepsUp | EvenRole]:
+    def _leave(self, reason: str) -> list[Cost | KeepsUp | EvenRole]:
         known = self._round
-        gone = [_over(one, reason) for one in self._adopted]
+        gone: list[Cost | KeepsUp | EvenRole] = [_over(one, reason) for one in self._adopted]
         self._adopted = []
         self._round = None
         if known is None:
             return gone
         self._ended = max(self._ended, known.number)
+        gone += known.costs.tell(is_over=True)
         gone += [KeepsUp(known.number, rank, reason) for rank in known.slow()]
         return [*gone, *(EvenRole(known.number, rank, reason) for rank in known.uneven())]
 

@@ -64,7 +64,9 @@ class SlowRank(Answer):
     slowdown_ratio: float | None = Field(
         description="How much faster the whole job would be without it: 0.12 for 12 %."
     )
-    lost_s: float | None = Field(description="What the whole job lost by it; null while open.")
+    lost_s: float | None = Field(
+        description="What the whole job lost by it, window by window; null while open."
+    )
     windows: int | None = Field(description="For how many windows in a row, when it was found.")
     confidence: float | None = Field(description="0 to 1, in the cause.")
     failure_class: str | None = Field(

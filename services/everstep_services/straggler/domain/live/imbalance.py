@@ -47,6 +47,8 @@ class Imbalance:
     above: dict[str, int] = field(default_factory=dict)
     """For how many windows in a row each role was above the limit."""
     below: dict[str, int] = field(default_factory=dict)
+    lost_s: dict[int, float] = field(default_factory=dict)
+    """By such a rank, what its role cost a step in the last window."""
 
     def adopt(self, rank: int) -> None:
         """Take over a finding that another replica made."""
@@ -67,6 +69,9 @@ class Imbalance:
         changes: list[UnevenRole | EvenRole] = []
         for role in roles:
             changes += self._judge(number, measured, role, ratio)
+        self.lost_s = {
+            self.known[role.name]: role.lost_s for role in roles if role.name in self.known
+        }
         return changes
 
     def _judge(

@@ -53,11 +53,14 @@ class Links:
     """For how many windows steps are longer."""
     known: dict[str, int] = field(default_factory=dict)
     """Nodes that were found, with the rank that each is reported under."""
+    lost_s: float = 0.0
+    """By how much a step was longer than usual, in the last window."""
 
     def observe(self, measured: Measured, ratio: float) -> tuple[SlowLink | None, list[int]]:
         """Take in a window. Returns what is found, and the ranks whose links are good again."""
         usual = float(np.median(self.steps)) if len(self.steps) >= _LEAST else float("nan")
         trips = _by_node(measured)
+        self.lost_s = max(0.0, measured.step_s - usual) if np.isfinite(usual) else 0.0
         if not measured.step_s > (1 + ratio) * usual:
             self._learn(measured, trips)
             return None, self._good_again()

@@ -10,6 +10,7 @@ from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain import verdict
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
 from everstep_services.straggler.domain.live.causes import Blame, blame, from_link, slow_sender
+from everstep_services.straggler.domain.live.costs import Costs, Finding
 from everstep_services.straggler.domain.live.history import History, Kept
 from everstep_services.straggler.domain.live.imbalance import Imbalance
 from everstep_services.straggler.domain.live.links import (
@@ -70,6 +71,10 @@ class Round:
     """Of the newest window, once it is needed."""
     cost: Price | None = None
     """What all slow ranks cost, in the newest window."""
+    costs: Costs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.costs = Costs(self.number)
 
     def close(self, window: Gathered, rules: Rules) -> list[Change]:
         """Measure and judge a window."""
@@ -87,10 +92,11 @@ class Round:
         changes += self._shift(measured, rules)
         slow = self._slow_rows(measured)
         self.cost = self._price(measured, slow) if slow else None
+        self._count(measured, slow)
         self._remember(measured, rules)
         if shown is not None:
             self.newest, self.slower, self.cost = shown
-        return changes
+        return [*self.costs.tell(), *changes]
 
     def _shown(self, sample: Sample) -> tuple[Measured, Array, Price | None] | None:
         """What goes on being shown, where this window has no entries, or not those of all nodes.
@@ -158,6 +164,40 @@ class Round:
             return None
         steps = float(np.nanmedian([one.steps for one in measured.entered.own.tables]))
         return price(self.replay, rows, self._slow_rows(measured), steps)
+
+    def _count(self, measured: Measured, slow: list[int]) -> None:
+        """Count what each open finding cost in this window."""
+        lost: dict[Finding, float] = {}
+        known = [row for row in slow if np.isfinite(measured.own_s[row])]
+        for row, lost_s in zip(known, self._shares(measured, known), strict=True):
+            rank = int(measured.sample.rank[row])
+            one = self.named.get(rank, rank), False
+            lost[one] = lost.get(one, 0.0) + lost_s
+        for rank in self.links.known.values():
+            lost.setdefault((rank, False), self.links.lost_s)
+        for rank, lost_s in self.imbalance.lost_s.items():
+            lost[rank, True] = lost_s
+        most = measured.step_s if measured.step_s > 0 else 0.0
+        bounded = {one: min(max(lost_s, 0.0), most) for one, lost_s in lost.items()}
+        unknown: list[Finding] = []
+        if 0 < self.spared < _SPARED_MOST:
+            unknown += [(rank, False) for rank in self.slow()]
+            unknown += [(rank, True) for rank in self.uneven()]
+        self.costs.measure(
+            (measured.sample.first_step, measured.sample.last_step), bounded, unknown
+        )
+
+    def _shares(self, measured: Measured, rows: list[int]) -> list[float]:
+        """What these rows cost in a step, all together, in proportion to their excess."""
+        if not rows:
+            return []
+        every = estimate(measured.own_s, measured.role, rows, rows, measured.step_s)
+        whole = self.cost or every
+        excess = np.maximum(self.slower[measured.sample.rank[rows]], 0.0) * measured.own_s[rows]
+        total = float(np.nansum(excess))
+        if whole is None or not total > 0:
+            return [0.0] * len(rows)
+        return [whole.lost_s * share for share in np.nan_to_num(excess / total).tolist()]
 
     def _slow_rows(self, measured: Measured) -> list[int]:
         slow = list(self.state.slow)

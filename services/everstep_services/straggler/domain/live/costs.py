@@ -1,0 +1,55 @@
+"""What each finding costs the job, window by window, until it is told."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from everstep_services.straggler.domain.changes import Cost
+
+_TOLD_AFTER = 6
+"""Windows: each time the document is written, and all agents of the job read it."""
+
+Finding = tuple[int, bool]
+"""A rank, and whether it only stands for its role."""
+
+
+@dataclass(slots=True)
+class Costs:
+    """Of one round."""
+
+    round: int
+    rates: dict[Finding, float] = field(default_factory=dict)
+    """Of each open finding, what it cost a step in the last window in which that was measured."""
+    _untold: dict[Finding, tuple[int, Cost]] = field(default_factory=dict)
+    """The sums, and over how many windows."""
+
+    def measure(
+        self, steps: tuple[int, int], lost_s: Mapping[Finding, float], unknown: Collection[Finding]
+    ) -> None:
+        """Take in what a window's steps, from first to last, have lost in each step by findings.
+
+        Those that are unknown cost as much as when they were last measured; all others are over,
+        or new: what a new one cost is said when it is found.
+        """
+        rates = {one: self.rates[one] for one in unknown if one in self.rates} | dict(lost_s)
+        for one, rate in rates.items():
+            if one in self.rates:
+                self._add(one, steps, rate)
+        self.rates = rates
+
+    def _add(self, one: Finding, steps: tuple[int, int], rate: float) -> None:
+        first, last = steps
+        rank, is_design = one
+        cost = Cost(self.round, rank, is_design, first, last, rate * (last - first + 1))
+        windows, before = self._untold.get(one, (0, None))
+        if before is not None:
+            cost = replace(cost, first_step=before.first_step, lost_s=before.lost_s + cost.lost_s)
+        self._untold[one] = windows + 1, cost
+
+    def tell(self, *, is_over: bool = False) -> list[Cost]:
+        """What is to be told: of findings that are over at once, of others now and then."""
+        due = [
+            one
+            for one, (windows, _) in self._untold.items()
+            if is_over or one not in self.rates or windows >= _TOLD_AFTER
+        ]
+        return [self._untold.pop(one)[1] for one in due]
