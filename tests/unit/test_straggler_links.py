@@ -81,9 +81,30 @@ def test_connections_that_were_always_slow_accuse_nobody() -> None:
     assert not [one for one in changes if isinstance(one, SlowRank)]
 
 
-def test_two_nodes_that_stand_out_are_not_told_apart() -> None:
+@pytest.mark.parametrize(
+    ("held", "named"), [((2, 4), 2), ((4, 2), 2), ((6, 0), 6), ((0, 1, 2, 3), 0)]
+)
+def test_in_a_ring_what_is_sent_to_a_slow_node_is_held_back_too(
+    held: tuple[int, ...], named: int
+) -> None:
+    """Each node sends to the one before it: of two neighbours the first is in both ways (A6.1)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 5) == []
+    simulation.plan = SLOW
+    (found,) = judged(simulation, job, 8, held)
+    assert isinstance(found, SlowRank)
+    assert (found.rank, found.cause) == (named, "network")
+    following = (named // 2 + 1) % 4
+    assert f"from node-{following}, which sends to it in a ring" in found.reason
+
+
+@pytest.mark.parametrize("held", [(2, 6), (2, 4, 6)])
+def test_nodes_that_stand_out_together_are_not_told_apart(held: tuple[int, ...]) -> None:
+    """A6.2."""
     simulation, job = Simulation(QUICK), Job("job", Rules())
     assert judged(simulation, job, 8) == []
     simulation.plan = SLOW
-    changes = judged(simulation, job, 8, (2, 4))
+    changes = judged(simulation, job, 8, held)
     assert not [one for one in changes if isinstance(one, SlowRank)]
+    (shift,) = (one for one in changes if isinstance(one, StepShift))
+    assert "round trips of connections are" in shift.reason

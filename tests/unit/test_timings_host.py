@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -31,6 +32,7 @@ from everstep_services.agent.timings.host import (
     use_between,
 )
 from tests.fakes.nvml import Card, FakeNvml
+from tests.waiting import until
 
 BUSY = """
 import sys
@@ -152,22 +154,32 @@ def test_workers_that_come_and_go_count_what_they_used_since() -> None:
 
 
 def test_connections_are_told_by_what_happened_since() -> None:
-    before = ProcessReading(connections={1: Connection(1, 0, 0.1, 5)})
+    before = ProcessReading(connections={1: Connection(1, 0, 0.1, 5, 1000)})
     after = ProcessReading(
         connections={
-            1: Connection(1, 10, 0.001, 7),
-            2: Connection(2, 5, 0.003, 1),
-            3: Connection(3, 0, 0.009, 0),
+            1: Connection(1, 10, 0.001, 7, 3000),
+            2: Connection(2, 5, 0.003, 1, 1000),
+            3: Connection(3, 0, 0.009, 0, 4000),
         }
     )
     use = use_between(before, after)
     assert (use.retransmits, use.round_trip_s, use.unsent_bytes) == (3, 0.003, 15)
 
 
-def answer(inode: int, unsent: int, round_trip_us: int, retransmits: int) -> bytes:
-    info = bytearray(104)
+def test_only_connections_that_sent_tell_how_long_round_trips_are() -> None:
+    """In a ring a rank sends on one of them; what others knew when they were made is old."""
+    idle, control, busy = (Connection(n, 0, n / 100, 0, 5000) for n in (1, 2, 3))
+    before = ProcessReading(connections={1: idle, 2: control, 3: busy})
+    assert use_between(before, before).round_trip_s is None
+    after = {1: idle, 2: replace(control, sent_bytes=5900), 3: replace(busy, sent_bytes=25_000)}
+    assert use_between(before, ProcessReading(connections=after)).round_trip_s == 0.03
+
+
+def answer(inode: int, unsent: int, round_trip_us: int, retransmits: int, sent: int = 0) -> bytes:
+    info = bytearray(128)
     struct.pack_into("=I", info, 68, round_trip_us)
     struct.pack_into("=I", info, 100, retransmits)
+    struct.pack_into("=Q", info, 120, sent)
     body = struct.pack("=4B48sIIIII", 2, 1, 0, 0, b"", 0, 0, unsent, 0, inode)
     body += struct.pack("=HHI", 8, 1, 0) + struct.pack("=HH", 4 + len(info), 2) + info
     return struct.pack("=IHHII", 16 + len(body), 20, 2, 1, 0) + body
@@ -175,8 +187,8 @@ def answer(inode: int, unsent: int, round_trip_us: int, retransmits: int) -> byt
 
 def test_answers_of_the_kernel_are_parsed() -> None:
     done = struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0)
-    found, is_last = parse_connections(answer(5, 7, 1500, 3) + answer(6, 0, 20, 0) + done)
-    assert found == [Connection(5, 7, 0.0015, 3), Connection(6, 0, 2e-05, 0)]
+    found, is_last = parse_connections(answer(5, 7, 1500, 3, 1 << 40) + answer(6, 0, 20, 0) + done)
+    assert found == [Connection(5, 7, 0.0015, 3, 1 << 40), Connection(6, 0, 2e-05, 0, 0)]
     assert is_last
     assert parse_connections(answer(5, 7, 1500, 3))[1] is False
     assert parse_connections(b"") == ([], False)
@@ -193,7 +205,14 @@ def test_connections_of_a_real_process_are_found_where_the_kernel_tells() -> Non
         with other:
             client.sendall(b"x" * 1000)
             other.recv(1000, socket.MSG_WAITALL)
-            found, inode = connections(), os.fstat(client.fileno()).st_ino
+            inode = os.fstat(client.fileno()).st_ino
+
+            def told() -> bool:
+                known = connections()
+                return not known or known[inode].sent_bytes >= 1000
+
+            until(told, "what was acknowledged is counted")
+            found = connections()
     if not found:
         pytest.skip("this kernel does not tell of TCP connections")
     own = of_process(found, {inode})

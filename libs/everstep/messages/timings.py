@@ -79,7 +79,8 @@ class HostUse(Part, frozen=True, kw_only=True):
     retransmits: Int | None = None
     """Segments that its connections sent again."""
     round_trip_s: float | None = None
-    """The median of its connections' smoothed round trips."""
+    """The median of the smoothed round trips of those of its connections that sent the most in the
+    window; a connection that only receives measures none."""
     unsent_bytes: Int | None = None
     """What waited in its connections to be sent, when the window ended."""
 

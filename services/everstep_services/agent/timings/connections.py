@@ -25,7 +25,9 @@ _REQUEST = struct.Struct("=BBBBI48s")
 _MESSAGE = struct.Struct("=4B48sIIIII")
 _ATTRIBUTE = struct.Struct("=HH")
 _COUNTERS = struct.Struct("=I")
-_ROUND_TRIP_AT, _RETRANSMITS_AT = 68, 100  # of tcp_info: tcpi_rtt, tcpi_total_retrans
+_LONG_COUNTERS = struct.Struct("=Q")
+# Of tcp_info: tcpi_rtt, tcpi_total_retrans, tcpi_bytes_acked.
+_ROUND_TRIP_AT, _RETRANSMITS_AT, _ACKED_AT = 68, 100, 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Connection:
     round_trip_s: float
     retransmits: int
     """Since it was made."""
+    sent_bytes: int
+    """Since it was made, as far as the other end has acknowledged it."""
 
 
 def connections() -> Mapping[int, Connection]:
@@ -109,10 +113,11 @@ def _connection(message: bytes) -> Connection | None:
         if size < _ATTRIBUTE.size:
             return None
         info = message[at + _ATTRIBUTE.size : at + size]
-        if kind == _INFO and len(info) >= _RETRANSMITS_AT + _COUNTERS.size:
+        if kind == _INFO and len(info) >= _ACKED_AT + _LONG_COUNTERS.size:
             (round_trip_us,) = _COUNTERS.unpack_from(info, _ROUND_TRIP_AT)
             (retransmits,) = _COUNTERS.unpack_from(info, _RETRANSMITS_AT)
-            return Connection(inode, unsent_bytes, round_trip_us / 1e6, retransmits)
+            (sent_bytes,) = _LONG_COUNTERS.unpack_from(info, _ACKED_AT)
+            return Connection(inode, unsent_bytes, round_trip_us / 1e6, retransmits, sent_bytes)
         at += (size + 3) & ~3
     return None
 

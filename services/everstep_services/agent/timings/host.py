@@ -29,6 +29,9 @@ _LINK_COUNTERS = (
     "collisions",
 )
 
+_BUSY_RATIO = 0.1
+"""Connections that sent so much of what the busiest one did tell how long round trips are."""
+
 
 @dataclass(frozen=True, slots=True)
 class System:
@@ -83,7 +86,7 @@ def use_between(before: ProcessReading, after: ProcessReading) -> HostUse:
         workers=len(workers),
         workers_cpu_s=_workers_cpu_s(before.workers_cpu_s, workers) if workers else None,
         retransmits=_retransmits(before, after) if has_connections else None,
-        round_trip_s=_round_trip_s(after) if has_connections else None,
+        round_trip_s=_round_trip_s(before, after),
         unsent_bytes=sum(one.unsent_bytes for one in after.connections.values())
         if has_connections
         else None,
@@ -288,8 +291,18 @@ def _retransmits(before: ProcessReading, after: ProcessReading) -> int:
     )
 
 
-def _round_trip_s(reading: ProcessReading) -> float:
-    return round(median(one.round_trip_s for one in reading.connections.values()), 6)
+def _round_trip_s(before: ProcessReading, after: ProcessReading) -> float | None:
+    """The median of the connections that sent the most: of others it is from another time."""
+    known = before.connections
+    sent = {
+        one: one.sent_bytes - (known[inode].sent_bytes if inode in known else 0)
+        for inode, one in after.connections.items()
+    }
+    most = max(sent.values(), default=0)
+    if most <= 0:
+        return None
+    busy = [one.round_trip_s for one, count in sent.items() if count >= _BUSY_RATIO * most]
+    return round(median(busy), 6)
 
 
 def _after(text: str, name: str) -> int | None:

@@ -21,6 +21,8 @@ _TIMES_NEXT = 1.5
 """And by so many times as much as those of any other node: neighbours see a part of it."""
 _TIMES_OTHERS = 4.0
 """And by so many times as much as those of the other nodes in the median."""
+_PART_OF_FIRST = 0.5
+"""In a ring, what the next node sends to a slow one is held up by so much of it at least."""
 _LEAST_S = 0.002
 
 
@@ -68,9 +70,10 @@ class Links:
         if self.slow > _KEPT and not self.known:
             self.steps.clear()  # steps are as long as this by now
         self.below = 0
-        worst = self._worst(measured, trips)
-        if worst is None:
+        stands_out = self._worst(measured, trips)
+        if stands_out is None:
             return None, []
+        worst, following = stands_out
         node = measured.sample.nodes[worst].node
         self.above = self.above + 1 if node == self.node else 1
         self.node = node
@@ -81,6 +84,13 @@ class Links:
         words = (
             f"round trips {trips[worst] * 1e3:.1f} ms instead of {self._usual(node) * 1e3:.1f} ms"
         )
+        if following is not None:
+            next_node = measured.sample.nodes[following].node
+            words += (
+                f", and {trips[following] * 1e3:.1f} ms instead of "
+                f"{self._usual(next_node) * 1e3:.1f} ms from {next_node}, which sends to it in a "
+                f"ring"
+            )
         return SlowLink(row, words, measured.step_s - usual, measured.step_s), []
 
     def _learn(self, measured: Measured, trips: Array) -> None:
@@ -103,20 +113,33 @@ class Links:
     def _usual(self, node: str) -> float:
         return float(np.median(self.trips[node])) if node in self.trips else float("nan")
 
-    def _worst(self, measured: Measured, trips: Array) -> int | None:
-        """The only node whose round trips became far longer than those of all others."""
+    def _worst(self, measured: Measured, trips: Array) -> tuple[int, int | None] | None:
+        """The only node whose round trips became far longer than those of all others.
+
+        In a ring those of the next node do, too: it sends to the slow one. It comes second.
+        """
         if len(trips) < 3:
             return None  # which of two ends is slow nobody can tell
         usual = np.array([self._usual(one.node) for one in measured.sample.nodes])
         # Connections that are idle tell nothing, and wait for nothing.
         more = np.nan_to_num(trips - usual)
-        worst = int(np.argmax(more))
-        others = np.delete(more, worst)
-        least = max(
-            _LEAST_S, _TIMES * float(np.nan_to_num(usual[worst])),
-            _TIMES_NEXT * float(others.max()), _TIMES_OTHERS * float(np.median(others)),
-        )  # fmt: skip
-        return worst if more[worst] >= least else None
+
+        def stand_out(*nodes: int) -> bool:
+            others = np.delete(more, nodes)
+            least = max(
+                _LEAST_S, _TIMES_NEXT * float(others.max()),
+                _TIMES_OTHERS * float(np.median(others)),
+            )  # fmt: skip
+            return all(
+                more[one] >= max(least, _TIMES * float(np.nan_to_num(usual[one]))) for one in nodes
+            )
+
+        first, second = np.argsort(-more, kind="stable")[:2].tolist()
+        if stand_out(first, second) and more[second] >= _PART_OF_FIRST * more[first]:
+            for one, following in ((first, second), (second, first)):
+                if (one + 1) % len(trips) == following:
+                    return one, following
+        return (first, None) if stand_out(first) else None
 
 
 def _by_node(measured: Measured) -> Array:

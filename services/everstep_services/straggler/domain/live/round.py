@@ -234,7 +234,9 @@ class Round:
             if name and len(known := walls[:, column][np.isfinite(walls[:, column])])
         }
         first = measured.sample.first_step
-        found = self.steps.add(first, measured.step_s, sections, rules.shift_ratio)
+        trips = measured.signal("round_trip_s")
+        trip_s = float(np.nanmax(trips)) if np.isfinite(trips).any() else float("nan")
+        found = self.steps.add(first, measured.step_s, sections, trip_s, rules.shift_ratio)
         if found is None:
             return []
         change = StepShift(

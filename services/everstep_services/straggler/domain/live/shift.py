@@ -13,6 +13,8 @@ _LEAST = 5
 _KEPT = 30
 _NOISE = 5.0
 """And so many standard deviations of a window."""
+_TRIPS, _LEAST_TRIP_S = 3.0, 0.001
+"""The network is slower from so many times the usual round trips, and so much more, on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class _Seen:
     first_step: int
     step_s: float
     sections: Mapping[str, float]
+    trip_s: float
 
 
 @dataclass(slots=True)
@@ -41,14 +44,22 @@ class Steps:
     recent: deque[_Seen] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
 
     def add(
-        self, first_step: int, step_s: float, sections: Mapping[str, float], ratio: float
+        self,
+        first_step: int,
+        step_s: float,
+        sections: Mapping[str, float],
+        trip_s: float,
+        ratio: float,
     ) -> Shift | None:
-        """Take in a window in which no rank stands out. Returns a change, once."""
+        """Take in a window in which no rank stands out, with the longest of the nodes' round trips.
+
+        Returns a change, once.
+        """
         if not step_s > 0:
             return None
         if len(self.recent) == _WINDOWS:
             self.usual.append(self.recent[0])
-        self.recent.append(_Seen(first_step, step_s, sections))
+        self.recent.append(_Seen(first_step, step_s, sections, trip_s))
         if len(self.usual) < _LEAST or len(self.recent) < _WINDOWS:
             return None
         found = self._shift(ratio)
@@ -75,8 +86,19 @@ class Steps:
             f"steps take {now_s * 1e3:.1f} ms instead of {middle * 1e3:.1f} ms for "
             f"{_WINDOWS} windows (limit {limit * 1e3:.1f} ms: {ratio * 100:g} % or "
             f"{_NOISE:g} times the noise of {noise * 1e3:.2f} ms), and no rank stands out{words}"
+            f"{self._trips()}"
         )
         return Shift(middle, now_s, self.recent[0].first_step, section, reason)
+
+    def _trips(self) -> str:
+        """Whether the network changed, too, in words."""
+        before, now = (_middle([one.trip_s for one in seen]) for seen in (self.usual, self.recent))
+        if not now > max(_TRIPS * before, before + _LEAST_TRIP_S):
+            return ""
+        return (
+            f"; round trips of connections are {now * 1e3:.1f} ms instead of {before * 1e3:.1f} "
+            f"ms on the node where they are the longest: the network, and of no single node"
+        )
 
     def _section(self, change: float) -> tuple[str | None, str]:
         """The section that most of the change is in."""
@@ -96,5 +118,5 @@ class Steps:
 
 
 def _middle(values: list[float | None]) -> float:
-    known = [one for one in values if one is not None]
+    known = [one for one in values if one is not None and np.isfinite(one)]
     return float(np.median(known)) if known else float("nan")
