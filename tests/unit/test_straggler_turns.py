@@ -49,7 +49,7 @@ def test_a_turn_hears_and_judges_and_its_view_stays_as_it_is() -> None:
     one.took(first, outcome, 2.0)
     assert one.has_news
     assert [type(change) for change in outcome.changes] == [SlowRank]
-    assert (one.view.round, one.view.window, one.view.step_s) == (1, 16, 0.1)
+    assert (one.view.round, one.view.window) == (1, 16)
     assert one.view.slower_ratios == {1: 1.0, 0: 0.0}, "policy must know in the same window"
     assert not one.is_busy
 
