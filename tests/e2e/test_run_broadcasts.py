@@ -39,8 +39,22 @@ def saved_after(cluster: Cluster, ranks: int = 2) -> int:
     return int(step)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["agent-first", "agent-last"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        pytest.param("SIGTERM", True, id="SIGTERM-agent-first"),
+        pytest.param("SIGUSR1", False, id="SIGUSR1-agent-last"),
+        *(
+            pytest.param(name, first, id=f"{name}-agent-{place}", marks=pytest.mark.chaos)
+            for name, first, place in (
+                ("SIGTERM", False, "last"),
+                ("SIGUSR1", True, "first"),
+                ("SIGUSR2", True, "first"),
+                ("SIGUSR2", False, "last"),
+            )
+        ),
+    ],
+)
 def test_all_ranks_save_whoever_else_gets_the_signal(
     cluster: Cluster, name: str, first: bool
 ) -> None:

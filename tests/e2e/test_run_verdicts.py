@@ -35,7 +35,7 @@ def test_a_rank_that_is_killed_is_the_culprit_and_no_node_is(cluster: Cluster) -
     cluster.until_stepping(1)
     cluster.kill_rank(3, 1, signal.SIGKILL)
     verdict = verdict_of(cluster)
-    assert (verdict["cause"], verdict["kind"]) == ("host", "killed")
+    assert (verdict["cause"], verdict["kind"]) == ("unknown", "killed")
     assert (verdict["culprit_ranks"], verdict.get("culprit_nodes", [])) == ([3], [])
     cluster.until_stepping(2)
 

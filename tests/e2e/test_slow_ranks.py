@@ -77,7 +77,10 @@ def slow_down(cluster: Cluster, kind: str, rank: int, seconds: float) -> None:
     fresh.rename(cluster.folder / f"slow-{kind}-{rank}")
 
 
-@pytest.mark.parametrize(("kind", "section"), [("input", "data"), ("compute", "backward")])
+@pytest.mark.parametrize(
+    ("kind", "section"),
+    [("input", "data"), pytest.param("compute", "backward", marks=pytest.mark.chaos)],
+)
 def test_a_slow_rank_is_named_with_its_cause_and_cleared(
     cluster: Cluster, kind: str, section: str
 ) -> None:
@@ -132,8 +135,8 @@ def test_enforced_a_spare_takes_the_slot_of_a_node_whose_rank_is_slow(cluster: C
     }
     until_compared(cluster)
     members = cluster.members(1)
-    changes = {"changes": {"modes.exclude": "enforce"}, "job": cluster.job, "reason": "test"}
-    cluster.api.post("control", changes)
+    switches = {"modes.exclude": "enforce", "straggler.exclude_causes": "host,compute"}
+    cluster.api.post("control", {"changes": switches, "job": cluster.job, "reason": "test"})
     slow_down(cluster, "compute", SLOW_RANK, 0.2)
     acted = cluster.until_fact("straggler_acted", within_s=FOUND_WITHIN_S)
     assert (acted["action"], acted["outcome"], acted["node"]) == ("exclude", "asked", members[1])

@@ -30,7 +30,10 @@ def profiled(folder: Path, slow: int, where: str) -> list[Path]:
     return [folder / f"rank{rank}.json" for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize(("where", "cause"), [("data", "input"), ("forward", "compute")])
+@pytest.mark.parametrize(
+    ("where", "cause"),
+    [pytest.param("data", "input", marks=pytest.mark.chaos), ("forward", "compute")],
+)
 def test_the_rank_that_is_slow_in_a_real_training_is_named_with_its_cause(
     tmp_path: Path, where: str, cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_the_brakes_reason_stays_until_it_is_let_go() -> None:
         ({"straggler.stop_below": "1"}, "use a number from 0.05 to 0.95, or nothing"),
         ({"straggler.stop_reports": "٣"}, "use a whole number from 1 to 10000, or nothing"),
         ({"straggler.exclude_after_s": "0"}, "use a number from 1 to 2592000, or nothing"),
+        ({"straggler.exclude_causes": "design"}, "use some of host,device,network,compute,unknown"),
         ({"straggler.frobnicate": "on"}, "there is no switch 'straggler.frobnicate'"),
         ({"health.strikes_limit": "5"}, "hold from the start of their service on"),
     ],
@@ -94,6 +95,7 @@ def test_how_slow_ranks_are_sought_is_changed_while_it_runs() -> None:
         "straggler.stop_reports": "3",
         "straggler.exclude_after_s": "600",
         "straggler.exclude_confidence": "0.9",
+        "straggler.exclude_causes": "host,compute",
     }
     document = switched(blank(), changes, "ann", "r")
     assert document.settings == changes

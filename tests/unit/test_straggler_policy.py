@@ -112,6 +112,13 @@ def test_what_may_be_the_scripts_own_work_stops_a_job_and_excludes_no_node(cause
     assert decision.action == "stop"
 
 
+def test_whoever_wants_a_node_excluded_for_slow_computing_says_so() -> None:
+    switches = replace(SWITCHES, exclude_causes=("host", "compute"))
+    for cause, asked in (("compute", ["exclude"]), ("network", [])):
+        due = course(Policy(), known(cause=cause), *(0.1,) * 9, every_s=60.0, switches=switches)
+        assert [one.action for one in due] == asked
+
+
 @pytest.mark.parametrize("confidence", [0.0, 0.69, None])
 def test_a_doubtful_finding_excludes_no_node(confidence: float | None) -> None:
     """None: an older release has found it."""

@@ -18,6 +18,7 @@ EXAMPLES = {
     "straggler.stop_reports": ("3", Switches(stop_reports=3)),
     "straggler.exclude_after_s": ("60", Switches(exclude_after_s=60.0)),
     "straggler.exclude_confidence": ("0.9", Switches(exclude_confidence=0.9)),
+    "straggler.exclude_causes": ("host,compute", Switches(exclude_causes=("host", "compute"))),
 }
 
 
@@ -88,6 +89,7 @@ def test_a_value_that_makes_no_sense_changes_nothing(value: str) -> None:
         ({"inbox_windows": 0}, "inbox_windows must be at least 1, got 0"),
         ({"exclude_after_s": 0.0}, "exclude_after_s must be above 0"),
         ({"exclude_confidence": 1.1}, "exclude_confidence must be above 0 and at most 1, got 1.1"),
+        ({"exclude_causes": ("design",)}, "exclude_causes may be host, device, .* got design"),
         ({"tick_s": 0.0}, "tick_s must be above 0"),
         ({"report_every_s": -1.0}, "report_every_s and window_steps must not be negative"),
         ({"window_steps": -1}, "report_every_s and window_steps must not be negative"),

@@ -1,7 +1,7 @@
 """The [straggler] section: how slow ranks are sought, and what is done about them."""
 
 from everstep.settings import Settings
-from everstep_services.straggler.domain.switches import Switches
+from everstep_services.straggler.domain.switches import CURABLE, OF_A_NODE, Switches
 
 
 class StragglerSettings(Settings, frozen=True, kw_only=True):
@@ -28,11 +28,12 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     stop_reports: int = 10
     """… after so many windows in a row. It is only said, unless `modes.stop` is `enforce`."""
     exclude_after_s: float = 900.0
-    """A node whose rank is slow by its host, its device or its network for so long is to be
-    replaced …"""
+    """A node whose rank is slow for so long is to be replaced …"""
     exclude_confidence: float = 0.7
-    """… if the finding has at least this confidence. It is only said, unless `modes.exclude` is
-    `enforce`."""
+    """… if the finding has at least this confidence …"""
+    exclude_causes: tuple[str, ...] = OF_A_NODE
+    """… and one of these causes: of `host`, `device`, `network`, `compute` and `unknown` any. It is
+    only said, unless `modes.exclude` is `enforce`."""
     drain_within_s: float = 60.0
     """How much time the job then has to save."""
     grace_s: float = 5.0
@@ -62,11 +63,17 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.stop_below < 1:
             raise ValueError(f"stop_below must be between 0 and 1, got {self.stop_below:g}")
+        if self.report_every_s < 0 or self.window_steps < 0:
+            raise ValueError("report_every_s and window_steps must not be negative")
+        self._check_exclusions()
+
+    def _check_exclusions(self) -> None:
         if not 0 < self.exclude_confidence <= 1:
             value = f"{self.exclude_confidence:g}"
             raise ValueError(f"exclude_confidence must be above 0 and at most 1, got {value}")
-        if self.report_every_s < 0 or self.window_steps < 0:
-            raise ValueError("report_every_s and window_steps must not be negative")
+        if not set(self.exclude_causes) <= set(CURABLE):
+            value = ", ".join(self.exclude_causes)
+            raise ValueError(f"exclude_causes may be {', '.join(CURABLE)}, got {value}")
 
 
 def defaults(settings: StragglerSettings) -> Switches:
@@ -81,4 +88,5 @@ def defaults(settings: StragglerSettings) -> Switches:
         stop_reports=settings.stop_reports,
         exclude_after_s=settings.exclude_after_s,
         exclude_confidence=settings.exclude_confidence,
+        exclude_causes=settings.exclude_causes,
     )

@@ -49,6 +49,13 @@ def _number(least: float, most: float, name: str, value: str) -> str:
     return value
 
 
+def _some_of(known: tuple[str, ...], name: str, value: str) -> str:
+    if value and not set(value.split(",")) <= set(known):
+        text = f"use some of {','.join(known)}, or nothing"
+        raise BadSwitchError(f"{name} cannot be {value!r}: {text}")
+    return value
+
+
 SETTINGS: Mapping[str, Callable[[str, str], str]] = {
     "catalog.keep_last": _count,
     "catalog.keep_every_steps": _count,
@@ -61,6 +68,9 @@ SETTINGS: Mapping[str, Callable[[str, str], str]] = {
     "straggler.stop_reports": partial(_whole, 1, 10_000),
     "straggler.exclude_after_s": partial(_number, 1, 30 * 86400),
     "straggler.exclude_confidence": partial(_number, 0.05, 1),
+    "straggler.exclude_causes": partial(
+        _some_of, ("host", "device", "network", "compute", "unknown")
+    ),
     "attribution.user_errors": partial(_one_of, (*MODES, "")),
     "attribution.repeat_offenders": partial(_one_of, (*MODES, "")),
     "attribution.offences": partial(_whole, 1, 1000),

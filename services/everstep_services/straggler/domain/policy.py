@@ -8,15 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from everstep.messages import KnownStraggler
-from everstep_services.straggler.domain.switches import Mode, Switches
+from everstep_services.straggler.domain.switches import CURABLE, Mode, Switches
 
 Action = Literal["stop", "exclude"]
-CAUSES: Mapping[Action, frozenset[str]] = {
-    "stop": frozenset({"host", "device", "network", "compute", "unknown"}),
-    "exclude": frozenset({"host", "device", "network"}),
-}
-"""What each action may mend. `input` and `design` stay with the job; `compute` and `unknown` may be
-the script's work, which another start may mend, and which says nothing against a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +77,10 @@ def score(slower_ratio: float) -> float:
     return 1 / (1 + max(slower_ratio, 0.0))
 
 
-def _may(action: Action, one: KnownStraggler) -> bool:
-    """Whether the action may mend the cause, and was not decided yet."""
-    return one.cause in CAUSES[action] and action not in one.acted
-
-
 def _stop(one: KnownStraggler, record: _Record, switches: Switches) -> Decision | None:
-    if not _may("stop", one) or record.reports < switches.stop_reports:
+    if one.cause not in CURABLE or "stop" in one.acted:
+        return None
+    if record.reports < switches.stop_reports:
         return None
     reason = (
         f"rank {one.rank} scores below {switches.stop_below:g} in {record.reports} windows in a "
@@ -102,9 +93,9 @@ def _exclude(
     one: KnownStraggler, record: _Record, switches: Switches, now: float
 ) -> Decision | None:
     slow_s, confidence = now - record.since, one.confidence or 0.0
-    if not _may("exclude", one) or slow_s < switches.exclude_after_s:
+    if one.cause not in switches.exclude_causes or "exclude" in one.acted:
         return None
-    if confidence < switches.exclude_confidence:
+    if slow_s < switches.exclude_after_s or confidence < switches.exclude_confidence:
         return None
     reason = (
         f"rank {one.rank} is slow ({one.cause}, confidence {confidence:.2f}, limit "

@@ -9,6 +9,11 @@ from everstep.messages import ControlDocument
 Mode = Literal["observe", "enforce"]
 T = TypeVar("T", int, float)
 
+CURABLE = ("host", "device", "network", "compute", "unknown")
+"""Causes that another start or another node may mend. `input` and `design` stay with the job."""
+OF_A_NODE = ("host", "device", "network")
+"""Those that speak against a node. `compute` and `unknown` may be the script's own work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Switches:
@@ -24,6 +29,7 @@ class Switches:
     stop_reports: int = 10
     exclude_after_s: float = 900.0
     exclude_confidence: float = 0.7
+    exclude_causes: tuple[str, ...] = OF_A_NODE
     stop_mode: Mode = "observe"
     exclude_mode: Mode = "observe"
 
@@ -54,6 +60,7 @@ def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
         exclude_confidence=_number(
             values, "straggler.exclude_confidence", default.exclude_confidence
         ),
+        exclude_causes=_causes(values.get("straggler.exclude_causes"), default.exclude_causes),
         stop_mode=_mode(modes, "stop", is_braked=is_braked),
         exclude_mode=_mode(modes, "exclude", is_braked=is_braked),
     )
@@ -69,6 +76,11 @@ def _number(values: Mapping[str, str], name: str, default: T) -> T:
     except (KeyError, ValueError):
         return default
     return value if 0 < value < 1e9 else default  # not a NaN either
+
+
+def _causes(value: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    causes = tuple(value.split(",")) if value else default
+    return causes if set(causes) <= set(CURABLE) else default
 
 
 def _mode(modes: Mapping[str, str], actuator: str, *, is_braked: bool) -> Mode:
