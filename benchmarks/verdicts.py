@@ -31,10 +31,10 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
 from tests.waiting import until
 
-LIMITS = {"first-step": 25, "step": 6, "outside": 8}
+LIMITS = {"first-step": 90, "step": 8, "outside": 10}
 SETTLES_S = 4.0
 """Evidence may come later, and change a verdict."""
-ENDS_WITHIN_S = 120.0
+ENDS_WITHIN_S = 240.0
 
 
 def runs(asked: argparse.Namespace, known: Sequence[Score]) -> Iterator[tuple[Fault, int]]:
