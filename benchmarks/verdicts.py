@@ -14,6 +14,7 @@ facts and the evidence of each run written to a folder; --again judges them anew
 
 import argparse
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -38,14 +39,16 @@ ENDS_WITHIN_S = 240.0
 
 
 def runs(asked: argparse.Namespace, known: Sequence[Score]) -> Iterator[tuple[Fault, int]]:
-    """What is still to be run."""
+    """What is still to be run, in an order that the seed draws: any part of it is a sample."""
     made = {(one.fault, one.variant, one.seed) for one in known}
     names = set(asked.faults.split(",")) if asked.faults else {name for name, _ in FAULTS}
     unknown = names - {name for name, _ in FAULTS}
     if unknown:
         raise SystemExit(f"there is no fault {', '.join(sorted(unknown))} in tests/corpus")
     for seed in range(asked.seed, asked.seed + asked.seeds):
-        for (name, variant), fault in FAULTS.items():
+        faults = list(FAULTS.items())
+        random.Random(seed).shuffle(faults)
+        for (name, variant), fault in faults:
             if (
                 name in names
                 and variant < asked.variants

@@ -60,6 +60,16 @@ def test_a_place_decides_between_causes_and_gives_a_cause_its_ranks() -> None:
     assert (judged.cause, judged.ranks) == ("scheduler", (3,))
 
 
+def test_where_ranks_stand_that_end_because_of_others_is_no_place() -> None:
+    lost = claim("unknown", 0.9, kind="lost_peer", role="consequence", ranks=(1, 2))
+    mismatch = claim("user_code", 0.8, ranks=(0,), analyzer="flight_recorder")
+    ending = claim("unknown", 0.9, role="place", ranks=(2,), analyzer="stacks")
+    judged = combine(case(), [mismatch, lost, ending], [])
+    assert (judged.cause, judged.ranks, judged.is_inconclusive) == ("user_code", (0,), False)
+    other = claim("unknown", 0.9, role="place", ranks=(3,), analyzer="stacks")
+    assert combine(case(), [mismatch, lost, other], []).is_inconclusive
+
+
 def test_who_was_killed_is_named_and_a_stronger_claim_says_by_what() -> None:
     """A claim without a cause is no rival of one that has the cause of the same rank."""
     killed = claim("unknown", 0.75, kind="killed", ranks=(3,))

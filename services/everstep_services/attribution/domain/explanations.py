@@ -127,7 +127,9 @@ def _score(one: Explanation, places: Sequence[Claim], lost: set[int], weights: W
         score = _together(one.claims, weights)
         score += numbers.same_place * _most(here, weights)
         if ranks and not here:
-            score -= numbers.other_place * _most(places, weights)
+            # Ranks that are ending because of others stand elsewhere, too.
+            rivals = [it for it in places if not set(it.ranks) <= lost]
+            score -= numbers.other_place * _most(rivals, weights)
     else:
         ranks = set(one.ranks)
         score = numbers.place_alone * _together(one.places, weights)
