@@ -114,6 +114,19 @@ async def test_ranks_that_call_two_groups_in_two_orders_are_all_named() -> None:
     assert not found.is_inconclusive
 
 
+async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> None:
+    """Recorders are read after it has ended, and its peers notice one by one."""
+    group = fake.Group("0", "default_pg", tuple(range(4)))
+    calls = {rank: [fake.Call(group, "all_reduce", ((4,),))] * 6 for rank in range(4)}
+    dumps = fake.play(fake.Job(4, [group], calls, unstarted={(2, "0", 5)}))
+    members = [Member(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()]
+    contents = {"flight_recorder": pack(members, {})}
+    assert (await judged(HANG, contents)).kind == "not_started"
+    found = await judged(case(ends=(lost_peer(0), KILLED)), contents)
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "killed", (3,))
+    assert not found.others
+
+
 async def test_stacks_say_what_that_rank_does_instead() -> None:
     members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
     loader = ("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1251)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep_services.attribution.analyzers.ends import first_ends, is_consequence
 from everstep_services.attribution.domain.claims import Cause, Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
@@ -17,6 +18,8 @@ _FAULTS_MOST = 6
 _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
 """What a fault with several suspects says of each of them, in parts."""
+_ALL_JOINED: frozenset[Kind] = frozenset({"not_started", "half_completed", "stuck"})
+"""Faults of what is below the ranks, as long as all live: the end of one tears its collectives."""
 _OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
 """Faults that are the script's, whoever of their ranks has it wrong."""
 
@@ -49,11 +52,14 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
         return ()
     report = await asyncio.to_thread(_report, dumps, incident.case.world_size or None)
     incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_FAULTS_MOST]]
+    if report.verdict != "culprits":
+        return ()
+    is_torn = not all(map(is_consequence, first_ends(incident.case)))
     return [
         claim
         for fault in report.faults[:_FAULTS_MOST]
+        if not (is_torn and fault.kind in _ALL_JOINED)
         for claim in _claims(fault, fact)
-        if report.verdict == "culprits"
     ]
 
 
