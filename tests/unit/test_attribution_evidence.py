@@ -152,6 +152,22 @@ async def test_a_rank_that_reads_data_itself_is_held_up_by_its_data() -> None:
     assert (found.cause, found.ranks, found.is_inconclusive) == ("data", (2,), False)
 
 
+@pytest.mark.parametrize(
+    ("state", "cause"), [("T (stopped)", "host"), ("t (tracing stop)", "user_code")]
+)
+async def test_a_rank_that_somebody_has_stopped_is_the_hosts(state: str, cause: str) -> None:
+    """Its own stack looks as if it were busy, and others have stalled before it."""
+    standing = (("step", "/home/ann/train.py", 40),)
+    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 2)]
+    members.append(Member(3, "json", stack(*standing)))
+    status = f"Name:\tpython\nState:\t{state}\nTgid:\t7"
+    processes = {"ranks": {"2": {"status": "State:\tS"}, "3": {"pid": "7", "status": status}}}
+    contents = {"stacks": pack(members, {}), "process": json.dumps(processes).encode()}
+    found = await judged(HANG, contents)
+    assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
+    assert not found.is_inconclusive
+
+
 def gpu_state(**reading: object) -> bytes:
     gpu = {"index": 3, "uuid": "GPU-3", "gone": None, **reading}
     return json.dumps({"said": [], "gpus": [gpu]}).encode()
@@ -262,7 +278,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["flight_recorder", "stacks", "log", "kernel_log", "gpu", "cgroup"]
+    "kind", ["flight_recorder", "stacks", "log", "kernel_log", "gpu", "cgroup", "process"]
 )
 @pytest.mark.parametrize("name", sorted(BAD))
 async def test_evidence_that_cannot_be_read_is_missing_and_hides_nothing(

@@ -6,7 +6,7 @@ flight_recorder.py  who never came to a collective
 stacks.py           who stands elsewhere while others wait
 logs.py             what the logs say failed first
 health.py           checks of the nodes
-node_state.py       what GPUs and control groups showed
+node_state.py       what GPUs, control groups and processes showed
 stragglers.py       who had been slow
 history.py          the same failure, the same node before
 panel.py            runs all of them at once, those of plug-ins too

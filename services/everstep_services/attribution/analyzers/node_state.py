@@ -1,8 +1,9 @@
-"""What GPUs and control groups of a node showed when its ranks ended."""
+"""What GPUs, control groups and processes of a node showed before its ranks were ended."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -12,16 +13,17 @@ from everstep_services.agent.probes.gpu_verdicts import verdicts
 from everstep_services.agent.probes.nvml import GpuGoneError
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.attribution.analyzers.ends import first_ends
+from everstep_services.attribution.analyzers.stalls import stopped_process
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 
-_Document = TypeVar("_Document", bound=msgspec.Struct)
 _FULL = 0.95
 """So much of a group's memory in use, in parts of its limit, is a shortage."""
 _PRESSURE = 10.0
 """Per cent of the last ten seconds in which processes waited for memory: a shortage, too."""
 _LOADER_KILLED = ("DataLoader worker", "killed by signal")
 _GROUPS_MOST = 4
+_STOPPED = re.compile(r"^State:\s*T\b", re.MULTILINE)
 
 
 class _Gpus(msgspec.Struct):
@@ -32,16 +34,23 @@ class _Groups(msgspec.Struct):
     groups: dict[str, dict[str, str]] = {}
 
 
+class _Processes(msgspec.Struct):
+    ranks: dict[int, dict[str, str]] = {}
+
+
 async def analyze(incident: Incident) -> list[Claim]:
     """What the state of its nodes says."""
     claims: list[Claim] = []
-    async for piece, _, data in incident.contents("gpu", "cgroup"):
-        said = _of_gpus if piece.evidence == "gpu" else _of_groups
+    async for piece, _, data in incident.contents(*_READERS):
         try:
-            claims += await asyncio.to_thread(lambda: list(said(incident.case, piece, data)))  # noqa: B023
+            claims += await asyncio.to_thread(_read, incident.case, piece, data)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             incident.missing.append(f"{piece.evidence} of {piece.node} cannot be read: {error}")
     return claims
+
+
+def _read(case: Case, piece: EvidencePiece, data: bytes) -> list[Claim]:
+    return list(_READERS[piece.evidence](case, piece, data))
 
 
 # --- GPUs ---
@@ -123,7 +132,26 @@ def _is_short(files: Mapping[str, str]) -> bool:
         return False
 
 
+# --- processes ---
+
+
+def _of_processes(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
+    """Ranks that somebody has stopped; a debugger that only looks leaves another letter."""
+    del case
+    for rank, files in msgspec.json.decode(data, type=_Processes).ranks.items():
+        if _STOPPED.search(files.get("status", "")):
+            yield stopped_process(rank, piece.node, piece.fact)
+
+
 def _number(text: str, name: str) -> int:
     pairs = (line.split() for line in text.splitlines())
     found = next((pair[1] for pair in pairs if len(pair) == 2 and pair[0] == name), "")
     return int(found) if found.isdecimal() and len(found) < 20 else 0
+
+
+_Reader = Callable[[Case, EvidencePiece, bytes], Iterator[Claim]]
+_READERS: Mapping[str, _Reader] = {
+    "gpu": _of_gpus,
+    "cgroup": _of_groups,
+    "process": _of_processes,
+}

@@ -96,12 +96,7 @@ def _stalled(case: Case) -> Iterator[Claim]:
 
 def _of_kernel(stall: Stall) -> Iterator[Claim]:
     if stall.process_state.startswith(("T", "t")):
-        yield Claim(
-            cause="host", kind="stopped_process", strength=0.9, ranks=(stall.rank,),
-            says=f"rank {stall.rank} ({stall.node}) was stopped from outside (SIGSTOP or a "
-            f"debugger): the kernel shows it as stopped",
-            is_transient=True, fact=stall.fact,
-        )  # fmt: skip
+        yield stopped_process(stall.rank, stall.node, stall.fact)
     elif stall.process_state.startswith("D"):
         yield Claim(
             cause="storage", kind="waits_in_kernel", strength=0.6, ranks=(stall.rank,),
@@ -109,6 +104,16 @@ def _of_kernel(stall: Stall) -> Iterator[Claim]:
             + (f" ({stall.blocked_in})" if stall.blocked_in else ""),
             fact=stall.fact,
         )  # fmt: skip
+
+
+def stopped_process(rank: int, node: str, fact: str) -> Claim:
+    """A rank that the kernel shows as stopped."""
+    return Claim(
+        cause="host", kind="stopped_process", strength=0.9, ranks=(rank,), fact=fact,
+        says=f"rank {rank} ({node}) was stopped from outside (SIGSTOP or a debugger): the kernel "
+        f"shows it as stopped",
+        is_transient=True,
+    )  # fmt: skip
 
 
 def _of_section(name: str) -> tuple[Cause, str] | None:
