@@ -121,7 +121,10 @@ async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> No
     dumps = fake.play(fake.Job(4, [group], calls, unstarted={(2, "0", 5)}))
     members = [Member(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()]
     contents = {"flight_recorder": pack(members, {})}
-    assert (await judged(HANG, contents)).kind == "not_started"
+    timeout = raised(0, "RuntimeError", "Watchdog caught collective operation timeout: WorkNCCL(")
+    for waited in (HANG, case(ends=(timeout,))):
+        assert (await judged(waited, contents)).kind == "not_started"
+    assert not (await judged(case(ends=(lost_peer(0),)), contents)).others
     found = await judged(case(ends=(lost_peer(0), KILLED)), contents)
     assert (found.cause, found.kind, found.ranks) == ("unknown", "killed", (3,))
     assert not found.others

@@ -89,6 +89,12 @@ def is_consequence(end: RankEnd) -> bool:
     return match is not None and match.rule.role == "cascade"
 
 
+def is_timeout(end: RankEnd) -> bool:
+    """It gave up waiting in a collective: nobody's end needs to have torn that."""
+    match = _match(end)
+    return match is not None and match.rule.failure_class == "collective_timeout"
+
+
 def fingerprint_of(end: RankEnd) -> str:
     """The failure without its accidents."""
     if end.error_name:

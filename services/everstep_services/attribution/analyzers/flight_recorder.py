@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep_services.attribution.analyzers.ends import first_ends, is_consequence
+from everstep_services.attribution.analyzers.ends import first_ends, is_timeout
 from everstep_services.attribution.domain.claims import Cause, Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
@@ -54,7 +54,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_FAULTS_MOST]]
     if report.verdict != "culprits":
         return ()
-    is_torn = not all(map(is_consequence, first_ends(incident.case)))
+    is_torn = not await asyncio.to_thread(lambda: all(map(is_timeout, first_ends(incident.case))))
     return [
         claim
         for fault in report.faults[:_FAULTS_MOST]
