@@ -110,12 +110,25 @@ def test_cases_evidence_and_signs_are_bounded() -> None:
     assert cases.take(collected("log", 7)) is None, "an incident of long ago"
 
 
-def test_good_ends_observed_stalls_and_refused_acts_begin_nothing() -> None:
+def test_observed_stalls_and_refused_acts_begin_nothing() -> None:
     refused = OperatorActed(
         **about(id="o"), by="ada", action="stop_job", target="", outcome="refused", reason=""
     )
-    cases = cases_of(formed(), exited(0, how="done"), stalled(1, is_fatal=False), refused)
+    cases = cases_of(formed(), stalled(1, is_fatal=False), refused)
     assert cases.document.cases == ()
+
+
+def test_who_was_done_is_remembered_for_an_incident_and_is_none() -> None:
+    """A thousand ranks that are done cost no more than some."""
+    done = [exited(rank, how="done") for rank in range(1000)]
+    cases = cases_of(formed(), *done, done[0])
+    assert cases.cases == ()
+    cases.take(opened())
+    case = cases.case("i")
+    assert case is not None
+    assert [one.rank for one in case.done] == list(range(64))
+    assert (case.more_done, case.ends) == (936, ())
+    assert cases_of(formed(), *done, formed(round_=2)).document.cases == ()
 
 
 def test_slow_ranks_that_are_still_slow_belong_to_the_case() -> None:

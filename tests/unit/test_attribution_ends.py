@@ -41,6 +41,24 @@ async def test_a_rank_that_raised_is_the_culprit_and_its_peers_are_not() -> None
     assert found.confidence > 0.8
 
 
+async def test_a_rank_that_is_done_before_the_others_has_left_them() -> None:
+    """Exit code 0 amid the training (A7.1)."""
+    done = end(2, how="done", exit_code=0)
+    peers = tuple(map(lost_peer, (0, 1, 3)))
+    found = await judged(case(ends=peers, done=(done,)))
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (2,))
+    assert "rank 2 ended as if done, with exit code 0" in found.reason
+
+
+async def test_nobody_has_left_early_where_most_are_done_or_another_failed_first() -> None:
+    done = tuple(end(rank, how="done", exit_code=0) for rank in (0, 1, 2))
+    found = await judged(case(ends=(lost_peer(3),), done=done))
+    assert found.kind != "left_early"
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(lost_peer(1), root), done=done[:1]))
+    assert (found.kind, found.ranks) == ("python_exception", (3,))
+
+
 NO_FILE = "[Errno 2] No such file or directory: '/data/x'"
 NO_WORKER = "DataLoader worker (pid 71) is killed by signal: Killed. "
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"

@@ -243,6 +243,10 @@ class Case(Part, frozen=True, kw_only=True):
     """Ranks that ended other than well, in the order in which they were heard."""
     more_ends: Count = 0
     """How many more ended than are told of."""
+    done: tuple[RankEnd, ...] = ()
+    """Ranks that ended well, in the order in which they were heard."""
+    more_done: Count = 0
+    """How many more did than are told of."""
     stalls: tuple[Stall, ...] = ()
     """Ranks that stalled."""
     located: LocatedStall | None = None

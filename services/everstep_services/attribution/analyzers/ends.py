@@ -206,6 +206,8 @@ def _ranks(case: Case) -> Iterator[Claim]:
     ends = first_ends(case)
     lost = [end for end in ends if is_consequence(end)]
     roots = [end for end in ends if not is_consequence(end)]
+    if not roots:
+        yield from _done(case, lost)
     if len(lost) == case.world_size > 1:
         yield Claim(
             cause="network", kind="connections_lost", strength=0.6, fact=lost[0].fact,
@@ -228,6 +230,19 @@ def _ranks(case: Case) -> Iterator[Claim]:
             # One clock says that others were first.
             claim = replace(claim, strength=0.6 * claim.strength)
         yield claim
+
+
+def _done(case: Case, lost: Sequence[RankEnd]) -> Iterator[Claim]:
+    """Some are done, and others wait for them or have lost them: they left too early."""
+    done = [end for end in case.done if end.round == case.round]
+    if not done or case.more_done or 2 * len(done) > case.world_size:
+        return
+    if lost or case.stalls:
+        ranks = tuple(sorted(end.rank for end in done))
+        yield Claim(
+            cause="user_code", kind="left_early", strength=0.75, ranks=ranks, fact=done[0].fact,
+            says=f"{_ranks_told(ranks)} ended as if done, with exit code 0, while others went on",
+        )  # fmt: skip
 
 
 def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:

@@ -178,15 +178,23 @@ class JobCases:
         return case.incident
 
     def _exited(self, fact: RankExited) -> str | None:
-        if fact.how == "done":
-            return None
         case = self._of(fact.round, fact.incident)
+        if fact.how == "done":
+            return self._done(case, fact)
         if any(one.rank == fact.rank and one.round == fact.round for one in case.ends):
             return None
         if len(case.ends) >= _ENDS_MOST:
             return self._changed(replace(case, more_ends=case.more_ends + 1))
         end = _end(fact, is_whole=len(case.ends) < _WHOLE_ENDS_MOST)
         return self._changed(replace(case, ends=(*case.ends, end)))
+
+    def _done(self, case: Case, fact: RankExited) -> str | None:
+        """Whoever is done while others go on has left them."""
+        if any(one.rank == fact.rank and one.round == fact.round for one in case.done):
+            return None
+        if len(case.done) >= _SIGNS_MOST:
+            return self._changed(replace(case, more_done=case.more_done + 1))
+        return self._changed(replace(case, done=(*case.done, _end(fact, is_whole=False))))
 
     def _stalled(self, fact: RankStalled) -> str | None:
         if not fact.is_fatal:

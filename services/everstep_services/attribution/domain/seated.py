@@ -36,6 +36,7 @@ def seated(case: Case, document: RoundDocument | None) -> Case:
         world_size=world_size,
         node=case.node if case.node in nodes else None,
         ends=_of(nodes, case.ends),
+        done=_of(nodes, case.done),
         stalls=_of(nodes, case.stalls),
         nodes=_of(nodes, case.nodes),
         outside=_of(nodes, case.outside),
@@ -75,5 +76,5 @@ def _of(nodes: Collection[str], parts: Iterable[P]) -> tuple[P, ...]:
 
 
 def _parts(case: Case) -> int:
-    of_nodes = (case.ends, case.stalls, case.nodes, case.outside, case.saves, case.slow)
+    of_nodes = (case.ends, case.done, case.stalls, case.nodes, case.outside, case.saves, case.slow)
     return sum(map(len, of_nodes)) + len(case.evidence)
