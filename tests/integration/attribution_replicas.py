@@ -33,7 +33,9 @@ from everstep_services.attribution.settings import AttributionSettings
 from tests.integration.health_replicas import facts_of
 from tests.unit.round_documents import seated
 
-QUICK = AttributionSettings(quiet_s=0.1, again_after_s=0.1, first_within_s=60.0)
+QUICK = AttributionSettings(
+    quiet_s=0.1, again_after_s=0.1, first_within_s=60.0, analyzer_within_s=60.0
+)
 """Cases are judged once they are complete; a test that wants a deadline sets one."""
 PEER = "Connection closed by peer [10.0.0.3]:4711"
 
