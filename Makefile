@@ -31,7 +31,7 @@ demo: $(VENV)/.has-demo  ## See it work on this machine: no container, no root, 
 	@$(IN_VENV)everstep demo
 
 test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real PostgreSQL
-	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix"
+	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix and not variant"
 
 test-all: $(VENV)/.has-test $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
 	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu" --hypothesis-profile=chaos

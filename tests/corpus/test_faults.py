@@ -22,7 +22,7 @@ from tests.memory_groups import limited_group
 pytestmark = pytest.mark.timeout(240)  # each rank imports torch
 _WORLD = 3
 _PY_SPY = Path(sysconfig.get_path("scripts"), "py-spy")
-_QUICK = {("exception", 0), ("sigkill", 0), ("sleeping_rank", 0)}
+_QUICK = {("exception", 0), ("sleeping_rank", 0)}
 _NAMED = {"lock_held", "sleeping_rank", "stuck_loader", "stuck_checkpoint", "dead_peer"}
 """Hangs in which a rank is in no collective: stacks name it."""
 
@@ -57,7 +57,7 @@ def test_a_fault_that_does_not_exist_is_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(one, id=str(one), marks=() if key in _QUICK else pytest.mark.chaos)
+        pytest.param(one, id=str(one), marks=() if key in _QUICK else pytest.mark.variant)
         for key, one in FAULTS.items()
     ],
 )

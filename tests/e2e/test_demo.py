@@ -12,10 +12,11 @@ import pytest
 from everstep_services.cli.client import Api
 from tests.e2e.control_planes import PATIENT
 from tests.e2e.processes import Process, environment, kill_all, python, tagged
+from tests.variants import variant
 from tests.waiting import until
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [variant(signal.SIGTERM), variant(signal.SIGHUP), signal.SIGINT])
 def test_whoever_ends_it_finds_nothing_left(tmp_path: Path, job: str, number: int) -> None:
     environ = environment(tmp_path, job, TMPDIR=str(tmp_path))
     demo = Process(python("-m", "everstep_services.cli", "demo"), environ, tmp_path / "log")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.processes import SCRIPTS, below
+from tests.variants import variant
 from tests.waiting import until
 
 START_WITHIN_S = 90.0
@@ -44,15 +45,10 @@ def saved_after(cluster: Cluster, ranks: int = 2) -> int:
     [
         pytest.param("SIGTERM", True, id="SIGTERM-agent-first"),
         pytest.param("SIGUSR1", False, id="SIGUSR1-agent-last"),
-        *(
-            pytest.param(name, first, id=f"{name}-agent-{place}", marks=pytest.mark.chaos)
-            for name, first, place in (
-                ("SIGTERM", False, "last"),
-                ("SIGUSR1", True, "first"),
-                ("SIGUSR2", True, "first"),
-                ("SIGUSR2", False, "last"),
-            )
-        ),
+        variant("SIGTERM", False, id="SIGTERM-agent-last"),
+        variant("SIGUSR1", True, id="SIGUSR1-agent-first"),
+        variant("SIGUSR2", True, id="SIGUSR2-agent-first"),
+        variant("SIGUSR2", False, id="SIGUSR2-agent-last"),
     ],
 )
 def test_all_ranks_save_whoever_else_gets_the_signal(
@@ -81,7 +77,7 @@ def test_handlers_of_the_script_hear_it_once(cluster: Cluster, name: str) -> Non
     assert heard == [name] * 2
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", variant("SIGINT"), "SIGHUP"])
 def test_a_script_that_cannot_save_ends_as_if_the_agent_alone_had_got_it(
     cluster: Cluster, name: str
 ) -> None:

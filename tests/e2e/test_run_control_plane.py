@@ -10,6 +10,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import ALL, Pieces
 from tests.e2e.processes import SCRIPTS
+from tests.variants import variant
 from tests.waiting import until
 
 AWAY = (("nats",), ("rendezvous",), ("history",), ("health",), ("catalog",), ("straggler",), ALL)
@@ -135,7 +136,7 @@ def test_a_round_comes_to_its_end_when_they_are_back(
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("finish", 0), ("fail", 94), ("SIGTERM", 143), ("SIGINT", 130)]
+    ("end", "code"), [("finish", 0), variant("fail", 94), ("SIGTERM", 143), variant("SIGINT", 130)]
 )
 def test_no_end_waits_for_a_bus_that_is_away(
     pieces: Pieces, new_cluster: NewCluster, job: str, end: str, code: int

@@ -13,6 +13,7 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
 from tests.e2e.operators import command, operator
 from tests.e2e.processes import SCRIPTS
+from tests.variants import variant
 from tests.waiting import until
 
 SCRIPT = str(SCRIPTS / "hanging_gloo.py")
@@ -70,7 +71,7 @@ def kept(cluster: Cluster, body: Body) -> Archive:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["skip", "gil", "stopped"])
+@pytest.mark.parametrize("kind", ["skip", "gil", variant("stopped")])
 def test_a_hang_leaves_recorders_and_stacks_of_all_ranks(cluster: Cluster, kind: str) -> None:
     """A7.2, A7.5: each rank has its piece, or a reason; the restart waits no longer than it may."""
     facts = ended(cluster, kind)

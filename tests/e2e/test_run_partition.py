@@ -12,6 +12,7 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import Pieces
 from tests.e2e.networks import Network
 from tests.e2e.processes import SCRIPTS
+from tests.variants import variant
 from tests.waiting import until
 
 NODES = ("node-1", "node-2", "node-3")
@@ -75,7 +76,7 @@ def ranks_of(agent: Agent) -> list[int]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("slot", [0, variant(1)])
 def test_a_spare_takes_the_slot_of_a_node_whose_network_is_cut(
     cluster: Cluster, network: Network, slot: int
 ) -> None:

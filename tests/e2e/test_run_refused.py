@@ -13,6 +13,7 @@ from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.control_planes import Up
 from tests.e2e.ports import free_port
 from tests.e2e.processes import SCRIPTS
+from tests.variants import variant
 
 RESOLVED_WITHIN_S = 150.0
 
@@ -100,7 +101,10 @@ def test_an_interface_that_is_not_there(cluster: Cluster) -> None:
     assert cluster.left() == []
 
 
-@pytest.mark.parametrize("folder", ["another-host", "node-1"], ids=["another-host", "same-host"])
+@pytest.mark.parametrize(
+    "folder",
+    [variant("another-host", id="another-host"), pytest.param("node-1", id="same-host")],
+)
 def test_a_second_node_of_the_same_name(cluster: Cluster, folder: str) -> None:
     cluster.steady("--nnodes", "2")
     cluster.until_fact("node_joined")

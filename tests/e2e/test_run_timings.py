@@ -19,6 +19,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import Pieces
 from tests.e2e.processes import SCRIPTS, Process, environment, python
+from tests.variants import variant
 
 LATE_RANK, LATE_S = 1, 0.03
 WITHIN_S = 120.0
@@ -104,7 +105,7 @@ def has_entries(told: NodeTimings) -> bool:
     return all(rank.collectives for rank in told.ranks)
 
 
-@pytest.mark.parametrize("kind", ["plain", "sections"])
+@pytest.mark.parametrize("kind", ["plain", variant("sections")])
 def test_agents_tell_of_the_same_windows_and_who_is_late(
     cluster: Cluster, shared_pieces: Pieces, kind: str
 ) -> None:

@@ -13,6 +13,7 @@ from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
 from tests.e2e.processes import SCRIPTS
+from tests.variants import variant
 from tests.waiting import until
 
 SCRIPT = SCRIPTS.parents[2] / "services/everstep_services/cli/demonstration/slowed.py"
@@ -79,7 +80,7 @@ def slow_down(cluster: Cluster, kind: str, rank: int, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "section"),
-    [("input", "data"), pytest.param("compute", "backward", marks=pytest.mark.chaos)],
+    [("input", "data"), variant("compute", "backward")],
 )
 def test_a_slow_rank_is_named_with_its_cause_and_cleared(
     cluster: Cluster, kind: str, section: str
@@ -111,6 +112,7 @@ def test_a_slow_rank_of_an_unmodified_script_is_named(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.variant
 def test_a_slow_rank_of_a_script_whose_steps_nobody_counts_is_named(cluster: Cluster) -> None:
     """Windows are by time then; without a step there is no price in steps, but a rank."""
     for place in range(NODES):

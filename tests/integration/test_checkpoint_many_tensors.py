@@ -12,6 +12,7 @@ import torch
 from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import load, manifest_of, path_of, same, saving
 from tests.unit.saved_states import together
+from tests.variants import variant
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
 from trainer_sdk.checkpoint.agreement import Group
@@ -68,7 +69,7 @@ def test_the_state_has_as_many_tensors_of_all_kinds() -> None:
     assert not same(state(FEW), state(FEW, is_blank=True))
 
 
-@pytest.mark.parametrize("tier", ["memory", "global"])
+@pytest.mark.parametrize("tier", [variant("memory"), "global"])
 def test_they_are_restored_bit_for_bit_from_each_tier(tmp_path: Path, tier: str) -> None:
     keeps, saved = tier == "memory", state(MANY)
     first = Checkpointer(tmp_path / "root", on_error="fatal", keep_memory=keeps)

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.saved_by import manifest_of
+from tests.variants import variant
 from tests.waiting import until
 from trainer_sdk import bootstrap
 
@@ -48,8 +49,8 @@ def leave(folder: Path, launched: str, way: str, storage: str, on_error: str = "
     ("launched", "way", "code"),
     [
         ("alone", "terminated", 0),
-        ("alone", "exit", 3),
-        ("by us", "returns", 0),
+        variant("alone", "exit", 3),
+        variant("by us", "returns", 0),
         ("by us", "raise", 1),
     ],
 )
@@ -70,8 +71,8 @@ def test_the_last_save_is_durable_however_the_script_ends(
     ("launched", "way", "storage", "on_error"),
     [
         ("alone", "returns", "fails", "fatal"),
-        ("alone", "terminated", "hangs", "fatal"),
-        ("by us", "returns", "hangs", "fatal"),
+        variant("alone", "terminated", "hangs", "fatal"),
+        variant("by us", "returns", "hangs", "fatal"),
         ("by us", "terminated", "fails", "retry"),
     ],
 )
@@ -90,8 +91,8 @@ def test_a_last_save_that_fails_is_the_exit_reason(
 @pytest.mark.parametrize(
     ("launched", "way", "storage", "code"),
     [
-        ("alone", "raise", "fails", 1),
-        ("alone", "exit", "fails", 3),
+        variant("alone", "raise", "fails", 1),
+        variant("alone", "exit", "fails", 3),
         ("by us", "raise", "hangs", 1),
         ("by us", "exit", "fails", 3),
     ],

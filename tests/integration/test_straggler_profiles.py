@@ -11,6 +11,7 @@ from everstep_services.straggler.domain.analysis import analyze
 from everstep_services.straggler.domain.operations import Kind
 from everstep_services.straggler.traces import read_traces
 from tests.e2e.ports import free_port
+from tests.variants import variant
 
 SCRIPT = Path(__file__).parent / "scripts" / "profile_ranks.py"
 RANKS = 4
@@ -32,7 +33,7 @@ def profiled(folder: Path, slow: int, where: str) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("where", "cause"),
-    [pytest.param("data", "input", marks=pytest.mark.chaos), ("forward", "compute")],
+    [variant("data", "input"), ("forward", "compute")],
 )
 def test_the_rank_that_is_slow_in_a_real_training_is_named_with_its_cause(
     tmp_path: Path, where: str, cause: str, capsys: pytest.CaptureFixture[str]

@@ -23,6 +23,7 @@ from everstep.ids import new_id
 from everstep.messages import JobEnded
 from everstep_services.agent.left_spools import remember
 from everstep_services.cli.stack.services import SERVICES
+from tests.variants import variant
 from tests.waiting import until
 
 WITHIN_S = 50
@@ -209,7 +210,7 @@ def test_a_second_one_on_the_same_state_says_so(up: Up, run: Run, state: Path) -
     assert get(f"{told['observe']}/livez").status_code == 200
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, variant(signal.SIGTERM)])
 def test_one_signal_to_the_terminal_stops_everything(up: Up, state: Path, number: int) -> None:
     process = up("-o", "json")
     told = ready(process)
