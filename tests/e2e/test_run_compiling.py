@@ -53,6 +53,7 @@ def test_a_rank_that_compiles_has_not_stalled_nor_have_those_that_wait(cluster: 
 IDLE_S = 10.0
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 def test_a_compilation_that_computes_nothing_has_hung(cluster: Cluster) -> None:
     limits = ("--limit", f"forward={LIMIT_S:g}", "--limit", "first-step=600")

@@ -10,6 +10,7 @@ from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Pieces, Up, running_up
 from tests.e2e.processes import SCRIPTS
+from tests.variants import variant
 from tests.waiting import until
 
 START_WITHIN_S = 90.0
@@ -61,7 +62,7 @@ def two_nodes(cluster: Cluster, *options: str, how: str = "ask") -> list[Agent]:
 
 
 @pytest.mark.parametrize(
-    ("name", "to"), [("SIGTERM", (0, 1)), ("SIGUSR1", (0, 1)), ("SIGUSR2", (1,))]
+    ("name", "to"), [("SIGTERM", (0, 1)), variant("SIGUSR1", (0, 1)), variant("SIGUSR2", (1,))]
 )
 def test_all_ranks_save_after_the_same_step_and_all_agents_exit_with_91(
     cluster: Cluster, name: str, to: tuple[int, ...]

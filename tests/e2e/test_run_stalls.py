@@ -35,9 +35,7 @@ def limits(of: str) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "kind", first_of({"gil", "kernel", "stopped", "checkpoint", "start"}, KINDS)
-)
+@pytest.mark.parametrize("kind", first_of({"gil", "kernel", "stopped", "checkpoint"}, KINDS))
 def test_a_rank_that_hangs_is_named_and_training_goes_on(cluster: Cluster, kind: str) -> None:
     """Each kind of hang has the right rank, phase and stack (A3.2)."""
     phase, section, letter, words = KINDS[kind]

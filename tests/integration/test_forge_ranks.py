@@ -9,6 +9,7 @@ import pytest
 
 from everstep_services.agent.ranks.keeping import ForgeReady, ForgeUnfit, RankRuns, RankStepped
 from tests.integration.scripts.rig import Node, opened
+from tests.variants import variant
 from trainer_sdk.page import CountedBy, Phase
 
 pytestmark = pytest.mark.timeout(180)  # each cold rank and each forge imports torch
@@ -33,7 +34,7 @@ async def ran(node: Node, *, warm: bool, ranks: int = 1, **extra: str) -> list[A
     return [json.loads(node.out(rank)) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", [variant(False), True])
 async def test_a_rank_has_the_environment_that_it_was_given(tmp_path: Path, warm: bool) -> None:
     """The recorder is armed by default, and a user's own settings stay (A7.4)."""
     odd = os.fsdecode(b"\xff\xfe=odd")
@@ -56,7 +57,7 @@ async def test_a_rank_has_the_environment_that_it_was_given(tmp_path: Path, warm
         assert said["sid"] != os.getsid(0)
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", [variant(False), True])
 async def test_a_module_runs_as_with_python_m(tmp_path: Path, warm: bool) -> None:
     async with opened(
         tmp_path, "", "x", target="echo", kind="module", warm=warm, preload=()
@@ -67,7 +68,7 @@ async def test_a_module_runs_as_with_python_m(tmp_path: Path, warm: bool) -> Non
         assert said["path"] == str(node.plan.cwd)
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", [variant(False), True])
 async def test_what_trainings_use_works(tmp_path: Path, warm: bool) -> None:
     async with opened(tmp_path, "worker.py", warm=warm) as node:
         said = await ran(node, warm=warm, ranks=2, OMP_NUM_THREADS="2")
@@ -85,7 +86,7 @@ async def test_what_trainings_use_works(tmp_path: Path, warm: bool) -> None:
         assert node.err() == ""
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", [variant(False), True])
 async def test_an_optimizer_of_ones_own_needs_no_compiler(tmp_path: Path, warm: bool) -> None:
     async with opened(tmp_path, "own_optimizer.py", warm=warm) as node:
         (said,) = await ran(node, warm=warm)
