@@ -31,6 +31,7 @@ from everstep_services.straggler.domain.findings import (
     revised,
 )
 from everstep_services.straggler.domain.policy import Action
+from everstep_services.straggler.domain.switches import SWITCHED_OFF
 from everstep_services.straggler.jobs import Jobs, TrackedJob
 from everstep_services.straggler.settings import StragglerSettings
 
@@ -185,7 +186,7 @@ class JobDocuments:
         is_all = len(taken) == len(one.changes) and not one.work.is_busy
         over = one.over if is_all else ""
         if not one.switches.is_on:
-            over = over or "timings are switched off"
+            over = over or SWITCHED_OFF
         before = one.document
         moment = Moment(self._clock.wall(), one.view.round)
         base = measured(before, one.switches, self._suggested(one))

@@ -16,7 +16,7 @@ from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
 from everstep_services.straggler.domain.findings import blank
 from everstep_services.straggler.domain.policy import Decision, Policy
 from everstep_services.straggler.domain.rules import Rules
-from everstep_services.straggler.domain.switches import Switches, in_force
+from everstep_services.straggler.domain.switches import SWITCHED_OFF, Switches, in_force
 from everstep_services.straggler.domain.verdict import Limits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
 from everstep_services.straggler.settings import StragglerSettings, defaults
@@ -177,7 +177,7 @@ class TrackedJob:
         """Judge by these switches from now on."""
         was_on, self.switches = self.switches.is_on, switches
         if was_on and not switches.is_on:
-            self.end("timings were switched off")
+            self.end(SWITCHED_OFF)
         self.work.judge.rules = rules
 
     def _begin_anew(self, reason: str) -> None:

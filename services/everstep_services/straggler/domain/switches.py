@@ -14,6 +14,9 @@ CURABLE = ("host", "device", "network", "compute", "unknown")
 OF_A_NODE = ("host", "device", "network")
 """Those that speak against a node. `compute` and `unknown` may be the script's own work."""
 
+SWITCHED_OFF = "timings were switched off"
+"""Why a finding is over, whichever path noticed it first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Switches:
