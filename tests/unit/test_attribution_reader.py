@@ -8,8 +8,9 @@ from everstep.archive import Member, pack
 from everstep.bus.asking import RefusalError
 from everstep.messages import BlobRef, EvidencePiece, ReadEvidence
 from everstep.messages.codec import encode
+from everstep_services.attribution import evidence_reader
 from everstep_services.attribution.evidence_reader import EvidenceReader
-from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.fakes.bus import MemoryBlobs, MemoryBus, MemoryServer
 
 
 def stack(*frames: str) -> bytes:
@@ -62,6 +63,25 @@ async def test_more_than_can_be_held_is_not_fetched() -> None:
     huge = BlobRef(job="j", id="a", size_bytes=1 << 40, parts=1)
     with pytest.raises(RefusalError, match="more than 256 MiB"):
         await EvidenceReader(bus).stacks(question(huge))
+
+
+async def test_what_does_not_come_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bus that answers nothing: a piece is given up first, all of them together at last."""
+    bus = MemoryBus(MemoryServer())
+    wanted = await asked(bus, stack("step"), rank=0)
+
+    async def never(_: MemoryBlobs, ref: BlobRef) -> bytes:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError(ref)
+
+    monkeypatch.setattr(MemoryBlobs, "get", never)
+    monkeypatch.setattr(evidence_reader, "_FETCH_S", 0.01)
+    with pytest.raises(RefusalError, match="stacks of n1: the bus did not bring it in time"):
+        await EvidenceReader(bus).stacks(wanted)
+    monkeypatch.setattr(evidence_reader, "_FETCH_S", 60.0)
+    monkeypatch.setattr(evidence_reader, "_FETCH_ALL_S", 0.01)
+    with pytest.raises(RefusalError, match=r"not all came within 0\.01 s"):
+        await EvidenceReader(bus).stacks(wanted)
 
 
 async def test_those_who_come_when_many_wait_are_sent_away() -> None:

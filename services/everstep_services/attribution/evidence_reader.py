@@ -109,16 +109,20 @@ class EvidenceReader:
         incident = Incident(case, self._fetch)
         pieces: list[Piece] = []
         size = 0
-        async with asyncio.timeout(_FETCH_ALL_S):
-            for piece in asked.evidence:
-                size += 0 if piece.blob is None else piece.blob.size_bytes
-                if size > _CONTENT_BYTES:
-                    most = _CONTENT_BYTES >> 20
-                    incident.missing.append(f"more than {most} MiB; the rest was not read")
-                    break
-                content = await incident.content(piece)
-                if content is not None:
-                    pieces.append((piece.rank, content))
+        try:
+            async with asyncio.timeout(_FETCH_ALL_S):
+                for piece in asked.evidence:
+                    size += 0 if piece.blob is None else piece.blob.size_bytes
+                    if size > _CONTENT_BYTES:
+                        most = _CONTENT_BYTES >> 20
+                        incident.missing.append(f"more than {most} MiB; the rest was not read")
+                        break
+                    content = await incident.content(piece)
+                    if content is not None:
+                        pieces.append((piece.rank, content))
+        except TimeoutError:
+            late = f"not all came within {_FETCH_ALL_S:g} s; the rest was not read"
+            incident.missing.append(late)
         return pieces, incident.missing
 
     async def _fetch(self, ref: BlobRef) -> bytes:

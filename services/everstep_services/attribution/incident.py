@@ -32,7 +32,8 @@ class Incident:
         try:
             return await self._fetch(piece.blob)
         except (BlobMissingError, BusError, TimeoutError) as error:
-            self.missing.append(f"{piece.evidence} of {piece.node}: {error}"[:500])
+            why = str(error) or "the bus did not bring it in time"
+            self.missing.append(f"{piece.evidence} of {piece.node}: {why}"[:500])
             return None
 
     async def contents(self, *kinds: str) -> AsyncIterator[tuple[EvidencePiece, int | None, bytes]]:
