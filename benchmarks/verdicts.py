@@ -5,7 +5,8 @@
     python -m benchmarks.verdicts --again FOLDER
 
 Each fault of `tests/corpus` is run under `everstep run` with four ranks and no restart, once for
-each seed; the verdict that holds some seconds after its end is compared with the label. With
+each seed; the verdict that holds some seconds after its end is compared with the label. The seed
+draws the order of the faults, and for each of them the rank and the step. With
 --results, runs are added to a file, and those that it has are not made again. Printed are classes
 of faults, the confusion of causes, precision and recall, how often it is silent, how often it is
 right by its confidence, and whether any node was accused: all of them are healthy. --keep has the
@@ -39,7 +40,10 @@ ENDS_WITHIN_S = 240.0
 
 
 def runs(asked: argparse.Namespace, known: Sequence[Score]) -> Iterator[tuple[Fault, int]]:
-    """What is still to be run, in an order that the seed draws: any part of it is a sample."""
+    """What is still to be run, in an order that the seed draws: any part of it is a sample.
+
+    Each fault has a seed of its own, so that not all of them hit the same rank.
+    """
     made = {(one.fault, one.variant, one.seed) for one in known}
     names = set(asked.faults.split(",")) if asked.faults else {name for name, _ in FAULTS}
     unknown = names - {name for name, _ in FAULTS}
@@ -49,13 +53,14 @@ def runs(asked: argparse.Namespace, known: Sequence[Score]) -> Iterator[tuple[Fa
         faults = list(FAULTS.items())
         random.Random(seed).shuffle(faults)
         for (name, variant), fault in faults:
+            own = random.Random(f"{seed} {fault}").randrange(10**6)
             if (
                 name in names
                 and variant < asked.variants
                 and not fault.needs
-                and (name, variant, seed) not in made
+                and (name, variant, own) not in made
             ):
-                yield fault, seed
+                yield fault, own
 
 
 def play(up: Up, folder: Path, fault: Fault, seed: int, kept: Path | None) -> Score:

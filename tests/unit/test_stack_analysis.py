@@ -74,6 +74,21 @@ def test_all_in_one_collective_accuse_nobody() -> None:
     assert "all 4 ranks" in report.summary
 
 
+@pytest.mark.parametrize(
+    ("call", "meaning"),
+    [("recv", "receive, and none sends"), ("send", "send, and none receives")],
+)
+def test_ranks_that_all_wait_for_one_side_of_a_transfer_are_named(call: str, meaning: str) -> None:
+    """A7.5: recorders of gloo say nothing about transfers that nobody has begun."""
+    stack = (f"{call} /v/site-packages/torch/distributed/distributed_c10d.py:3", *fake.FORWARD)
+    report = _report(*[stack] * 3)
+    assert (report.verdict, report.pattern) == ("odd_ranks", "together")
+    assert [rank for rank, _, _ in _named(report)] == [0, 1, 2]
+    assert meaning in report.summary
+    assert _report(stack, stack, fake.REDUCE).pattern == "odd"
+    assert "left no stack" in _report(stack, stack, world=3).summary
+
+
 def test_a_minority_that_waits_elsewhere_is_odd() -> None:
     """A7.5: a call was skipped, or made in another order."""
     report = _report(fake.REDUCE, fake.BARRIER, fake.REDUCE)

@@ -37,6 +37,13 @@ def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
 
 def _claims(report: Report, fact: str | None) -> Iterator[Claim]:
     suspects = report.suspects[:_SUSPECTS_MOST]
+    if report.pattern == "together":
+        yield Claim(
+            cause="user_code", kind="one_sided_transfer", says=report.summary, fact=fact,
+            strength=report.confidence, ranks=tuple(one.rank for one in report.suspects),
+            fingerprint="hang:one_sided_transfer",
+        )  # fmt: skip
+        return
     parts = 1.0 if len(report.suspects) <= 2 else _MORE_SUSPECTS
     if all(one.activity == "exit" for one in suspects):
         parts *= _ENDING

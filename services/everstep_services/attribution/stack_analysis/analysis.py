@@ -38,6 +38,9 @@ _MOST_WORLD = 1_000_000
 _NEVER_TOLD: frozenset[Activity] = frozenset({"idle", "exit"})
 """What other threads than the main one may do without being mentioned."""
 _MOVING: frozenset[Activity] = frozenset({"user_code", "compile", "import", "data_read"})
+_ONE_SIDED = {"recv": "receive, and none sends", "send": "send, and none receives"}
+"""Transfers of which both sides must be there: what it means where all ranks stand in one."""
+_ONE_SIDED_CERTAINTY = 0.65
 _ROOTED = ("broadcast", "scatter", "gather", "reduce", "send", "recv")
 """Calls that some ranks leave before all have come: where most are says little."""
 _Key = tuple[str, State, tuple[Frame, ...]]
@@ -275,6 +278,9 @@ class _Judgement:
         """All wait: those are odd that wait elsewhere than most."""
         parts = self._parts(self._waiting)
         waiting = tuple(self._waiting)
+        one_sided = self._one_sided(waiting)
+        if one_sided is not None:
+            return one_sided
         if len(parts) == 1:
             (state,) = parts
             return _Answer("together", self._all_in(state), waiting=waiting)
@@ -296,6 +302,23 @@ class _Judgement:
             tuple(map(self._waits_elsewhere, waiting)),
             waiting,
         )
+
+    def _one_sided(self, waiting: tuple[int, ...]) -> _Answer | None:
+        """The answer where all ranks wait for a transfer that no rank begins."""
+        if len(waiting) < 2:
+            return None
+        calls = {self._states[rank].call for rank in waiting}
+        for side, meaning in _ONE_SIDED.items():
+            if all(call.startswith(side) for call in calls):
+                state = self._states[waiting[0]]
+                return _Answer(
+                    "together",
+                    f"all {len(waiting)} ranks wait to {meaning}{_at(state)}",
+                    _ONE_SIDED_CERTAINTY,
+                    tuple(map(self._waits_elsewhere, waiting)),
+                    waiting,
+                )
+        return None
 
     def _all_in(self, state: State) -> str:
         one = len(self._waiting) == 1
