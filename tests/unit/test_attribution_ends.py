@@ -212,3 +212,41 @@ async def test_ranks_that_all_lost_each_other_had_no_network() -> None:
     found = await judged(case(ends=tuple(map(lost_peer, range(4)))))
     assert (found.cause, found.ranks, found.nodes) == ("network", (), ())
     assert (await judged(case(ends=tuple(map(lost_peer, range(3)))))).is_inconclusive
+
+
+def aborted(rank: int, first_error: str) -> RankEnd:
+    return end(rank, how="signal", exit_code=None, signal="SIGABRT", first_error=first_error)
+
+
+async def test_a_rank_that_aborted_explains_why_the_others_lost_it() -> None:
+    """A4.5: an abort is a consequence only where something else explains the others' ends."""
+    native = aborted(2, "Fatal Python error: Aborted")
+    found = await judged(case(ends=(native, *map(lost_peer, (0, 1, 3)))))
+    assert (found.cause, found.kind, found.ranks) == ("framework", "aborted", (2,))
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(native, lost_peer(0), lost_peer(1), root)))
+    assert (found.cause, found.ranks) == ("user_code", (3,))
+
+
+async def test_sizes_that_differ_are_the_scripts_where_gloo_aborts_and_name_no_rank() -> None:
+    """A7.2: it aborts the one that is sent too much, whichever of them has the wrong size."""
+    misfit = aborted(1, "terminate called after throwing an instance of 'gloo::EnforceNotMet'")
+    found = await judged(case(ends=(lost_peer(0), misfit)))
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "wrong_size", ())
+
+
+async def test_ranks_that_differ_in_a_number_only_failed_alike() -> None:
+    """Each names a file of its own."""
+    texts = [f"[Errno 13] Permission denied: PosixPath('/scratch/a_{n}.sh')" for n in range(4)]
+    ranks = (raised(n, "PermissionError", text, after_s=n) for n, text in enumerate(texts))
+    found = await judged(case(ends=tuple(ranks)))
+    assert (found.cause, found.ranks) == ("configuration", (0, 1, 2, 3))
+
+
+async def test_a_script_that_handles_sigterm_was_ended_from_outside() -> None:
+    """A12.4: it exits with 128 and the signal's number."""
+    ends = tuple(raised(n, "SystemExit", "143", exit_code=143) for n in range(4))
+    found = await judged(case(ends=ends))
+    assert (found.cause, found.kind, found.ranks) == ("scheduler", "terminated", (0, 1, 2, 3))
+    own = await judged(case(ends=(raised(0, "SystemExit", "3", exit_code=3),)))
+    assert own.cause == "user_code"

@@ -263,6 +263,22 @@ async def test_a_kernel_that_lost_its_gpu_names_its_node() -> None:
     assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
 
 
+SEGFAULT = b"[ 2531.724919] python[5547]: segfault at 0 ip 00007fa98a385ad8 error 4 in libc.so.6\n"
+
+
+async def test_a_crash_in_the_kernels_log_may_be_of_another_job() -> None:
+    """The log is of the whole node: it counts where a rank ended in that way."""
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(lost_peer(0), root)), {"kernel_log": SEGFAULT})
+    assert (found.cause, found.ranks) == ("user_code", (3,))
+    found = await judged(case(trigger="rank_stalled"), {"kernel_log": SEGFAULT})
+    assert found.is_inconclusive
+    crashed = end(3, how="signal", exit_code=None, signal="SIGSEGV")
+    found = await judged(case(ends=(lost_peer(0), crashed)), {"kernel_log": SEGFAULT})
+    assert (found.kind, found.ranks) == ("segfault", (3,))
+    assert "another process" not in found.reason
+
+
 async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
     log = pack([Member(3, "txt", TRACEBACK)], {2: "the rank had exited"})
     found = await judged(case(ends=(lost_peer(0),)), {"log": log})

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -53,6 +54,14 @@ _UNREADABLE = re.compile(
     r"|could not convert string to|invalid literal for int\(\)"
 )
 """A value or a file that cannot be parsed."""
+_LOADER_KILLED = ("DataLoader worker", "killed by signal")
+_MISFIT = "gloo::EnforceNotMet"
+"""What gloo throws, in a thread of its own, when more comes than the tensor of a rank holds."""
+_BY_SIGNAL = 128
+"""A script that handles a signal exits with this and its number."""
+_ABORTED_FIRST = 0.55
+_WRONG_SIZE = "wrong_size"
+_ACCIDENT = re.compile(r"\d+")
 _OF_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__')
 
 
@@ -87,6 +96,12 @@ def is_consequence(end: RankEnd) -> bool:
         return True
     match = _match(end)
     return match is not None and match.rule.role == "cascade"
+
+
+def has_lost_worker(end: RankEnd) -> bool:
+    """A worker of its data loader was killed, as torch reports."""
+    text = f"{end.error_text} {end.first_error}"
+    return all(word in text for word in _LOADER_KILLED)
 
 
 def is_timeout(end: RankEnd) -> bool:
@@ -204,8 +219,7 @@ def _saves(case: Case) -> Iterator[Claim]:
 
 def _ranks(case: Case) -> Iterator[Claim]:
     ends = first_ends(case)
-    lost = [end for end in ends if is_consequence(end)]
-    roots = [end for end in ends if not is_consequence(end)]
+    lost, roots = _told_apart(ends)
     if not roots:
         yield from _done(case, lost)
     if len(lost) == case.world_size > 1:
@@ -221,15 +235,32 @@ def _ranks(case: Case) -> Iterator[Claim]:
         )  # fmt: skip
     alike: dict[str, list[RankEnd]] = defaultdict(list)
     for end in roots:
-        alike[fingerprint_of(end)].append(end)
+        alike[_ACCIDENT.sub("n", fingerprint_of(end))].append(end)
     first = min((end.at for end in roots), default=None)
     for same in alike.values():
         claim = _of_alike(case, same)
+        if claim.kind == "aborted" and lost:  # the others lost connections, and this one tells why
+            claim = replace(claim, strength=_ABORTED_FIRST)
         late_s = (min(end.at for end in same) - first).total_seconds() if first else 0.0
         if late_s > _LATER_S and len({end.node for end in roots}) == 1:
             # One clock says that others were first.
             claim = replace(claim, strength=0.6 * claim.strength)
         yield claim
+
+
+def _told_apart(ends: Sequence[RankEnd]) -> tuple[list[RankEnd], list[RankEnd]]:
+    """Those that only lost others, and those that failed by themselves.
+
+    Native code aborts since a connection is lost, too: where nothing else explains why the others
+    lost theirs, the ranks that were aborted do.
+    """
+    lost = [end for end in ends if is_consequence(end)]
+    roots = [end for end in ends if not is_consequence(end)]
+    if roots:
+        return lost, roots
+    aborted = [end for end in lost if end.signal == "SIGABRT" and _match(end) is None]
+    others = [end for end in lost if end not in aborted]
+    return (others, aborted) if aborted and others else (lost, roots)
 
 
 def _done(case: Case, lost: Sequence[RankEnd]) -> Iterator[Claim]:
@@ -249,6 +280,11 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     """One claim for all ranks that ended in the same way."""
     end = same[0]
     cause, kind, strength, what = _cause_of(end)
+    if kind == _WRONG_SIZE:
+        return Claim(  # of which rank is not told: it may be any whose tensors met here
+            cause=cause, kind=kind, strength=strength, fact=end.fact, fingerprint=kind,
+            says=f"{_ranks_told(sorted(one.rank for one in same))} {what}",
+        )  # fmt: skip
     ranks = tuple(sorted(one.rank for one in same))
     everybody = len(ranks) > 1 and len(ranks) == case.world_size
     if kind == GENERAL and (read := _setting(end, is_of_most=2 * len(ranks) > case.world_size > 1)):
@@ -307,6 +343,9 @@ def _of_signal(end: RankEnd) -> tuple[Cause, str, float, str]:
     cause, kind, strength, what = _SIGNALS.get(
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
+    if name == "SIGABRT" and _MISFIT in end.first_error:
+        what = "was sent more than its tensor holds, and gloo aborted it: sizes differ"
+        return "user_code", _WRONG_SIZE, 0.6, what
     if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
         cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
         what = f"was aborted: {_clean(end.first_error)}"
@@ -317,6 +356,9 @@ def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
     where = f" at {_clean(end.place)}" if end.place else ""
     what = f"raised {_text(end)}{where}"
     match = _match(end)
+    if end.error_name == "SystemExit" and (handled := _handled_signal(end)):
+        cause, kind, strength, text = _SIGNALS[handled]
+        return cause, kind, strength, f"{text} ({handled}, which its script handled)"
     if _as_exit(end).is_of_code and end.error_name == "SystemExit":
         return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
     if match is not None and match.rule.role == "root":
@@ -326,6 +368,13 @@ def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
         return "unknown", match.rule.failure_class, 0.4, what
     strength = 0.85 if end.place else 0.7
     return "user_code", GENERAL, strength, what
+
+
+def _handled_signal(end: RankEnd) -> str:
+    """The signal that a script reports by its exit code; empty where it reports none."""
+    number = (end.exit_code or 0) - _BY_SIGNAL
+    name = signal.Signals(number).name if number in set(signal.Signals) else ""
+    return name if name in _SIGNALS else ""
 
 
 def _match(end: RankEnd) -> Match | None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from everstep.messages import EvidencePiece
+from msgspec.structs import replace
+
+from everstep.messages import Case, EvidencePiece
+from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
 from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
@@ -19,6 +22,14 @@ _WEAK = 0.5
 _OF_GENERAL = 0.7
 """An exception of no known kind is mostly the script's; a claim that knows more is to win."""
 _KERNEL = "kernel_log"
+_OF_PROCESSES: Mapping[str, frozenset[str]] = {
+    "segfault": frozenset({"SIGSEGV", "SIGBUS", "SIGABRT"}),
+    "illegal_instruction": frozenset({"SIGILL"}),
+    "host_oom": frozenset({"SIGKILL"}),
+}
+"""Kinds of kernel lines that are about one process, and the signals by which it ends."""
+_OF_ANOTHER = 0.3
+"""How much such a line says where no rank of its node ended in that way, in parts."""
 _BYTES_MOST = 64 << 20
 
 
@@ -44,7 +55,20 @@ async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
     world = incident.case.world_size or None
     report = await asyncio.to_thread(_report, read, world)
     is_kernel = kinds == (_KERNEL,)
-    return list(_claims(report, [piece for piece, _, _ in read], is_kernel=is_kernel))
+    claims = _claims(report, [piece for piece, _, _ in read], is_kernel=is_kernel)
+    return [_doubted(claim, incident.case) if is_kernel else claim for claim in claims]
+
+
+def _doubted(claim: Claim, case: Case) -> Claim:
+    """A kernel's line about a process may be about a process of somebody else's."""
+    signals = _OF_PROCESSES.get(claim.kind)
+    if signals is None or any(
+        end.signal in signals or end.how == "out_of_memory" or has_lost_worker(end)
+        for end in first_ends(case)
+    ):
+        return claim
+    says = f"{claim.says} (no rank ended in that way: it may have been another process)"
+    return replace(claim, strength=claim.strength * _OF_ANOTHER, says=says)
 
 
 def _report(read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int | None) -> Report:

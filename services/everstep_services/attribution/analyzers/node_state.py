@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from everstep.messages import Case, EvidencePiece, RankEnd
+from everstep.messages import Case, EvidencePiece
 from everstep_services.agent.probes.gpu_reading import GpuReading
 from everstep_services.agent.probes.gpu_verdicts import verdicts
 from everstep_services.agent.probes.nvml import GpuGoneError
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.attribution.analyzers.ends import first_ends
+from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
 from everstep_services.attribution.analyzers.stalls import stopped_process
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
@@ -21,7 +21,6 @@ _FULL = 0.95
 """So much of a group's memory in use, in parts of its limit, is a shortage."""
 _PRESSURE = 10.0
 """Per cent of the last ten seconds in which processes waited for memory: a shortage, too."""
-_LOADER_KILLED = ("DataLoader worker", "killed by signal")
 _GROUPS_MOST = 4
 _STOPPED = re.compile(r"^State:\s*T\b", re.MULTILINE)
 
@@ -87,7 +86,7 @@ def _of_groups(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]
     it sure. Who was counted at its end is reported as such already.
     """
     ends = [end for end in first_ends(case) if end.node == piece.node]
-    workers = [end for end in ends if _lost_worker(end)]
+    workers = [end for end in ends if has_lost_worker(end)]
     killed = [end for end in ends if end.how == "signal" and end.signal == "SIGKILL"]
     ranks = tuple(sorted(end.rank for end in (*workers, *killed)))
     groups = msgspec.json.decode(data, type=_Groups).groups
@@ -107,11 +106,6 @@ def _of_groups(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]
             f"killed",
             ranks=tuple(end.rank for end in workers),
         )  # fmt: skip
-
-
-def _lost_worker(end: RankEnd) -> bool:
-    text = f"{end.error_text} {end.first_error}"
-    return all(word in text for word in _LOADER_KILLED)
 
 
 def _kills(path: str, files: Mapping[str, str]) -> str:
