@@ -71,6 +71,14 @@ async def test_an_id_that_two_jobs_have_needs_the_job(api: Api, reader: httpx2.A
     assert (missing.status_code, missing.json()["detail"]) == (404, "there is no incident nothing")
 
 
+async def test_evidence_under_the_id_of_anothers_incident_changes_nothing_for_it(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """A13.1: any job's agents can send it, and rendezvous alone opens incidents."""
+    await api.add(make("evidence_collected", job="theirs", incident=INCIDENT), *whole())
+    assert (await get(reader, PATH))["job"] == JOB
+
+
 async def test_a_correction_holds_over_later_verdicts(api: Api, reader: httpx2.AsyncClient) -> None:
     """What people say is kept, and is shown first (A11.1)."""
     about = {"job": JOB, "incident": INCIDENT}

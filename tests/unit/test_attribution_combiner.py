@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.messages import CorrectVerdict
 from everstep_services.attribution.domain.claims import CAUSES, NODE_CAUSES, Cause, Claim
 from everstep_services.attribution.domain.combiner import combine
+from everstep_services.attribution.domain.verdicts import unknown_culprits
 from everstep_services.attribution.domain.weights import shipped
 from tests.unit.attribution_cases import case, claim
 
@@ -181,3 +183,22 @@ def test_every_cause_is_known_to_the_weights_and_every_number_is_sane() -> None:
     assert all(0 <= value <= 1 for value in (*numbers.analyzers.values(), *numbers.kinds.values()))
     known: set[Cause] = set(CAUSES)
     assert known >= NODE_CAUSES
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "problem"),
+    [
+        ((3,), ("n1",), ""),
+        ((4,), (), "there is no rank 4: the round had ranks 0 to 3"),
+        ((), ("moon",), "no node 'moon' is known of this incident: it has n0, n1"),
+    ],
+)
+def test_a_correction_names_ranks_and_nodes_of_the_incident(
+    ranks: tuple[int, ...], nodes: tuple[str, ...], problem: str
+) -> None:
+    """A11.1: what a person says counts for the node in later verdicts."""
+    ask = CorrectVerdict(
+        job="j", incident="i", by="ann", cause="host", reason="", culprit_ranks=ranks,
+        culprit_nodes=nodes,
+    )  # fmt: skip
+    assert unknown_culprits(case(), ask) == problem

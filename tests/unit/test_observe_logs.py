@@ -166,6 +166,46 @@ def test_secrets_are_known_by_their_form(text: str, safe: str) -> None:
     assert redact(text) == safe
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "hf_abcdefghijklmnopqrst", "ghp_0123456789abcdef0123", "sk-proj-abcdefgh12345678",
+        "AKIAIOSFODNN7EXAMPLE", "xoxb-1234567890-abcdefg",
+        "SUAIBDPBAUTWCWBKIO6XHQNINK5FWJW4OHLXC3HQ2KFE4PEJUA44CNHTC4",
+    ],
+)  # fmt: skip
+def test_tokens_are_known_by_who_issues_them(secret: str) -> None:
+    """A13.5: what a rank prints is quoted in verdicts and reports."""
+    assert redact(f"KeyError: '{secret}' at step 3") == "KeyError: '***' at step 3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token=50257", "pad_token='<eos>'", "tokens=123456 rank 3", "KeyError: 'api_key'",
+        "sk-learn", "token_id=0x7f", "cache key: 17", "SUM of squares",
+    ],
+)  # fmt: skip
+def test_words_of_trainings_are_no_secrets(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=***"),
+        ("aws_secret_access_key = abcd1234", "aws_secret_access_key = ***"),
+        ('{"password": "hunter22"}', '{"password": "***"}'),
+        ("token: abcdef0123456789xyz.", "token: ***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nx",
+         "-----BEGIN RSA PRIVATE KEY----- ***\nx"),
+    ],
+)  # fmt: skip
+def test_values_of_secret_names_are_masked(text: str, safe: str) -> None:
+    """A13.5."""
+    assert redact(text) == safe
+
+
 @patient
 @given(
     st.text(st.characters(exclude_categories=["C", "Z"]), min_size=4, max_size=40),

@@ -63,11 +63,16 @@ async def incident_story(database: Database, job: str, incident: str) -> Story |
 
 
 async def jobs_of_incident(database: Database, incident: str) -> Sequence[str]:
-    """The jobs that have an incident of this name: one, as ids go, unless somebody made one up."""
+    """The jobs that have an incident of this name: one, as ids go.
+
+    Agents of any job can send evidence about any name; rendezvous alone opens an incident. One
+    that was not opened yet counts only where none was.
+    """
     here = tables.incidents.c
+    query = select(here.job).where(here.incident == incident).order_by(here.first_n).limit(_FEW)
     async with database.read() as connection:
-        query = select(here.job).where(here.incident == incident).order_by(here.first_n)
-        return list((await connection.execute(query.limit(_FEW))).scalars())
+        opened = await connection.execute(query.where(here.opened_fact.is_not(None)))
+        return list(opened.scalars()) or list((await connection.execute(query)).scalars())
 
 
 async def piece_of_evidence(

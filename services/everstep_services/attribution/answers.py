@@ -74,7 +74,8 @@ class Answers:
             raise _unknown(question.job, question.incident)
         if correction.is_confirmation:
             return Done(text=f"confirmed: {correction.cause}")
-        before = f" instead of {correction.was_cause}" if correction.was_cause else ""
+        is_other = correction.was_cause not in {"", correction.cause}
+        before = f" instead of {correction.was_cause}" if is_other else ""
         return Done(text=f"taken down: {correction.cause}{before}; it holds from now on")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
 from everstep.bus.leading import Term, lead_for_ever
 from everstep.bus.ports import Bus
@@ -17,7 +18,12 @@ from everstep_services.attribution.actions import Actions
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.combiner import Judged
-from everstep_services.attribution.domain.verdicts import Moment, concluded, corrected
+from everstep_services.attribution.domain.verdicts import (
+    Moment,
+    concluded,
+    corrected,
+    unknown_culprits,
+)
 from everstep_services.attribution.examiner import Examiner
 from everstep_services.attribution.explainer import Explainer
 from everstep_services.attribution.settings import AttributionSettings
@@ -266,6 +272,8 @@ class Attribution:
             case = cases.case(ask.incident)
             if case is None:
                 return None, ()
+            if problem := unknown_culprits(case, ask):
+                raise RefusalError("422", problem)
             correction, verdict = corrected(case, ask, now)
             cases.amend(replace(case, verdict=verdict, correction=correction))
             return correction, (correction, verdict)

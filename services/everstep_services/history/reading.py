@@ -68,6 +68,11 @@ def _new(
             f"it says job {said.job} and kind {kind} on the subject {message.subject}",
             message.data,
         )
+    if not is_name(said.id):
+        raise BadMessageError(f"its id {said.id[:40]!r} is none", message.data)
+    blob = getattr(fact, "blob", None)
+    if blob is not None and blob.job != said.job:  # else a job could read out another's
+        raise BadMessageError(f"its blob is of another job, {blob.job[:40]!r}", message.data)
     if node is not None and not is_name(node):
         raise BadMessageError(f"it names a node {node[:40]!r}, as none can be called", message.data)
     try:

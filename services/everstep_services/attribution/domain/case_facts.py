@@ -229,7 +229,7 @@ class JobCases:
 
     def _evidence(self, fact: EvidenceCollected) -> str | None:
         case = self.case(fact.incident) or self._waiting(fact)
-        if case is None:
+        if case is None or (fact.blob is not None and fact.blob.job != fact.job):
             return None
         piece = EvidencePiece(
             evidence=fact.evidence,

@@ -22,6 +22,7 @@ _SURER = 0.1
 """A confidence that changes by less is no news."""
 _MISSING_MOST = 32
 _TEXT_MOST = 500
+_TOLD_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,19 @@ def concluded(case: Case, judged: Judged, now: Moment) -> VerdictReached | None:
 def differs(before: VerdictReached, now: VerdictReached) -> bool:
     """A reader would act or think otherwise."""
     return _told(before) != _told(now) or abs(before.confidence - now.confidence) >= _SURER
+
+
+def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
+    """Which ranks and nodes of a correction the incident does not have; empty where it has all."""
+    nodes = {one.node for one in (*case.members, *case.nodes, *case.ends)}
+    strange = [name for name in ask.culprit_nodes if nodes and name not in nodes]
+    if strange:
+        known = ", ".join(sorted(nodes)[:_TOLD_NODES])
+        return f"no node {strange[0][:80]!r} is known of this incident: it has {known}"
+    beyond = [rank for rank in ask.culprit_ranks if 0 < case.world_size <= rank]
+    if beyond:
+        return f"there is no rank {beyond[0]}: the round had ranks 0 to {case.world_size - 1}"
+    return ""
 
 
 def corrected(
