@@ -191,6 +191,15 @@ def test_words_of_trainings_are_no_secrets(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "part",
+    ["x", "a:", "a.", "token=", "secret=a ", "a://b:", "-----BEGIN SEED-----", "sk-", "[", "1"],
+)
+def test_a_long_line_is_looked_at_once(part: str) -> None:
+    """An agent waits for that: with a pattern of quadratic time this would take hours."""
+    assert redact(part * (200_000 // len(part)))
+
+
+@pytest.mark.parametrize(
     ("text", "safe"),
     [
         ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=***"),
