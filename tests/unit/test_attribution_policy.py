@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from everstep.messages import ControlDocument, PastIncident, VerdictReached
+from everstep.messages import (
+    Case,
+    CasesDocument,
+    ControlDocument,
+    PastIncident,
+    VerdictReached,
+)
+from everstep_services.attribution.domain.past import History
 from everstep_services.attribution.domain.policy import Switches, due, in_force
 from tests.unit.history_facts import BEGAN, make
 
@@ -54,6 +61,7 @@ def test_the_same_bug_twice_without_progress_stops_the_job() -> None:
         ({}, 10, [past("i7"), past("i8", fingerprint="other")]),
         ({}, 10, [past("i8", job="other")]),
         ({}, 10, [past("i9")]),
+        ({}, 10, [past("i9"), past("i10")]),
         ({"is_transient": True}, 10, [past("i8")]),
         ({"is_inconclusive": True}, 10, [past("i8")]),
         ({"confidence": 0.4}, 10, [past("i8")]),
@@ -108,3 +116,14 @@ def test_each_rule_observes_until_it_is_switched_on() -> None:
     assert (held.user_errors, held.repeat_offenders) == ("observe", "observe")
     odd = control(settings={"attribution.offences": "many", "attribution.user_errors": "maybe"})
     assert in_force(Switches(), odd) == Switches()
+
+
+def test_an_incident_that_is_judged_again_knows_nothing_of_later_ones() -> None:
+    """Late evidence, or a new replica, would else find the second failure before the first."""
+    history = History(CasesDocument())
+    for incident in ("i1", "i2", "i1"):
+        history.take(verdict(**BUG, incident=incident), 10)
+    assert [one.incident for one in history.past] == ["i1", "i2"]
+    assert history.before(Case(job="j", incident="i1", round=1), ["f1"]) == ()
+    (before,) = history.before(Case(job="j", incident="i2", round=2), ["f1"])
+    assert before.incident == "i1"

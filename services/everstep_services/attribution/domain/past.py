@@ -1,6 +1,7 @@
 """Earlier incidents of all jobs, and what was said about nodes. Pure, and bounded."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from itertools import takewhile
 
 from everstep.messages import (
     Case,
@@ -29,6 +30,11 @@ _TEXT_MOST = 240
 def accused(fact: Fact) -> tuple[str, ...]:
     """The node that a job's agent says something of, for all jobs to remember."""
     return (fact.node,) if isinstance(fact, NodeCheckFinished) else ()
+
+
+def earlier(past: Iterable[PastIncident], incident: str) -> Iterator[PastIncident]:
+    """Those that were judged before this one was for the first time; it may be judged again."""
+    return takewhile(lambda one: one.incident != incident, past)
 
 
 class History:
@@ -79,9 +85,8 @@ class History:
         nodes = {member.node for member in case.members}
         found = [
             one
-            for one in self._past.values()
-            if one.incident != case.incident
-            and (one.job == case.job or one.fingerprint in names or nodes & set(one.nodes))
+            for one in earlier(self._past.values(), case.incident)
+            if (one.job == case.job or one.fingerprint in names or nodes & set(one.nodes))
         ]
         return tuple(found[-_FOR_A_CASE:])
 
@@ -89,7 +94,7 @@ class History:
         if fact.is_inconclusive:
             self._past.pop(fact.incident, None)
             return
-        before = self._past.pop(fact.incident, None)
+        before = self._past.get(fact.incident)  # which keeps its place among the others
         self._past[fact.incident] = PastIncident(
             job=fact.job,
             incident=fact.incident,

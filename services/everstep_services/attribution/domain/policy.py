@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 
 from everstep.messages import ControlDocument, PastIncident, VerdictReached
 from everstep_services.attribution.domain.claims import NODE_CAUSES
+from everstep_services.attribution.domain.past import earlier
 
 Mode = Literal["observe", "enforce"]
 Action = Literal["stop", "replace"]
@@ -96,7 +97,7 @@ def due(
     """
     if verdict.is_inconclusive or verdict.confidence < _SURE:
         return []
-    before = [one for one in past if one.incident != verdict.incident]
+    before = list(earlier(past, verdict.incident))
     return [*_user_error(verdict, step, before, switches), *_offenders(verdict, before, switches)]
 
 
