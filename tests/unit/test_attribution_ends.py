@@ -250,3 +250,21 @@ async def test_a_script_that_handles_sigterm_was_ended_from_outside() -> None:
     assert (found.cause, found.kind, found.ranks) == ("scheduler", "terminated", (0, 1, 2, 3))
     own = await judged(case(ends=(raised(0, "SystemExit", "3", exit_code=3),)))
     assert own.cause == "user_code"
+
+
+async def test_a_full_disk_behind_an_exception_of_a_library_is_storages() -> None:
+    """As torch.save reports it (A7.1)."""
+    before = "OSError: [Errno 28] No space left on device\n\nDuring handling of the above exception"
+    text = "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"
+    save = raised(0, "RuntimeError", text, traceback=f"{before}\nRuntimeError: {text}")
+    found = await judged(case(ends=(save,)))
+    assert (found.cause, found.kind, found.ranks) == ("storage", "disk_full", (0,))
+    own = raised(0, "RuntimeError", text, traceback=f"KeyError: 'x'\nRuntimeError: {text}")
+    assert (await judged(case(ends=(own,)))).cause == "user_code"
+
+
+async def test_ranks_that_all_waited_too_long_have_lost_no_connection() -> None:
+    """A watchdog says that it waited, and nothing of whom."""
+    text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 600 s"
+    ends = tuple(raised(rank, "torch.distributed.DistBackendError", text) for rank in range(4))
+    assert (await judged(case(ends=ends))).is_inconclusive

@@ -61,6 +61,8 @@ _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
 _ABORTED_FIRST = 0.55
 _WRONG_SIZE = "wrong_size"
+_RAISED = re.compile(r"(?:[\w.]+\.)?\w*Error: ")
+_AFTER_STORAGE = 0.85
 _ACCIDENT = re.compile(r"\d+")
 _OF_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__')
 
@@ -222,7 +224,7 @@ def _ranks(case: Case) -> Iterator[Claim]:
     lost, roots = _told_apart(ends)
     if not roots:
         yield from _done(case, lost)
-    if len(lost) == case.world_size > 1:
+    if len(lost) == case.world_size > 1 and not all(map(is_timeout, lost)):
         yield Claim(
             cause="network", kind="connections_lost", strength=0.6, fact=lost[0].fact,
             says="every rank lost a connection to others, and none of them had ended before",
@@ -366,6 +368,9 @@ def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
         return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], what
     if match is not None:
         return "unknown", match.rule.failure_class, 0.4, what
+    if (storage := _storage_failure(end)) is not None:
+        rule, line = storage
+        return "storage", rule, _AFTER_STORAGE, f"{what}, after {_clean(line)}"
     strength = 0.85 if end.place else 0.7
     return "user_code", GENERAL, strength, what
 
@@ -375,6 +380,18 @@ def _handled_signal(end: RankEnd) -> str:
     number = (end.exit_code or 0) - _BY_SIGNAL
     name = signal.Signals(number).name if number in set(signal.Signals) else ""
     return name if name in _SIGNALS else ""
+
+
+def _storage_failure(end: RankEnd) -> tuple[str, str] | None:
+    """What a library's exception was raised after, where that is a failure of storage.
+
+    torch.save reports a full disk as a position that it did not expect.
+    """
+    for line in end.traceback.splitlines():
+        match = shipped().match(line) if _RAISED.match(line) else None
+        if match and match.rule.role == "root" and match.rule.domain == "storage":
+            return match.rule.failure_class, line
+    return None
 
 
 def _match(end: RankEnd) -> Match | None:

@@ -17,7 +17,9 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
 
 _DETECTION = "limits are learned from the training itself"
 _LOGS = "every line of every rank is kept by --log-dir, and the console shows it"
-_ATTRIBUTION = "nothing attributes failures yet; each has its own record: `everstep why`"
+_ATTRIBUTION = (
+    "the service attribution has settings of its own, `[attribution]`; see `everstep why`"
+)
 _HEALTH = "checks of nodes are the agent's: see [checks]"
 _STORAGE = "name the folders to look at under [checks]: storage_paths"
 _DEVICES = (
