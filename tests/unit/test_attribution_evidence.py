@@ -279,6 +279,27 @@ async def test_a_crash_in_the_kernels_log_may_be_of_another_job() -> None:
     assert "another process" not in found.reason
 
 
+def pages(*phases: tuple[str, float]) -> bytes:
+    ranks = {
+        str(rank): {"page": {"phase": phase, "progress_s": at_s}}
+        for rank, (phase, at_s) in enumerate(phases)
+    }
+    return json.dumps({"now_s": 9.0, "ranks": ranks}).encode()
+
+
+async def test_a_script_that_ended_well_before_the_others_lost_it_has_left_them() -> None:
+    """Exit code 0 amid the training, where its process had not yet gone (A7.1)."""
+    lost = (lost_peer(0), lost_peer(2), lost_peer(3))
+    early = pages(("ended", 8.0), ("ended", 7.5), ("ended", 8.1), ("script", 7.9))
+    found = await judged(case(ends=lost), {"page": early})
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (1,))
+    late = pages(("ended", 8.0), ("ended", 8.5), ("ended", 8.1), ("script", 7.9))
+    assert (await judged(case(ends=lost), {"page": late})).kind != "left_early"
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(lost_peer(0), root)), {"page": early})
+    assert (found.kind, found.ranks) == ("python_exception", (3,))
+
+
 async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
     log = pack([Member(3, "txt", TRACEBACK)], {2: "the rank had exited"})
     found = await judged(case(ends=(lost_peer(0),)), {"log": log})

@@ -271,11 +271,15 @@ def _done(case: Case, lost: Sequence[RankEnd]) -> Iterator[Claim]:
     if not done or case.more_done or 2 * len(done) > case.world_size:
         return
     if lost or case.stalls:
-        ranks = tuple(sorted(end.rank for end in done))
-        yield Claim(
-            cause="user_code", kind="left_early", strength=0.75, ranks=ranks, fact=done[0].fact,
-            says=f"{_ranks_told(ranks)} ended as if done, with exit code 0, while others went on",
-        )  # fmt: skip
+        yield left_early(sorted(end.rank for end in done), done[0].fact)
+
+
+def left_early(ranks: Sequence[int], fact: str | None) -> Claim:
+    """Ranks that ended well while others went on: their scripts do not agree on the steps."""
+    return Claim(
+        cause="user_code", kind="left_early", strength=0.75, ranks=tuple(ranks), fact=fact,
+        says=f"{_ranks_told(ranks)} ended as if done, with exit code 0, while others went on",
+    )  # fmt: skip
 
 
 def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:

@@ -1,6 +1,7 @@
-"""What GPUs, control groups and processes of a node showed before its ranks were ended."""
+"""What GPUs, control groups, processes and pages of a node showed before its ranks were ended."""
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,7 +13,12 @@ from everstep_services.agent.probes.gpu_reading import GpuReading
 from everstep_services.agent.probes.gpu_verdicts import verdicts
 from everstep_services.agent.probes.nvml import GpuGoneError
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
+from everstep_services.attribution.analyzers.ends import (
+    first_ends,
+    has_lost_worker,
+    is_consequence,
+    left_early,
+)
 from everstep_services.attribution.analyzers.stalls import stopped_process
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
@@ -31,6 +37,19 @@ class _Gpus(msgspec.Struct):
 
 class _Groups(msgspec.Struct):
     groups: dict[str, dict[str, str]] = {}
+
+
+class _Page(msgspec.Struct, frozen=True):
+    phase: str = ""
+    progress_s: float = 0.0
+
+
+class _RankPage(msgspec.Struct, frozen=True):
+    page: _Page = _Page()
+
+
+class _Pages(msgspec.Struct):
+    ranks: dict[int, _RankPage] = {}
 
 
 class _Processes(msgspec.Struct):
@@ -137,6 +156,30 @@ def _of_processes(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Cla
             yield stopped_process(rank, piece.node, piece.fact)
 
 
+# --- pages ---
+
+
+def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
+    """Ranks whose scripts had ended without an error while others went on.
+
+    A script that raises is reported at once. One that ends well is known only once its process is
+    gone: the round may be over by then, as the others have lost it.
+    """
+    ends = first_ends(case)
+    if not ends or not all(map(is_consequence, ends)):
+        return
+    pages = {rank: one.page for rank, one in msgspec.json.decode(data, type=_Pages).ranks.items()}
+    told = {end.rank for end in (*ends, *case.done)}
+    first_s = min((pages[rank].progress_s for rank in told & pages.keys()), default=math.inf)
+    left = sorted(
+        rank
+        for rank, page in pages.items()
+        if rank not in told and page.phase == "ended" and page.progress_s <= first_s
+    )
+    if left and 2 * len(left) <= case.world_size:
+        yield left_early(left, piece.fact)
+
+
 def _number(text: str, name: str) -> int:
     pairs = (line.split() for line in text.splitlines())
     found = next((pair[1] for pair in pairs if len(pair) == 2 and pair[0] == name), "")
@@ -148,4 +191,5 @@ _READERS: Mapping[str, _Reader] = {
     "gpu": _of_gpus,
     "cgroup": _of_groups,
     "process": _of_processes,
+    "page": _of_pages,
 }
