@@ -7,6 +7,7 @@ import pytest
 
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.dumps import read_stacks
+from everstep_services.attribution.stack_analysis.files import read_content
 from everstep_services.attribution.stack_analysis.report import Report, folded, lines
 from everstep_services.attribution.stack_analysis.rules import ACTIVITIES, shipped
 from everstep_services.attribution.stack_analysis.stacks import Unreadable
@@ -173,6 +174,16 @@ def test_a_rank_without_a_stack_is_evidence() -> None:
     analysis.add(read_stacks(fake.dump(fake.thread(fake.REDUCE)), 0))
     analysis.add(Unreadable(name="rank_1.json", reason="ptrace is forbidden", rank=1))
     assert analysis.report().suspects[0].reason == "ptrace is forbidden"
+
+
+def test_a_rank_whose_file_is_damaged_is_not_named_for_that() -> None:
+    """A7.6: a file that is cut or too large says nothing about its rank."""
+    analysis = StackAnalysis()
+    analysis.add(read_stacks(fake.dump(fake.thread(fake.REDUCE)), 0))
+    analysis.add(read_content(b"\x00" * 40, 1, "rank_1.json"))
+    report = analysis.report()
+    assert (report.verdict, report.suspects, report.missing) == ("inconclusive", (), (1,))
+    assert "the stacks of rank 1 cannot be read" in report.summary
 
 
 def test_the_worker_of_a_data_loader_tells_where_its_rank_waits() -> None:

@@ -5,7 +5,7 @@ them up. Where all wait, those are odd that wait elsewhere than most. One look a
 a hang from a step that goes on: the answer is for ranks of which it is known that they stand.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everstep_services.attribution.flight_recorder.ranges import named
@@ -66,12 +66,15 @@ class StackAnalysis:
         self._others: dict[_Key, _Fold] = {}
         self._notes: list[str] = []
         self._unreadable: dict[int, str] = {}
+        self._damaged: set[int] = set()
 
     def add(self, dump: RankStacks | Unreadable) -> None:
         if isinstance(dump, Unreadable):
             self._note(f"{dump.name} was left out: {dump.reason}")
             if dump.rank is not None:
                 self._unreadable[dump.rank] = dump.reason
+                if dump.is_damaged:
+                    self._damaged.add(dump.rank)
             return
         if dump.rank in self._states:
             self._note(f"rank {dump.rank} has a second dump; only the first one is used")
@@ -129,7 +132,9 @@ class StackAnalysis:
         known = [*self._states, *self._unreadable]
         world = min(max([self._world, *(rank + 1 for rank in known)], default=0), _MOST_WORLD)
         missing = tuple(rank for rank in range(world) if rank not in self._states)
-        answer = _Judgement(self._states, self._workers, missing, self._unreadable).answer()
+        answer = _Judgement(
+            self._states, self._workers, missing, self._unreadable, self._damaged
+        ).answer()
         return Report(
             verdict=answer.verdict,
             pattern=answer.pattern,
@@ -184,11 +189,13 @@ class _Judgement:
         workers: Mapping[int, State],
         missing: Sequence[int],
         unreadable: Mapping[int, str],
+        damaged: Collection[int],
     ) -> None:
         self._states = states
         self._workers = workers
         self._missing = missing
         self._unreadable = unreadable
+        self._damaged = damaged
         self._waiting = sorted(
             rank for rank, one in states.items() if ACTIVITIES[one.activity].awaits_others
         )
@@ -256,6 +263,10 @@ class _Judgement:
     def _of_missing(self) -> _Answer:
         """All whose stacks are known wait."""
         few = len(self._missing) <= len(self._waiting)
+        absent = [rank for rank in self._missing if rank not in self._damaged]
+        if not absent:
+            summary = f"inconclusive: the stacks of {named(self._missing)} cannot be read"
+            return _Answer("scattered", summary, waiting=tuple(self._waiting))
         suspects = tuple(
             Suspect(
                 rank=rank,
@@ -264,10 +275,10 @@ class _Judgement:
                 domain="unknown",
                 certainty=0.6,
             )
-            for rank in self._missing
+            for rank in absent
         )
         summary = (
-            f"{named(self._missing)} left no stack, and all {len(self._waiting)} others wait "
+            f"{named(absent)} left no stack, and all {len(self._waiting)} others wait "
             f"{self._meeting()}"
         )
         if not few:

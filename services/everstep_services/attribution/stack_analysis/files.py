@@ -64,11 +64,13 @@ def _read(path: Path, rank: int) -> Iterator[RankStacks | Unreadable]:
         size = path.stat().st_size
         content = b"" if size > MAX_BYTES else path.read_bytes()
     except OSError as error:
-        yield Unreadable(name=str(path), reason=error.strerror or str(error), rank=rank)
+        yield Unreadable(
+            name=str(path), reason=error.strerror or str(error), rank=rank, is_damaged=True
+        )
         return
     if size > MAX_BYTES:
         reason = f"it has {size} bytes; at most {MAX_BYTES} are read"
-        yield Unreadable(name=str(path), reason=reason, rank=rank)
+        yield Unreadable(name=str(path), reason=reason, rank=rank, is_damaged=True)
     elif is_archive(content):
         yield from _of_archive(content, path.name)
     elif path.name == MISSING:
@@ -82,7 +84,7 @@ def read_content(content: bytes, rank: int, name: str) -> RankStacks | Unreadabl
     try:
         return read_stacks(content, rank)
     except BadStacksError as error:
-        return Unreadable(name=name, reason=str(error), rank=rank)
+        return Unreadable(name=name, reason=str(error), rank=rank, is_damaged=True)
 
 
 def _of_archive(content: bytes, name: str) -> Iterator[RankStacks | Unreadable]:

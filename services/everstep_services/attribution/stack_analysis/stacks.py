@@ -58,3 +58,5 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     reason: str
     rank: int | None = None
+    is_damaged: bool = False
+    """It is the file that is bad: that says nothing about its rank."""
