@@ -373,8 +373,8 @@ def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
     if match is not None:
         return "unknown", match.rule.failure_class, 0.4, what
     if (storage := _storage_failure(end)) is not None:
-        rule, line = storage
-        return "storage", rule, _AFTER_STORAGE, f"{what}, after {_clean(line)}"
+        kind, line = storage
+        return "storage", kind, _AFTER_STORAGE, f"{what}, after {_clean(line)}"
     strength = 0.85 if end.place else 0.7
     return "user_code", GENERAL, strength, what
 

@@ -48,7 +48,8 @@ def differs(before: VerdictReached, now: VerdictReached) -> bool:
 
 def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
     """Which ranks and nodes of a correction the incident does not have; empty where it has all."""
-    nodes = {one.node for one in (*case.members, *case.nodes, *case.ends)}
+    nodes = {one.node for one in case.members} | {one.node for one in case.nodes}
+    nodes |= {one.node for one in case.ends}
     strange = [name for name in ask.culprit_nodes if nodes and name not in nodes]
     if strange:
         known = ", ".join(sorted(nodes)[:_TOLD_NODES])
