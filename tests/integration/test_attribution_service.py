@@ -13,7 +13,17 @@ from everstep.bus.client import NatsBus
 from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError
 from everstep.bus.roles import SERVICE
-from everstep.messages import CorrectVerdict, Done, Explain, VerdictCorrected, VerdictReached
+from everstep.messages import (
+    ActionDecided,
+    ActionTaken,
+    CorrectVerdict,
+    Done,
+    Explain,
+    Message,
+    ProgressMade,
+    VerdictCorrected,
+    VerdictReached,
+)
 from everstep_services.attribution.analyzers import ends
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
@@ -108,6 +118,37 @@ async def test_a_replica_that_takes_over_goes_on_and_repeats_nothing(training: T
     assert [one.incident for one in found] == [first, training.incident]
     assert [one.revision for one in found] == [0, 0]
     assert found[1].advice == "stop", "the same failure, and no step in between"
+
+
+async def test_what_came_before_outlives_the_service_and_progress_forgives_it(
+    training: Training,
+) -> None:
+    """Three failures alike, the service started anew between them; one retry is free (A4.5)."""
+    asked: list[Message] = []
+
+    async def stop(question: Message) -> Done:
+        asked.append(question)
+        return Done(text="round 3 ends")
+
+    settings, incidents = replace(QUICK, user_errors="enforce"), list[str]()
+    async with training.bus.answer("rendezvous", {"stop": stop}):
+        for number in (1, 2, 3):
+            training.round = number
+            async with at_work(training.bus, settings):
+                if number == 2:
+                    made = training.about(step=50, node="n0", is_first=True)
+                    await training.bus.record(ProgressMade(**made))
+                await training.fail()
+                await verdicts(_real(training), training.job, number)
+                incidents.append(training.incident)
+                if number == 3:
+                    await facts_of(_real(training), ActionTaken, 1, training.job)
+            await training.close()
+    (decided,) = await facts_of(_real(training), ActionDecided, 1, training.job)
+    (taken,) = await facts_of(_real(training), ActionTaken, 1, training.job)
+    assert (decided.rule, decided.incident) == ("stop.user_error", incidents[2])
+    assert (taken.outcome, taken.reason) == ("done", "round 3 ends")
+    assert len(asked) == 1
 
 
 async def test_later_evidence_amends_the_verdict_visibly(training: Training) -> None:

@@ -4,7 +4,7 @@ import hashlib
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -226,6 +226,21 @@ async def test_evidence_says_how_long_it_stays(api: Api, reader: httpx2.AsyncCli
     assert copied["cgroup"] == (False, True)
 
 
+async def test_evidence_that_the_bus_has_forgotten_says_so(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """What happened to it after its time, without a download that fails (A4.4, A11.1)."""
+    old = datetime.now(UTC) - timedelta(days=31)
+    large = BlobRef(job=JOB, id="e" * 32, size_bytes=129 << 10, parts=1)
+    await piece(api, large, at=old)
+    shown = (await get(reader, PATH))["evidence"]
+    (found,) = (one for one in shown if one["blob"] and one["blob"]["id"] == large.id)
+    day = f"{old + timedelta(days=30):%Y-%m-%d %H:%M}"
+    assert found["gone_reason"] == (
+        f"the bus kept it until {day} UTC, and history copies at most 128 KiB"
+    )
+
+
 async def test_evidence_of_another_incident_is_not_given(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
@@ -284,6 +299,21 @@ async def test_where_ranks_stood_is_folded(api: Api, reader: httpx2.AsyncClient)
     assert [one["rank"] for one in found["suspects"]] == [2]
     assert [one["ranks"] for one in found["stacks"]] == [[0, 1, 3], [2]]
     assert "all_reduce" in found["stacks"][0]["frames"][0]
+
+
+async def test_pieces_that_only_history_has_are_read_too(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The bus has forgotten them, or is another one: the answer is the same (A11.1)."""
+    of_ranks, gone = recorders(2, 3), BlobRef(job=JOB, id="d" * 32, size_bytes=1, parts=1)
+    await piece(api, gone)
+    async with reading(api):
+        answer = await reader.get(f"{PATH}/collectives")
+        assert (answer.status_code, answer.json()["code"]) == (409, "not_readable")
+        await api.context.kept.keep(gone, of_ranks, absent=None, now_us=1)
+        found = await get(reader, f"{PATH}/collectives")
+        assert [one["rank"] for one in found["faults"][0]["suspects"]] == [2]
+        assert (await get(reader, f"{PATH}/collectives"))["summary"] == found["summary"]
 
 
 async def test_what_cannot_be_read_says_why(api: Api, reader: httpx2.AsyncClient) -> None:

@@ -7,7 +7,7 @@ from everstep_services.cli.verdict_story import verdict_lines
 
 
 def piece(**values: Any) -> dict[str, Any]:
-    none = ("rank", "blob", "missing_reason", "expires_at")
+    none = ("rank", "blob", "missing_reason", "expires_at", "gone_reason")
     given = {"kind": "log", "node": "n1", "round": 1, "summary": "the end of stderr"}
     return dict.fromkeys(none) | given | values
 
@@ -34,6 +34,8 @@ def test_what_only_the_bus_has_says_until_when() -> None:
     lines = evidence(*(piece(blob=blob, expires_at=day) for day in days), piece(blob=blob))
     assert lines[-1] == "  2 pieces are on the bus only, until 2026-12-23 08:00:00 UTC"
     assert "bus" not in "".join(evidence(piece(blob=blob)))
+    gone = piece(blob=blob, expires_at=days[0], gone_reason="the bus kept it until then")
+    assert evidence(gone)[-1] == "  1 piece is gone: the bus kept it until then"
 
 
 def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
@@ -42,12 +44,14 @@ def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
     said = dict.fromkeys(none) | {
         "cause": "data", "verdict_reason": "batch 17 has no labels", "confidence": 0.9,
         "is_inconclusive": False, "is_corrected": False, "evidence": [], "missing": [],
-        "revision": 0, "explanation": None,
+        "revision": 0, "explanation": None, "summary": "data (90 % sure)",
     }  # fmt: skip
     explained = said | {"revision": 1, "explanation": "A batch\nhas no labels."}
     incident = {"verdict": explained, "revisions": [said], "similar": [], "corrections": []}
     lines = list(verdict_lines(incident))
     assert lines[-2:] == ["  │ A batch", "  │ has no labels."]
-    other = said | {"cause": "host"}
-    changed = list(verdict_lines(incident | {"revisions": [other]}))
-    assert changed[-1] == "  revision 1; at first it said host: batch 17 has no labels"
+    assert lines[0] == "verdict: data (90 % sure)"
+    for cause, named in (("host", "host"), ("unknown", "an unknown cause")):
+        other = said | {"cause": cause}
+        changed = list(verdict_lines(incident | {"revisions": [other]}))
+        assert changed[-1] == f"  revision 1; at first it said {named}: batch 17 has no labels"

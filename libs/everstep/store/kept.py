@@ -50,7 +50,7 @@ class KeptBlobs:
         return Kept(None if row.body is None else zlib.decompress(row.body), row.absent)
 
     async def copied(self, ids: Collection[str]) -> frozenset[str]:
-        """Those of these blobs that there is a copy of."""
+        """Those of these blobs of which there is a copy."""
         kept = tables.kept_blobs.c
         query = select(kept.id).where(kept.id.in_(ids), kept.body.is_not(None))
         async with self._database.read() as connection:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from everstep.bus.errors import BusConfigError, BusError
+from everstep.bus.errors import BusConfigError, BusError, BusRefusedError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.ids import new_id
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _TAIL_BYTES = 64 * 1024
 _PUT_WITHIN_S = 5.0
+_ONCE_MORE_AFTER_S = 5.0
+"""A store that refuses a piece is asked once more: it may be electing a leader, or be full."""
 _BESIDE_MOST = 8
 """So many collections may run in parallel; whoever asks for more gets the reason."""
 _STREAMS = ("stderr", "stdout")
@@ -208,7 +210,9 @@ class Evidence:
                 failure.is_unstored = True
                 log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
 
-    async def _keep(self, round: int, incident: str, piece: Piece) -> None:
+    async def _keep(
+        self, round: int, incident: str, piece: Piece, *, was_refused: bool = False
+    ) -> None:
         blob, missing = None, piece.missing
         content = await asyncio.to_thread(piece.packed)
         if content:
@@ -218,9 +222,13 @@ class Evidence:
             except BusConfigError as error:  # too large for the store, now and later
                 missing = str(error)
             except (BusError, TimeoutError) as error:
-                log.info("evidence_kept_later evidence=%s error=%s", piece.evidence, error)
-                self._later.put_nowait(partial(self._keep_later, round, incident, piece))
-                return
+                is_refused = isinstance(error, BusRefusedError)
+                if not (is_refused and was_refused):
+                    log.info("evidence_kept_later evidence=%s error=%s", piece.evidence, error)
+                    later = partial(self._keep_later, round, incident, piece, is_refused)
+                    self._later.put_nowait(later)
+                    return
+                missing = str(error)
         self._record(
             self._records.evidence(
                 round, incident, piece.evidence, rank=None, blob=blob, took_s=piece.took_s,
@@ -228,9 +236,11 @@ class Evidence:
             )
         )  # fmt: skip
 
-    async def _keep_later(self, round: int, incident: str, piece: Piece) -> None:
+    async def _keep_later(self, round: int, incident: str, piece: Piece, was_refused: bool) -> None:
+        if was_refused:
+            await self._clock.sleep(_ONCE_MORE_AFTER_S)
         await self._bus.wait_connected()
-        await self._keep(round, incident, piece)
+        await self._keep(round, incident, piece, was_refused=was_refused)
 
     async def _try_again(self, round: int, rank: int, failure: _Failure) -> None:
         await self._bus.wait_connected()

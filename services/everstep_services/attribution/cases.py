@@ -15,7 +15,7 @@ from everstep.bus.ports import Batch, Bus, StreamPosition
 from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import Case, CasesDocument, Fact, kind_of
+from everstep.messages import Case, CasesDocument, Fact, VerdictReached, kind_of
 from everstep.subjects import CLUSTER, BadSubjectError
 from everstep_services.attribution.documents import (
     BUCKET,
@@ -155,8 +155,18 @@ class CaseKeeper:
     async def _remember(self, *facts: Fact) -> None:
         """What is known beyond its job, of these facts and of those that wait to be believed."""
         for fact in await self._seated.passed(facts):
-            known = self._jobs.get(fact.job)
-            self.history.take(fact, None if known is None else known.cases.document.step)
+            self.history.take(fact, self._step_of(fact))
+
+    def _step_of(self, fact: Fact) -> int | None:
+        """How far the training was at the incident of a fact.
+
+        A replica that begins reads facts again, when the job's document is ahead of them.
+        """
+        known = self._jobs.get(fact.job)
+        if known is None:
+            return None
+        case = known.cases.case(fact.incident) if isinstance(fact, VerdictReached) else None
+        return known.cases.document.step if case is None else case.step
 
     async def write_news(self) -> None:
         """Write the jobs whose cases have changed."""

@@ -239,7 +239,15 @@ def _evidence(incident: Record) -> Iterator[str]:
     if rows:
         yield "evidence"
         yield from aligned(rows)
-    expiring = [one["expires_at"] for one in incident["evidence"] if one["expires_at"]]
+    gone = [one["gone_reason"] for one in incident["evidence"] if one["gone_reason"]]
+    if gone:
+        are = f"{counted(len(gone), 'piece')} {'is' if len(gone) == 1 else 'are'}"
+        yield f"  {are} gone: {cell(gone[0])}"
+    expiring = [
+        one["expires_at"]
+        for one in incident["evidence"]
+        if one["expires_at"] and not one["gone_reason"]
+    ]
     if expiring:
         are = f"{counted(len(expiring), 'piece')} {'is' if len(expiring) == 1 else 'are'}"
         yield f"  {are} on the bus only, until {moment(min(expiring))} UTC"

@@ -22,7 +22,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
     verdict = incident["verdict"]
     if verdict is None:
         return
-    yield _headline(verdict)
+    yield f"verdict: {cell(verdict['summary'])}"
     yield f"  {cell(verdict['verdict_reason'])}"
     yield from _culprits(verdict)
     if verdict["is_corrected"]:
@@ -30,7 +30,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
     yield from _grounds(verdict)
     for other in (verdict["alternatives"] or ())[:_SHOWN]:
         sure = _percent(other["confidence"])
-        yield f"  {_other(verdict)} {cell(other['cause'])} ({sure}): {cell(other['reason'])}"
+        yield f"  {_other(verdict)} {_cause(other)} ({sure}): {cell(other['reason'])}"
     for gap in verdict["missing"][:_SHOWN]:
         yield f"  missing: {cell(gap)}"
     if len(verdict["missing"]) > _SHOWN:
@@ -45,16 +45,6 @@ def verdict_lines(incident: Record) -> Iterator[str]:
     yield from _similar(incident)
 
 
-def _headline(verdict: Record) -> str:
-    if verdict["is_inconclusive"]:
-        return "verdict: inconclusive"
-    kind = f", {cell(verdict['cause_kind']).replace('_', ' ')}" if verdict["cause_kind"] else ""
-    sure = f"{_percent(verdict['confidence'])} sure"
-    if verdict["is_corrected"]:
-        sure = "a person said so"
-    return f"verdict: {cell(verdict['cause'])}{kind} ({sure})"
-
-
 def _culprits(verdict: Record) -> Iterator[str]:
     for name, known in (("rank", verdict["culprit_ranks"]), ("node", verdict["culprit_nodes"])):
         if known:
@@ -65,7 +55,8 @@ def _culprits(verdict: Record) -> Iterator[str]:
 
 def _correction(incident: Record) -> Iterator[str]:
     for said in incident["corrections"][:1]:
-        was = f", after the verdict had said {cell(said['was_cause'])}" if said["was_cause"] else ""
+        before = _cause({"cause": said["was_cause"]})
+        was = f", after the verdict had said {before}" if said["was_cause"] else ""
         how = "confirmed" if said["is_confirmation"] else "corrected"
         by = cell(said["corrected_by"])
         yield f"  {how} by {by} on {moment(said['corrected_at'])} UTC{was}: {cell(said['note'])}"
@@ -87,6 +78,10 @@ def _other(verdict: Record) -> str:
     return "perhaps" if verdict["is_inconclusive"] else "not"
 
 
+def _cause(of: Record) -> str:
+    return "an unknown cause" if of["cause"] == "unknown" else cell(of["cause"])
+
+
 def _explanation(verdict: Record) -> Iterator[str]:
     if verdict["explanation"]:
         yield "  in the words of a language model, which decided nothing"
@@ -100,7 +95,7 @@ def _earlier(incident: Record, verdict: Record) -> Iterator[str]:
             verdict["cause"], verdict["verdict_reason"]
         ):  # fmt: skip
             return
-        said = "inconclusive" if first["is_inconclusive"] else cell(first["cause"])
+        said = "inconclusive" if first["is_inconclusive"] else _cause(first)
         number = verdict["revision"]
         yield f"  revision {number}; at first it said {said}: {cell(first['verdict_reason'])}"
 

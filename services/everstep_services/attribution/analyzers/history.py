@@ -63,8 +63,8 @@ def _same(
 
 
 def _has_advanced(case: Case, before: PastIncident) -> bool:
-    """The training got further than then: the failure does not hold it up."""
-    return case.step is not None and before.step is not None and case.step > before.step
+    """The training got further than then, where it may not have begun: nothing holds it up."""
+    return case.step is not None and case.step > (before.step or 0)
 
 
 def _nodes(case: Case) -> Iterator[Claim]:

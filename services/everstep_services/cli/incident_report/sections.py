@@ -107,6 +107,7 @@ def _evidence(incident: Record, findings: Findings) -> Iterator[Section]:
         )
         hash_ = findings.hashes.get(id_) or findings.problems.get(id_, "")
         until = "copied" if one["is_copied"] else moment(one["expires_at"])
+        until = "gone" if one["gone_reason"] else until
         rows.append(
             (one["kind"], one["node"], one["round"], one["rank"], held, said, until, id_, hash_)
         )

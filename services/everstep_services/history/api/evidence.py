@@ -1,6 +1,8 @@
 """What was collected about an incident: to be downloaded, and what it says."""
 
+import asyncio
 import hashlib
+import logging
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -8,9 +10,10 @@ from typing import Annotated, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Path, Response
+from msgspec.structs import replace
 
 from everstep.archive import is_archive
-from everstep.bus.errors import BusDeniedError
+from everstep.bus.errors import BusDeniedError, BusError
 from everstep.messages import (
     BlobRef,
     CollectivesRead,
@@ -31,6 +34,7 @@ from everstep_services.history.api.parameters import NAME
 from everstep_services.history.api.problems import ProblemError, not_found, responses
 from everstep_services.history.deeds import DeedError, DeedRefusedError, ask
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["incidents"])
 
 _PART = re.compile(r"[^A-Za-z0-9_-]+")
@@ -39,6 +43,8 @@ _JSON = ("application/json", "json")
 _TEXT = ("text/plain; charset=utf-8", "txt")
 _BYTES = ("application/octet-stream", "bin")
 _READ_WITHIN_S = 20.0
+_LEND_WITHIN_S = 5.0
+_LEND_AT_ONCE = 8
 _REASONS = 3
 R = TypeVar("R", bound=Reply)
 
@@ -135,7 +141,7 @@ async def _read(context: Context, job: str, incident: str, kind: str, verb: str,
         raise ProblemError(404, "not_collected", _why_not(incident, kind, pieces))
     question = ReadEvidence(
         job=job,
-        evidence=tuple(_piece(one) for one in there),
+        evidence=await _lent(context, [_piece(one) for one in there]),
         world_size=max(one["world_size"] or 0 for one in there),
     )
     see = f"incident report {incident}"
@@ -147,6 +153,30 @@ async def _read(context: Context, job: str, incident: str, kind: str, verb: str,
         raise ProblemError(409, "not_readable", str(error)) from error
     except (DeedError, BusDeniedError) as error:
         raise unavailable("attribution", error) from error
+
+
+async def _lent(context: Context, pieces: Sequence[EvidencePiece]) -> tuple[EvidencePiece, ...]:
+    """The pieces; those that history has copies of are put on the bus once more.
+
+    Attribution reads them there, and the bus may have forgotten them, or be another one since. What
+    is still there is left as it is.
+    """
+    turns = asyncio.Semaphore(_LEND_AT_ONCE)
+
+    async def lend(piece: EvidencePiece) -> EvidencePiece:
+        async with turns:
+            kept = None if piece.blob is None else await context.kept.find(piece.blob.id)
+            if piece.blob is None or kept is None or kept.data is None:
+                return piece
+            try:
+                async with asyncio.timeout(_LEND_WITHIN_S):
+                    blob = await context.bus.blobs.put(piece.blob.job, kept.data)
+            except (BusError, TimeoutError) as error:
+                log.info("evidence_not_lent blob=%s error=%s", piece.blob.id, error)
+                return piece
+            return replace(piece, blob=blob)
+
+    return tuple(await asyncio.gather(*map(lend, pieces)))
 
 
 def _piece(row: Record) -> EvidencePiece:

@@ -181,7 +181,8 @@ async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
     keeps_s = await context.retention.keeps_s()
     blobs = [msgspec.json.decode(one["blob"]) for one in story.evidence if one["blob"]]
     copied = await context.kept.copied({blob["id"] for blob in blobs})
-    return _detail(story, shown_evidence(story.evidence, copied, keeps_s))
+    now = context.clock.wall()
+    return _detail(story, shown_evidence(story.evidence, copied, keeps_s, now))
 
 
 async def _incidents(

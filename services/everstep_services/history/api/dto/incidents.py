@@ -6,9 +6,23 @@ from typing import Any
 
 from pydantic import Field
 
+from everstep.store.kept import LARGEST
 from everstep_services.history.api.dto.answer import Answer, present
 from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
 from everstep_services.history.api.dto.stragglers import SlowRank
+
+_NAMED_MOST = 6
+_OPEN = {
+    "killed": "killed by SIGKILL, and nobody on record sent it",
+    "segfault": "a segmentation fault (SIGSEGV) in native code",
+    "signal": "ended by a signal, and nobody on record sent it",
+    "unseen": "nobody saw how it ended",
+    "stopped_first": "it stopped before all others",
+    "elsewhere": "it stands elsewhere than the ranks that wait for it",
+    "never_joined": "it never came to a collective that others wait in",
+    "no_dump": "others wait for it, and its recorder tells nothing",
+}
+"""What is known of a failure, by its kind, where nothing tells its cause."""
 
 
 def shown_verdict(row: Mapping[Any, Any]) -> "VerdictOut":
@@ -16,27 +30,69 @@ def shown_verdict(row: Mapping[Any, Any]) -> "VerdictOut":
     shown = present(row)
     return VerdictOut(
         **shown,
+        summary=verdict_summary(shown),
         evidence=shown["grounds"] or [],
         missing=shown["gaps"] or [],
     )
 
 
+def verdict_summary(verdict: Mapping[str, Any]) -> str:
+    """The verdict in a line: the cause, and how sure that is; or that the cause is unknown."""
+    if verdict["is_inconclusive"]:
+        return "inconclusive"
+    cause, kind = str(verdict["cause"]), (verdict["cause_kind"] or "").replace("_", " ")
+    if cause != "unknown":
+        sure = f"{_percent(verdict['confidence'])} sure"
+        sure = "a person said so" if verdict["is_corrected"] else sure
+        return f"{cause}{', ' if kind else ''}{kind} ({sure})"
+    if verdict["is_corrected"]:
+        return "cause unknown, a person said so"
+    what = _OPEN.get(verdict["cause_kind"] or "", kind)
+    who = _who(verdict["culprit_ranks"] or (), verdict["culprit_nodes"] or ())
+    sure = f"confidence {_percent(verdict['confidence'])}{f' that {who}' if who else ''}"
+    return f"cause unknown{': ' if what else ''}{what}; {sure}"
+
+
+def _who(ranks: Sequence[int], nodes: Sequence[str]) -> str:
+    """Which ranks, else which nodes, are the culprits; empty where none is named."""
+    named, one, many = (ranks, "rank", "ranks") if ranks else (nodes, "node", "nodes")
+    if not named:
+        return ""
+    if len(named) == 1:
+        return f"{one} {named[0]} is the culprit"
+    more = f" and {len(named) - _NAMED_MOST} more" if len(named) > _NAMED_MOST else ""
+    told = ", ".join(str(name) for name in named[:_NAMED_MOST])
+    return f"{many} {told}{more} are the culprits"
+
+
+def _percent(confidence: float | None) -> str:
+    return f"{(confidence or 0) * 100:.0f} %"
+
+
 def shown_evidence(
-    rows: Sequence[Mapping[Any, Any]], copied: Collection[str], keeps_s: float | None
+    rows: Sequence[Mapping[Any, Any]],
+    copied: Collection[str],
+    keeps_s: float | None,
+    now: datetime,
 ) -> "list[EvidenceOut]":
     """Pieces from their rows: which blobs are copied, and how long the bus keeps the others."""
-    return [_shown_piece(present(row), copied, keeps_s) for row in rows]
+    return [_shown_piece(present(row), copied, keeps_s, now) for row in rows]
 
 
 def _shown_piece(
-    shown: Mapping[str, Any], copied: Collection[str], keeps_s: float | None
+    shown: Mapping[str, Any], copied: Collection[str], keeps_s: float | None, now: datetime
 ) -> "EvidenceOut":
     blob, at = shown["blob"], shown["at"]
     is_copied = blob is not None and blob.get("id") in copied
     expires_at = None
     if blob is not None and not is_copied and at is not None and keeps_s is not None:
         expires_at = at + timedelta(seconds=keeps_s)
-    return EvidenceOut(**shown, is_copied=is_copied, expires_at=expires_at)
+    gone_reason = None
+    if expires_at is not None and expires_at <= now:
+        is_large = blob["size_bytes"] > LARGEST
+        why = f"history copies at most {LARGEST >> 10} KiB" if is_large else "there is no copy"
+        gone_reason = f"the bus kept it until {expires_at:%Y-%m-%d %H:%M} UTC, and {why}"
+    return EvidenceOut(**shown, is_copied=is_copied, expires_at=expires_at, gone_reason=gone_reason)
 
 
 class LedgerOut(Answer):
@@ -162,6 +218,10 @@ class EvidenceOut(Answer):
         description="Until when the bus keeps its content; null where there is none, or a copy, or "
         "while nobody can say."
     )
+    gone_reason: str | None = Field(
+        description="Why its content is there no longer; null as long as it can be fetched.",
+        examples=["the bus kept it until 2026-12-24 08:00 UTC, and history copies at most 128 KiB"],
+    )
 
 
 class AlternativeOut(Answer):
@@ -189,6 +249,9 @@ class VerdictOut(Answer):
     verdict_fact: str
     verdict_at: datetime | None
     revision: int | None = Field(description="Grows when later evidence changes the verdict.")
+    summary: str = Field(
+        description="The verdict in a line.", examples=["user_code, python exception (93 % sure)"]
+    )
     verdict_reason: str | None
     cause: str | None = Field(examples=["user_code"])
     cause_kind: str | None = Field(
