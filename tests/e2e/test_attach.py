@@ -119,8 +119,12 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     assert (stall["section"], stall["is_fatal"]) == ("data", False)
     launched.until_now(lambda found: found[1]["state"] == "stalled", "the beats say so")
     assert [rank.poll() for rank in ranks] == [None, None]
+    opened = cluster.until_fact("incident_opened")
+    assert (opened["trigger"], opened["rank"]) == ("rank_stalled", 1)
+    cluster.until_fact("evidence_collected", lambda body: body["evidence"] == "stacks")
     hold.unlink()
     cluster.until_fact("rank_recovered", lambda body: body["stall"] == stall["id"])
+    assert cluster.closed(1)[0]["outcome"] == "recovered"
     cluster.until_fact("node_check_finished")  # ranks that end first end it, too
     launched.do("end")
     assert [rank.wait() for rank in ranks] == [0, 0]
@@ -128,7 +132,7 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     assert (ended["state"], ended.get("exit_code"), ended["rounds"]) == ("done", 0, 1)
     assert {one["start"] for one in cluster.facts("rank_started")} == {"attached"}
     assert {one["how"] for one in cluster.facts("rank_exited")} == {"done"}
-    assert cluster.incidents() == []
+    assert len(cluster.incidents()) == 1
     launched.until_nothing_is_left()
 
 
@@ -209,6 +213,35 @@ def test_a_killed_rank_is_an_incident(launched: Launched) -> None:
     assert cluster.until_fact("job_ended")["state"] == "failed"
     (incident,) = cluster.closed(1)
     assert (incident["rank"], incident["outcome"]) == (1, "failed")
+    launched.until_nothing_is_left()
+
+
+def test_of_a_rank_that_fails_there_is_evidence_and_a_verdict_without_a_node(
+    launched: Launched,
+) -> None:
+    """What can be had from outside, of the ranks that still live, too (A4.4, A7.1)."""
+    cluster = launched.cluster
+    ranks = launched.ranks()
+    cluster.until_all_step(2)
+    launched.do("fail-1")
+    wanted = {"page", "process", "stacks", "flight_recorder", "environment", "log"}
+    found = cluster.until_facts(
+        "evidence_collected", lambda facts: wanted <= {one["evidence"] for one in facts}
+    )
+    by_kind = {one["evidence"]: one for one in found}
+    there = {kind for kind, one in by_kind.items() if one.get("blob")}
+    assert {"page", "process", "environment", "log"} <= there
+    assert all(one.get("missing") or one["summary"] for one in found)
+    assert by_kind["log"]["rank"] == 1
+    assert "rank 0" in by_kind["process"]["summary"], "it has not failed, and is looked at"
+    (incident,) = cluster.incidents()
+    verdict = cluster.until_fact(
+        "verdict_reached", lambda body: body["incident"] == incident["incident"]
+    )
+    assert (verdict["cause"], verdict["culprit_ranks"]) == ("user_code", [1])
+    assert verdict.get("culprit_nodes", []) == []
+    launched.do("end")
+    assert ranks[0].wait() == 0
     launched.until_nothing_is_left()
 
 

@@ -76,6 +76,41 @@ def test_the_first_failure_opens_one_incident_and_the_next_first_step_closes_it(
     assert world.here.stepped(world.now) == []
 
 
+def test_a_stall_is_an_incident_until_its_ranks_move() -> None:
+    """Nothing ends; a rank that fails meanwhile is of the same incident (A4.4)."""
+    world = World()
+    world.round(1)
+    assert world.here.moves(world.now) == []
+    stalled = Opens(1, "rank 1 stands still", "f1", "rank_stalled")
+    assert world.here.stalled(1, "rank 1 stands still", "f1", world.now) == [stalled]
+    assert world.here.stalled(0, "rank 0, too", "f2", world.now) == []
+    world.now += 3
+    (closes,) = world.here.moves(world.now)
+    assert isinstance(closes, Closes)
+    assert (closes.outcome, closes.next_round) == ("recovered", 1)
+    assert (closes.ledger.other_s, closes.ledger.wall_s) == (3, 3)
+
+    world.here.stalled(1, "rank 1 stands still", "f3", world.now)
+    (ends,) = world.gone(r1=BAD, r0=STOPPED)
+    assert isinstance(ends, Ends)
+    assert world.here.moves(world.now) == [], "a rank has failed since"
+    world.round(2)
+    (closes,) = world.here.stepped(world.now)
+    assert isinstance(closes, Closes)
+    assert closes.next_round == 2
+
+
+def test_a_stall_that_ends_well_has_recovered() -> None:
+    world = World()
+    world.round(1)
+    world.here.stalled(1, "rank 1 stands still", "f1", world.now)
+    world.gone(r0=GOOD, r1=GOOD)
+    closes, over = world.here.over(world.now)
+    assert isinstance(closes, Closes)
+    assert isinstance(over, Over)
+    assert (closes.outcome, over.state) == ("recovered", "done")
+
+
 def test_failures_before_the_next_step_belong_to_the_open_incident() -> None:
     world = World()
     world.round(1)

@@ -151,3 +151,15 @@ def test_a_node_that_comes_back_amends_the_case_of_its_loss() -> None:
     case = cases.case("i")
     assert case is not None
     assert [sign.sign for sign in case.nodes] == ["lost", "returned"]
+
+
+def test_an_end_that_names_its_incident_is_of_no_other_one() -> None:
+    """A stall was over, and a rank was killed in the same round: two incidents (A7.1)."""
+    killed = exited(1, how="signal", signal="SIGKILL", incident="second")
+    story = (opened(incident="first"), closed("first"), killed, opened(incident="second"))
+    cases = cases_of(formed(), *story)
+    first, second = cases.case("first"), cases.case("second")
+    assert first is not None
+    assert second is not None
+    assert first.ends == ()
+    assert [end.rank for end in second.ends] == [1]

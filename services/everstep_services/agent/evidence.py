@@ -20,7 +20,7 @@ from everstep_services.agent.workplace import Workplace
 
 log = logging.getLogger(__name__)
 
-_TAIL_BYTES = 64 * 1024
+TAIL_BYTES = 64 * 1024
 _PUT_WITHIN_S = 5.0
 _ONCE_MORE_AFTER_S = 5.0
 """A store that refuses a piece is asked once more: it may be electing a leader, or be full."""
@@ -42,90 +42,21 @@ class _Failure:
     """The bus was away when its output was to be kept."""
 
 
-class Evidence:
-    """Collects beside everything else: no decision waits for it."""
+class Collections:
+    """Collects in parallel with everything else, and keeps what comes: no decision waits for it."""
 
     def __init__(
-        self,
-        job: str,
-        bus: Bus,
-        workplace: Workplace,
-        records: Records,
-        record: Callable[[Fact], None],
-        clock: Clock,
+        self, job: str, bus: Bus, records: Records, record: Callable[[Fact], None], clock: Clock
     ) -> None:
         self._job = job
         self._clock = clock
         self._bus = bus
-        self._workplace = workplace
-        self._logs = workplace.logs
         self._records = records
         self._record = record
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._later: asyncio.Queue[Job] = asyncio.Queue()
         self._beside: asyncio.Queue[Job] = asyncio.Queue()
         self._running = 0
-        self._failures: dict[tuple[int, int], _Failure] = {}
-
-    def fact_of(self, round: int, rank: int) -> str | None:
-        """The id of the fact about the end of this rank, recorded or not yet."""
-        failure = self._failures.get((round, rank))
-        return None if failure is None else failure.fact
-
-    def rank_runs(self, order: StartRanks, rank: int, pid: int) -> None:
-        """Write whose output it is, beside it."""
-
-        async def describe() -> None:
-            await asyncio.to_thread(self._workplace.describe, order, rank, pid)
-
-        self._jobs.put_nowait(describe)
-
-    def rank_exited(
-        self, order: StartRanks, rank: int, pid: int, ending: Exit, step: int | None
-    ) -> None:
-        """Keep what this end left, and record it."""
-        for old in [key for key in self._failures if key[0] < order.round - 1]:
-            del self._failures[old]
-        failure = self._failures.setdefault((order.round, rank), _Failure())
-
-        async def keep() -> None:
-            said = ""
-            if not ending.is_good:
-                await self._store(order.round, rank, failure)
-                said = await asyncio.to_thread(self._first_error, order.round, rank)
-            fact = self._records.rank_exited(
-                failure.fact, order, rank, pid, ending,
-                step=step, first_error=said, log=failure.blobs.get("stderr"),
-                incident=failure.incident,
-            )  # fmt: skip
-            self._record(fact)
-            failure.is_recorded = True
-            self._say_where(order.round, rank, failure)
-            if failure.is_unstored:
-                self._later.put_nowait(lambda: self._try_again(order.round, rank, failure))
-
-        self._jobs.put_nowait(keep)
-
-    def belongs_to(self, round: int, rank: int, incident: str) -> None:
-        """Rendezvous has said which incident this end belongs to."""
-        failure = self._failures.get((round, rank))
-        if failure is None or failure.incident is not None:
-            return
-        failure.incident = incident
-        if failure.is_recorded:
-            self._say_where(round, rank, failure)
-
-    def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
-        """Keep what the job's first rank said last: it speaks for those that were stopped."""
-        if order.first_rank or not ranks or ranks[0] != 0:
-            return
-        failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))
-
-        async def keep() -> None:
-            await self._store(order.round, 0, failure)
-            self._say_where(order.round, 0, failure)
-
-        self._jobs.put_nowait(keep)
 
     def collected(self, round: int, incident: str, pieces: Sequence[Piece]) -> None:
         """Keep what was collected from ranks before they were stopped."""
@@ -197,19 +128,6 @@ class Evidence:
         except TimeoutError:
             log.warning("evidence_unfinished jobs=%d", self._jobs.qsize())
 
-    async def _store(self, round: int, rank: int, failure: _Failure) -> None:
-        failure.is_unstored = False
-        for stream in _STREAMS:
-            text = await asyncio.to_thread(self._tail, round, rank, stream)
-            if not text:
-                continue
-            try:
-                async with asyncio.timeout(_PUT_WITHIN_S):
-                    failure.blobs[stream] = await self._bus.blobs.put(self._job, text.encode())
-            except (BusError, TimeoutError) as error:
-                failure.is_unstored = True
-                log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
-
     async def _keep(
         self, round: int, incident: str, piece: Piece, *, was_refused: bool = False
     ) -> None:
@@ -231,7 +149,7 @@ class Evidence:
                 missing = str(error)
         self._record(
             self._records.evidence(
-                round, incident, piece.evidence, rank=None, blob=blob, took_s=piece.took_s,
+                round, incident, piece.evidence, rank=piece.rank, blob=blob, took_s=piece.took_s,
                 summary="" if piece.found is None else piece.found.summary, missing=missing,
             )
         )  # fmt: skip
@@ -241,6 +159,97 @@ class Evidence:
             await self._clock.sleep(_ONCE_MORE_AFTER_S)
         await self._bus.wait_connected()
         await self._keep(round, incident, piece, was_refused=was_refused)
+
+
+class Evidence(Collections):
+    """Of ranks that this agent has started: the ends of what they wrote, too."""
+
+    def __init__(
+        self,
+        job: str,
+        bus: Bus,
+        workplace: Workplace,
+        records: Records,
+        record: Callable[[Fact], None],
+        clock: Clock,
+    ) -> None:
+        super().__init__(job, bus, records, record, clock)
+        self._workplace = workplace
+        self._logs = workplace.logs
+        self._failures: dict[tuple[int, int], _Failure] = {}
+
+    def fact_of(self, round: int, rank: int) -> str | None:
+        """The id of the fact about the end of this rank, recorded or not yet."""
+        failure = self._failures.get((round, rank))
+        return None if failure is None else failure.fact
+
+    def rank_runs(self, order: StartRanks, rank: int, pid: int) -> None:
+        """Write whose output it is, beside it."""
+
+        async def describe() -> None:
+            await asyncio.to_thread(self._workplace.describe, order, rank, pid)
+
+        self._jobs.put_nowait(describe)
+
+    def rank_exited(
+        self, order: StartRanks, rank: int, pid: int, ending: Exit, step: int | None
+    ) -> None:
+        """Keep what this end left, and record it."""
+        for old in [key for key in self._failures if key[0] < order.round - 1]:
+            del self._failures[old]
+        failure = self._failures.setdefault((order.round, rank), _Failure())
+
+        async def keep() -> None:
+            said = ""
+            if not ending.is_good:
+                await self._store(order.round, rank, failure)
+                said = await asyncio.to_thread(self._first_error, order.round, rank)
+            fact = self._records.rank_exited(
+                failure.fact, order, rank, pid, ending,
+                step=step, first_error=said, log=failure.blobs.get("stderr"),
+                incident=failure.incident,
+            )  # fmt: skip
+            self._record(fact)
+            failure.is_recorded = True
+            self._say_where(order.round, rank, failure)
+            if failure.is_unstored:
+                self._later.put_nowait(lambda: self._try_again(order.round, rank, failure))
+
+        self._jobs.put_nowait(keep)
+
+    def belongs_to(self, round: int, rank: int, incident: str) -> None:
+        """Rendezvous has said which incident this end belongs to."""
+        failure = self._failures.get((round, rank))
+        if failure is None or failure.incident is not None:
+            return
+        failure.incident = incident
+        if failure.is_recorded:
+            self._say_where(round, rank, failure)
+
+    def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
+        """Keep what the job's first rank said last: it speaks for those that were stopped."""
+        if order.first_rank or not ranks or ranks[0] != 0:
+            return
+        failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))
+
+        async def keep() -> None:
+            await self._store(order.round, 0, failure)
+            self._say_where(order.round, 0, failure)
+
+        self._jobs.put_nowait(keep)
+
+    async def _store(self, round: int, rank: int, failure: _Failure) -> None:
+        failure.is_unstored = False
+        for stream in _STREAMS:
+            text = await asyncio.to_thread(self._tail, round, rank, stream)
+            if not text:
+                continue
+            try:
+                async with asyncio.timeout(_PUT_WITHIN_S):
+                    failure.blobs[stream] = await self._bus.blobs.put(self._job, text.encode())
+            except (BusError, TimeoutError) as error:
+                failure.is_unstored = True
+                log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
 
     async def _try_again(self, round: int, rank: int, failure: _Failure) -> None:
         await self._bus.wait_connected()
@@ -262,7 +271,7 @@ class Evidence:
 
     def _tail(self, round: int, rank: int, stream: str) -> str:
         start = self._logs.start(round, rank, stream)
-        return tail(self._logs.file(round, rank, stream), _TAIL_BYTES, start=start)
+        return tail(self._logs.file(round, rank, stream), TAIL_BYTES, start=start)
 
     def _first_error(self, round: int, rank: int) -> str:
         for stream in _STREAMS:

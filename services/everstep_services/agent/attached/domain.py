@@ -21,11 +21,12 @@ class Begins:
 
 @dataclass(frozen=True, slots=True)
 class Opens:
-    """A rank has failed by itself: an incident, unless one is open."""
+    """A rank has failed by itself, or stands still: an incident, unless one is open."""
 
     rank: int
     reason: str
     fact: str
+    trigger: str = "rank_exited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class _Present:
 class _Trouble:
     round: int
     at: float
+    is_stall: bool = False
+    """So far no rank has failed: some only stand still."""
     gone_at: float | None = None
     back_at: float | None = None
 
@@ -132,6 +135,20 @@ class Attendance:
             return []
         return [self._closes(trouble, "recovered", f"round {self.round} makes steps again", now)]
 
+    def stalled(self, rank: int, reason: str, fact: str, now: float) -> list[Act]:
+        """A rank has stood still for longer than it may."""
+        if self._trouble is not None:
+            return []
+        self._trouble = _Trouble(self.round, now, is_stall=True)
+        return [Opens(rank, reason, fact, "rank_stalled")]
+
+    def moves(self, now: float) -> list[Act]:
+        """Of the ranks that stood still none does any more."""
+        trouble = self._trouble
+        if trouble is None or not trouble.is_stall:
+            return []
+        return [self._closes(trouble, "recovered", "all ranks make progress again", now)]
+
     def gone(self, rank: int, ending: Exit, fact: str, now: float) -> list[Act]:
         """The process of a rank is no longer there."""
         known = self._ranks[rank]
@@ -142,6 +159,7 @@ class Attendance:
             if self._trouble is None:
                 self._trouble = _Trouble(self.round, now)
                 acts.append(Opens(rank, f"rank {rank} {ending.text}", fact))
+            self._trouble.is_stall = False
         if not self.live:
             self._gone_at = now
             acts.append(self._ends(now))
@@ -185,7 +203,8 @@ class Attendance:
         elif all(ending and ending.is_good for ending in endings):
             state, reason, code = "done", "all ranks that were watched have ended well", 0
         if self._trouble is not None:
-            acts.append(self._closes(self._trouble, "failed", reason, now))
+            outcome = "recovered" if self._trouble.is_stall and state == "done" else "failed"
+            acts.append(self._closes(self._trouble, outcome, reason, now))
         return [*acts, Over(state, reason, code)]
 
     def _ends(self, now: float) -> Ends:
@@ -214,6 +233,9 @@ class Attendance:
         back_at = now if trouble.back_at is None else max(trouble.back_at, gone_at)
         away_s, back_s = round(back_at - gone_at, 3), round(now - back_at, 3)
         is_back = trouble.back_at is not None
+        if trouble.is_stall:
+            ledger = Ledger(other_s=round(now - trouble.at, 3))
+            return Closes(outcome, reason, self.round if outcome == "recovered" else None, ledger)
         ledger = Ledger(
             stop_s=round(gone_at - trouble.at, 3),
             start_s=away_s if is_back else 0.0,

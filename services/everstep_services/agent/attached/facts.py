@@ -133,7 +133,7 @@ class Story:
         return IncidentOpened(
             **self._of(number),
             incident=incident,
-            trigger="rank_exited",
+            trigger=opens.trigger,
             reason=opens.reason,
             trigger_fact=opens.fact,
             node=self._plan.node,

@@ -1,5 +1,6 @@
 """What an agent in attach mode watches: settled before it begins, and frozen."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,10 @@ class AttachedPlan:
     checks: ChecksSettings = field(default_factory=ChecksSettings)
     timings: bool = True
     """Straggler is told where the time of ranks goes."""
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the rank that has started us: the others have it mostly alike."""
+    evidence_without: tuple[str, ...] = ()
+    """Kinds of evidence that are not collected."""
     limits: LimitRules = field(default_factory=LimitRules)
     others: Others = field(default_factory=Others)
 

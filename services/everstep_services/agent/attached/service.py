@@ -11,8 +11,9 @@ from everstep.bus.ports import Bus
 from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, StartRanks
+from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, RankStalled, StartRanks
 from everstep_services.agent.attached import domain
+from everstep_services.agent.attached.evidence import AttachedEvidence
 from everstep_services.agent.attached.facts import Story
 from everstep_services.agent.attached.finding import Found
 from everstep_services.agent.attached.plan import AttachedPlan
@@ -64,12 +65,15 @@ class AttachedService:
         self._steps = Steps(clock)
         self._stalls = AttachedStalls(
             plan, bus, clock, self._records, self._live, self._order, watching.ranks.rank,
-            self._recorder.keep, voice.say,
+            self._recorder.keep, voice.say, self._stalls_changed,
         )  # fmt: skip
         examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = Checks(examiner, self._records, clock, self._pids, self._recorder.keep)
         self._checkpoints = Checkpoints(plan.job, plan.node, clock)
         self._checkpoints.reports_to(self._recorder.keep)
+        self._evidence = AttachedEvidence(
+            plan, bus, clock, self._records, watching.ranks, self._recorder.keep
+        )
         self._incident: str | None = None
         self._has_begun = False
         self._last_step: int | None = None
@@ -88,6 +92,9 @@ class AttachedService:
             self._beat_for_ever(),
             self._beat_when_hailed_for_ever(),
             self._recorder.record_for_ever(),
+            self._evidence.collect_for_ever(),
+            self._evidence.collect_beside_for_ever(),
+            self._evidence.collect_later_for_ever(),
             self._tell_timings(),
         ):
             await self._over.wait()
@@ -156,7 +163,9 @@ class AttachedService:
             self._steps.begins()
             self._stalls.begins(order)
             self._checkpoints.begins(order)
+            self._evidence.begins()
         self._orders[found.rank] = order
+        self._evidence.came(found.rank, found.pid)
         self._watching.add(found)
 
     def _runs(self, event: RankRuns) -> None:
@@ -189,8 +198,7 @@ class AttachedService:
         ending = Exit(code, event.signal, error=error, lasted_s=event.lasted_s)
         fact_id, order = new_id(), self._orders[event.rank]
         acts = self._here.gone(event.rank, ending, fact_id, self._clock.now())
-        if any(isinstance(act, domain.Opens) for act in acts):
-            self._incident = new_id()
+        self._note_incident(acts)
         self._recorder.keep(
             self._records.rank_exited(
                 fact_id,
@@ -203,6 +211,28 @@ class AttachedService:
             )
         )
         self._do(acts)
+        self._collect(acts)
+
+    def _stalls_changed(self, fact: RankStalled | None) -> None:
+        now = self._clock.now()
+        if fact is None:
+            acts = self._here.moves(now)
+        else:
+            where = f" in section {fact.section}" if fact.section else ""
+            reason = f"rank {fact.rank} made no progress for {fact.waited_s:.1f} s{where}"
+            acts = self._here.stalled(fact.rank, reason, fact.id, now)
+        self._note_incident(acts)
+        self._do(acts)
+        self._collect(acts)
+
+    def _note_incident(self, acts: Sequence[domain.Act]) -> None:
+        if any(isinstance(act, domain.Opens) for act in acts):
+            self._incident = new_id()
+
+    def _collect(self, acts: Sequence[domain.Act]) -> None:
+        for act in acts:
+            if isinstance(act, domain.Opens) and self._incident is not None:
+                self._evidence.collect_for(self._here.round, self._incident, act.rank)
 
     def _do(self, acts: Sequence[domain.Act]) -> None:
         for act in acts:
@@ -283,6 +313,7 @@ class AttachedService:
         within_s = _GOODBYE_WITHIN_S if self._bus.connected else _CUT_OFF_GOODBYE_WITHIN_S
         try:
             async with asyncio.timeout(within_s):
+                await self._evidence.finish(within_s)
                 await self._recorder.all_kept()
                 await self._bus.flush(within_s)
         except (BusError, TimeoutError) as error:

@@ -34,6 +34,7 @@ class AttachedStalls:
         rank: Callable[[int], WatchedRank | None],
         record: Callable[[Fact], None],
         say: Say,
+        changed: Callable[[RankStalled | None], None],
     ) -> None:
         self._plan = plan
         self._bus = bus
@@ -41,6 +42,8 @@ class AttachedStalls:
         self._order = order
         self._rank = rank
         self._record = record
+        self._changed = changed
+        """Hears of each stall, and with None that no rank stands still any more."""
         self._round = 0
         self._facts: dict[int, RankStalled] = {}
         self._state = ""
@@ -99,6 +102,7 @@ class AttachedStalls:
         fact = self._records.rank_stalled(order, stalled, process, is_fatal=False)
         self._facts[place.rank] = fact
         self._record(fact)
+        self._changed(fact)
         log.warning(
             "rank_stalled rank=%d section=%s waited_s=%.1f limit_s=%g %s",
             place.rank, place.section, stalled.waited_s, place.limit.s, process.text,
@@ -110,3 +114,5 @@ class AttachedStalls:
         if fact is not None:
             self._record(self._records.rank_recovered(self._order(rank), moving, fact.id))
             log.info("rank_moves rank=%d stalled_s=%.1f", rank, moving.stalled_s)
+            if not self._facts:
+                self._changed(None)

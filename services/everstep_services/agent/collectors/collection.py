@@ -69,6 +69,8 @@ class Piece:
     found: Found | None = None
     missing: str = ""
     took_s: float = 0.0
+    rank: int | None = None
+    """The rank that it is of; None where it is of the node, or has a part of each rank."""
 
     def packed(self) -> bytes:
         """The bytes to be kept; empty where there is nothing but a reason. Takes a while."""

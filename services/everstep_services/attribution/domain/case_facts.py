@@ -346,11 +346,17 @@ class JobCases:
     # --- where it belongs ---
 
     def _of(self, round_: int, incident: str | None) -> Case:
-        """The case of a fact: its incident's, its round's, or one that waits for an incident."""
+        """The case of a fact: its incident's, its round's, or one that waits for an incident.
+
+        What names an incident that is not known yet is of none of the others: a round may have
+        several, as a stall that was over and a failure since.
+        """
         named = None if incident is None else self.case(incident)
         if named is not None:
             return named
         for case in reversed(self._document.cases):
+            if incident is not None and case.incident:
+                continue
             is_going_on = case.incident and not case.outcome and case.round <= round_
             if case.round == round_ or is_going_on:
                 return case

@@ -66,6 +66,8 @@ def plan_attached(
         state_dir=state.path,
         checks=loaded.section(ChecksSettings),
         timings=agent.timings,
+        environ=environ,
+        evidence_without=agent.evidence_without,
         limits=limits_of(Given(), agent),
         others=others_of(
             environ,

@@ -1,0 +1,93 @@
+"""Evidence of ranks that another launcher has started: what can be had without owning them."""
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import Fact
+from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.collectors.collection import Found, Piece, Scene
+from everstep_services.agent.collectors.table import collectors
+from everstep_services.agent.evidence import TAIL_BYTES, Collections
+from everstep_services.agent.output.logfiles import tail
+from everstep_services.agent.ranks.watch import RoundWatch
+from everstep_services.agent.records import Records
+
+_WITHIN_S = 5.0
+"""For each kind. No restart waits for it: the launcher ends the other ranks when it likes."""
+_STREAMS = {"stderr": 2, "stdout": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A file that a rank writes to, and how long it was when the rank came."""
+
+    path: Path
+    start: int
+
+
+class AttachedEvidence(Collections):
+    """Looks at all ranks of this node as soon as one has failed by itself, or stands still."""
+
+    def __init__(
+        self,
+        plan: AttachedPlan,
+        bus: Bus,
+        clock: Clock,
+        records: Records,
+        watch: RoundWatch,
+        record: Callable[[Fact], None],
+    ) -> None:
+        super().__init__(plan.job, bus, records, record, clock)
+        table = collectors(plan.evidence_without)
+        self._collectors = {**table.of_ranks, **table.of_node}
+        self._watch = watch
+        self._environ = plan.environ
+        self._outputs: dict[int, Mapping[str, _Output]] = {}
+
+    def begins(self) -> None:
+        """Forget the round before."""
+        self._outputs.clear()
+
+    def came(self, rank: int, pid: int) -> None:
+        """Note where a rank writes to: nobody can say it once the rank is gone."""
+        found: dict[str, _Output] = {}
+        for name, number in _STREAMS.items():
+            one = _output(pid, number)
+            if one is not None and one not in found.values():
+                found[name] = one
+        self._outputs[rank] = found
+
+    def collect_for(self, round: int, incident: str, rank: int) -> None:
+        """A rank has failed, or stands still: others may be ended any moment."""
+        ranks = self._watch.seen()
+        environs = {one.rank: self._environ for one in ranks}
+        scene = Scene(ranks, _WITHIN_S, self._watch.began_s, environs, python=sys.executable)
+        self.collect(round, incident, self._collectors, scene)
+        ends = [self._end(rank, name, one) for name, one in self._outputs.get(rank, {}).items()]
+        self.collected(round, incident, [piece for piece in ends if piece is not None])
+
+    def _end(self, rank: int, name: str, output: _Output) -> Piece | None:
+        """The end of what a rank wrote; of no rank, where others write into the same file."""
+        text = tail(output.path, TAIL_BYTES, start=output.start).encode()
+        if not text:
+            return None
+        others = (it for one, its in self._outputs.items() if one != rank for it in its.values())
+        is_shared = any(it.path == output.path for it in others)
+        summary = f"{name}: the last {len(text)} bytes of {output.path}"
+        return Piece("log", Found(summary, text), rank=None if is_shared else rank)
+
+
+def _output(pid: int, number: int) -> _Output | None:
+    """The file behind a descriptor of a process; None for a terminal, a pipe or what is gone."""
+    try:
+        about = os.stat(f"/proc/{pid}/fd/{number}")
+        path = Path(os.readlink(f"/proc/{pid}/fd/{number}"))
+    except OSError:
+        return None
+    return _Output(path, about.st_size) if stat.S_ISREG(about.st_mode) else None
