@@ -157,6 +157,17 @@ def test_a_person_corrects_a_verdict(run: Run) -> None:
     assert (asked.reason, asked.origin) == ("its fan had stopped", "rest")
     assert run("incident", "correct", INCIDENT, "--cause", "gremlins", "--note", "x")[0] == 2
     assert run("incident", "correct", INCIDENT, "--cause", "host")[0] == 2
+    named = ("--cause", "host", "--note", "x", "--node", "bad node!")
+    code, _, err = run("incident", "correct", INCIDENT, *named)
+    assert (code, err) == (
+        Exit.USAGE,
+        "everstep: 'bad node!' is not the name of a node: see everstep nodes\n",
+    )
+    code, _, err = run("incident", "correct", JOB, "--cause", "host", "--note", "x")
+    assert (code, err) == (
+        Exit.USAGE,
+        f"everstep: {JOB} is a job; name one of its incidents: everstep incidents {JOB}\n",
+    )
 
 
 # -- reports -------------------------------------------------------------------------------
@@ -206,8 +217,16 @@ def test_a_report_is_one_page_that_needs_nothing_else(run: Run, tmp_path: Path) 
     assert re.search(r"[0-9a-f]{64}", page.text), "the hash of the log"
 
 
+def test_a_report_that_cannot_be_written_says_why(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "nothing" / "report.md"
+    code, _, err = run("incident", "report", JOB, "-f", str(file))
+    why = "cannot be written: No such file or directory; name another with --file"
+    assert (code, err) == (Exit.ERROR, f"everstep: {file} {why}\n")
+
+
 def test_a_report_in_markdown_has_no_markup_of_strangers(run: Run) -> None:
-    code, out, _ = run("incident", "report", INCIDENT)
+    """Of a job it is its newest incident."""
+    code, out, _ = run("incident", "report", JOB)
     assert code == 0
     assert out.startswith(f"# Incident {INCIDENT} of llama\\-8b\n")
     outside, fence = [], ""

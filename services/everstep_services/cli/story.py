@@ -137,14 +137,35 @@ def find_any_incident(api: Api, named: str) -> dict[str, Any]:
     if len(named) < _WHOLE_ID:
         known = api.pages("incidents", {"limit": 1000}, most=_LISTED)
         ids = [one["incident"] for one in known if one["incident"].startswith(named)]
+        if not ids and _is_job(api, named):
+            see = f"name one of its incidents: everstep incidents {named}"
+            raise CliError(f"{named} is a job; {see}", Exit.USAGE)
         named = _only(ids, "", named)
     found: dict[str, Any] = api.get(f"incidents/{named}")
     return found
 
 
+def find_named(api: Api, named: str) -> dict[str, Any]:
+    """The newest incident of a job, or the one whose id begins so."""
+    try:
+        return find_incident(api, named, None)
+    except CliError as error:
+        if error.code is not Exit.NOT_FOUND or not is_incident_id(named):
+            raise
+        return find_any_incident(api, named)
+
+
 def is_incident_id(text: str) -> bool:
     """It looks like an id, or the beginning of one as lists show it; a job may be, too."""
     return len(text) >= SHORT_ID and _ID.fullmatch(text) is not None
+
+
+def _is_job(api: Api, named: str) -> bool:
+    try:
+        api.get(f"jobs/{named}")
+    except CliError:
+        return False
+    return True
 
 
 def _only(ids: list[str], job: str, named: str) -> str:

@@ -49,11 +49,16 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
 
     It is kept, counted, and part of the story. Say the same as the verdict to confirm it.
     """
+    from everstep.subjects import is_name
+    from everstep_services.cli.errors import CliError, Exit
     from everstep_services.cli.location import open_api
     from everstep_services.cli.operating import asker
     from everstep_services.cli.output import echo, print_record
     from everstep_services.cli.story import find_any_incident
 
+    wrong = next((node for node in said["nodes"] if not is_name(node)), None)
+    if wrong is not None:
+        raise CliError(f"{wrong!r} is not the name of a node: see everstep nodes", Exit.USAGE)
     with open_api(invocation) as api:
         found = find_any_incident(api, incident)
         body = {
@@ -71,28 +76,35 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
 
 
 @command.command()
-@click.argument("incident")
+@click.argument("named", metavar="JOB|INCIDENT")
 @click.option(
     "-f", "--file", type=click.Path(path_type=Path, dir_okay=False), help="Write it there."
 )
 @with_api_formats(("html", "md"), "How to write it; md unless told otherwise.")
 @click.pass_obj
-def report(invocation: Invocation, /, *, incident: str, file: Path | None) -> None:
+def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
     """Write an incident as one file to send to a colleague, that needs nothing else.
+
+    Of a job it is the newest one.
 
     Verdict, timeline, where the time went, how far each rank was in its collectives, stacks, the
     ends of logs, and the evidence with its hashes. Secrets that are known as such are left out;
     read it before you send it.
     """
+    from everstep_services.cli.errors import CliError
     from everstep_services.cli.incident_report.report import report_of
     from everstep_services.cli.location import open_api
     from everstep_services.cli.output import echo, say
-    from everstep_services.cli.story import find_any_incident
+    from everstep_services.cli.story import find_named
 
     with open_api(invocation) as api:
-        text = report_of(api, find_any_incident(api, incident), invocation.output or "md")
+        text = report_of(api, find_named(api, named), invocation.output or "md")
     if file is None:
         echo(text)
         return
-    file.write_text(text, encoding="utf-8")
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = f"{file} cannot be written: {error.strerror}; name another with --file"
+        raise CliError(why) from error
     say(f"{file}: {len(text.encode()) / 1024:.0f} KiB")
