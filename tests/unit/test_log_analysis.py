@@ -1,5 +1,6 @@
 """The log analyzer: what lines mean, whose they are, and which failure began it."""
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep.settings import remember_secret
-from everstep_services.attribution.log_analysis import fingerprint
+from everstep_services.attribution.log_analysis import clocks, fingerprint
 from everstep_services.attribution.log_analysis.chunks import LogFile, Shapes, shape_of
 from everstep_services.attribution.log_analysis.files import analyze_files
 from everstep_services.attribution.log_analysis.origins import of_file, of_line
@@ -58,6 +59,28 @@ LINES = [
     ("killed", "failed (exitcode: -9) local_rank: 0 (pid: 88) of binary: python"),
     ("assertion", "AssertionError: empty"),
     ("arguments", "train.py: error: unrecognized arguments: --x"),
+    ("cancelled", "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-02T03:11:11 ***"),
+    (
+        "ended_by_launcher",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+    ),
+    (
+        "killed",
+        "[rank: 3] Child process with PID 88 terminated with code -9. Forcefully terminating",
+    ),
+    ("exited", "srun: error: n1: task 3: Exited with exit code 1"),
+    ("host_oom", "srun: error: nid001277: tasks 1-3: Out Of Memory"),
+    ("peer_lost", "NCCL WARN NET/IB : Got completion from peer 10.0.0.1<44206> with status=12"),
+    ("network", "mlx5_core 0000:86:00.0 ib2: Link down"),
+    ("node_failed", "srun: error: Node failure on gpu-17"),
+    ("unschedulable", "FailedScheduling 0/9 nodes are available: 9 Insufficient nvidia.com/gpu."),
+    ("configuration", "MisconfigurationException: No supported gpu backend found!"),
+    ("corrupt_file", "RuntimeError: PytorchStreamReader failed reading zip archive"),
+    ("checkpoint_mismatch", "RuntimeError: Error(s) in loading state_dict for GPT:"),
+    (
+        "silent_corruption",
+        "RuntimeError: Rank 3, node n1, device 2, iteration #8: Possible persistent error!!",
+    ),
 ]
 
 
@@ -107,7 +130,8 @@ def test_ordinary_lines_mean_nothing(line: str) -> None:
 def test_rules_name_their_sources() -> None:
     rules = shipped()
     assert len({rule.id for rule in rules.rules}) == len(rules.rules)
-    assert {rule.source for rule in rules.rules} <= set(rules.sources)
+    named = {name for rule in rules.rules for name in (rule.source, *rule.also)}
+    assert named == set(rules.sources)
     assert all(rule.words and rule.patterns and rule.means and rule.advice for rule in rules.rules)
 
 
@@ -121,6 +145,18 @@ def test_rules_name_their_sources() -> None:
         ("[E1102 x.cpp:1] [Rank 5] Watchdog", 5, "", "[E1102 x.cpp:1] [Rank 5] Watchdog"),
         ("Nov  2 03:11:11 gpu-4 kernel: NVRM", None, "gpu-4", "NVRM"),
         ("plain", None, "", "plain"),
+        ("[1,9]<stderr>:x", 9, "", "x"),
+        ("[pod/llama-worker-3/pytorch] [rank24]: x", 24, "llama-worker-3", "x"),
+        ("(RayTrainWorker pid=88, ip=10.0.0.3) [rank9]: x", 9, "10.0.0.3", "x"),
+        ("2026-11-02T03:11:11.123456789Z stderr F [rank9]: x", 9, "", "x"),
+        ('{"log":"[rank9]: x\\n","stream":"stderr"}', 9, "", "x"),
+        (
+            "[PG ID 0 PG GUID 0(default_pg) Rank 5] x",
+            5,
+            "",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 5] x",
+        ),
+        ("gpu7:984:1357 [4] NCCL WARN x", None, "gpu7", "gpu7:984:1357 [4] NCCL WARN x"),
     ],
 )
 def test_origin_of_a_line(line: str, rank: int | None, node: str, rest: str) -> None:
@@ -218,14 +254,133 @@ def test_64_ranks_with_skewed_clocks(failure_class: str, tmp_path: Path) -> None
     assert (report.verdict, report.cause.failure_class) == ("cause", failure_class)
     if truth.rank is not None:
         assert report.culprits == (truth.rank,)
+    if truth.node:
+        assert report.cause.node == truth.node
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [(failure_logs.HEALTHY, "nothing"), (failure_logs.ONLY_LOST, "inconclusive")],
+)
+def test_without_a_cause_nobody_is_named(kind: str, verdict: str, tmp_path: Path) -> None:
+    """A4.6: a log of a job that is well; logs of all nodes but the culprit's."""
+    report = analyze_files(failure_logs.write(tmp_path, kind, seed=1).paths).report()
+    assert (report.verdict, report.culprits) == (verdict, ())
+
+
+def steps(ahead_s: int) -> str:
+    lines = []
+    for step in range(1, 6):
+        minute, second = divmod(60 * step + 600 + ahead_s, 60)
+        lines.append(f"2026-11-02 03:{minute:02}:{second:02} step {step} loss 2\n")
+    return "".join(lines)
+
+
+def test_the_first_of_ranks_that_fail_alike_by_learned_clocks(tmp_path: Path) -> None:
+    """A7.6: rank 1's clock is 5 minutes ahead; steps of both tell that it was first."""
+    text = "CUDA error: an illegal memory access was encountered"
+    report = written(
+        tmp_path,
+        rank_0=steps(0) + f"2026-11-02 03:15:40 {text}\n",
+        rank_1=steps(300) + f"2026-11-02 03:20:05 {text}\n",
+    )
+    assert report.culprits == (1,)
+
+
+def test_clocks_that_nothing_is_known_of_decide_nothing(tmp_path: Path) -> None:
+    text = "CUDA error: an illegal memory access was encountered"
+    report = written(
+        tmp_path,
+        rank_0=f"2026-11-02 03:15:40 {text}\n",
+        rank_1=f"2026-11-02 03:20:05 {text}\n",
+    )
+    assert report.culprits == (0, 1)
+
+
+def test_a_clock_does_not_outvote_a_cause(tmp_path: Path) -> None:
+    """A lost connection that a clock puts an hour earlier stays a consequence."""
+    report = written(
+        tmp_path,
+        rank_0="2026-11-02 02:15:40 Connection closed by peer [10.0.0.5]:1\n",
+        rank_1="2026-11-02 03:20:05 CUDA error: misaligned address\n",
+    )
+    assert report.culprits == (1,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[2026-11-02 03:11:11,500] x",
+        "2026/11/02 03:11:11.5 x",
+        "I1102 03:11:11.500000 4711 train.py:71] x",
+        "[rank2]:[E1102 03:11:11.500000000 ProcessGroupNCCL.cpp:632] x",
+    ],
+)
+def test_times_of_usual_formats(text: str) -> None:
+    assert clocks.seconds(text, 2026) == clocks.seconds("2026-11-02T03:11:11.5", 2026)
+
+
+@pytest.mark.parametrize(
+    "text", ["step 4711", "9999-99-99 99:99:99", "E9999 99:99:99.1", "Foo 41 99:99:99"]
+)
+def test_what_is_no_time(text: str) -> None:
+    assert clocks.seconds(text, 2026) is None
+
+
+def test_an_old_line_of_the_kernel_is_not_the_cause(tmp_path: Path) -> None:
+    """Training went on for days after it, by any clock."""
+    old = "Oct 28 03:11:11 node-0 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python\n"
+    report = written(tmp_path, rank_0=steps(0) + raised("KeyError: 'tokens'"), z_kern=old)
+    assert report.culprits == (0,)
+
+
+@pytest.mark.parametrize("size", [2_000, 200_000, 3 << 20])
+def test_words_far_into_a_long_line(size: int, tmp_path: Path) -> None:
+    text = f'[rank3]: {{"args": "{"x" * size}", "message": "CUDA out of memory. Tried 2 GiB"}}\n'
+    report = written(tmp_path, job=text)
+    assert report.cause is not None
+    assert report.cause.failure_class == "gpu_oom"
+    assert report.culprits == ((3,) if size < 1 << 20 else ())
+
+
+def test_a_failure_behind_a_progress_bar(tmp_path: Path) -> None:
+    """A bar overwrites its line for days and has no end of line."""
+    bar = "".join(f"\r {part % 100}%|███| {part}/99999 [1.1it/s]" for part in range(40_000))
+    report = written(tmp_path, job=f"{bar}{raised('KeyError: 3')}")
+    assert report.cause is not None
+    assert (report.cause.failure_class, report.cause.line) == ("python_exception", 4)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_other_encodings(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_bytes(f"é\n{raised('KeyError: 3', '[rank3]: ')}".encode(encoding))
+    assert analyze_files([path]).report().culprits == (3,)
+
+
+def test_colours_are_looked_through(tmp_path: Path) -> None:
+    text = raised("\x1b[1;35mKeyError\x1b[0m: \x1b[35m'tokens'\x1b[0m", "[rank3]: ")
+    report = written(tmp_path, job=text)
+    assert report.cause is not None
+    assert report.cause.fingerprint == "observed:KeyError:step:'tokens'"
+
+
+def test_a_compressed_log_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "job.log.gz"
+    whole = gzip.compress(raised("KeyError: 3", "[rank3]: ").encode() + b"x y z\n" * 9000)
+    path.write_bytes(whole)
+    assert analyze_files([path]).report().culprits == (3,)
+    path.write_bytes(whole[:-12])
+    analysis = analyze_files([path])
+    assert analysis.notes == [f"{path} is cut short or damaged (gzip): read up to there"]
 
 
 @pytest.mark.parametrize(
     ("content", "note"),
     [
         (b"", "is empty"),
-        (b"\x1f\x8b\x08\x00abc", "is compressed (gzip): unpack it first"),
         (b"\x28\xb5\x2f\xfdabc", "is compressed (zstd): unpack it first"),
+        (b"PK\x03\x04abc", "is compressed (zip): unpack it first"),
     ],
 )
 def test_files_without_lines(content: bytes, note: str, tmp_path: Path) -> None:
@@ -235,6 +390,14 @@ def test_files_without_lines(content: bytes, note: str, tmp_path: Path) -> None:
     analysis = analyze_files([path])
     assert analysis.notes == [f"{path} {note}"]
     assert analysis.report().verdict == "nothing"
+
+
+def test_what_is_not_a_file(tmp_path: Path) -> None:
+    """A13.3: a folder; a name that no file system has."""
+    analysis = analyze_files([tmp_path, tmp_path / ("deep/" * 2000)])
+    assert analysis.notes[0] == f"{tmp_path} is a folder: name the files in it"
+    assert analysis.notes[1].endswith(" cannot be read: File name too long")
+    assert len(analysis.notes[1]) < 400
 
 
 @pytest.mark.parametrize(
@@ -257,7 +420,7 @@ def test_a_line_without_end_is_not_kept(tmp_path: Path) -> None:
     shapes = Shapes(shipped().words)
     log = LogFile(io.BytesIO(b"x" * (9 << 20)), shapes)
     assert list(log.loud_lines()) == []
-    assert (log.cut_lines, log.bytes) == (1, 9 << 20)
+    assert (log.lines, log.bytes) == (1, 9 << 20)
 
 
 def test_command_prints_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

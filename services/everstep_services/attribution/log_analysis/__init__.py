@@ -5,6 +5,7 @@ rules.py         the rules, and the kind of a line
 files.py         files that people name, read into an analysis
 chunks.py        files in pieces, and the few lines in them that can mean anything
 origins.py       whose line it is: rank, node
+clocks.py        when it was written, and which of two was certainly earlier
 tracebacks.py    Python's tracebacks, line by line
 fingerprint.py   a failure's name without its numbers
 analysis.py      what is kept of each rank, and the verdict

@@ -6,10 +6,10 @@ numbers of the rest.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 
-from everstep_services.attribution.log_analysis import fingerprint
+from everstep_services.attribution.log_analysis import clocks, fingerprint
+from everstep_services.attribution.log_analysis.clocks import ZONE_S, Clocks, Moment, Offset
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
 from everstep_services.attribution.log_analysis.report import Failure, Report
 from everstep_services.attribution.log_analysis.rules import Match, Role, Rule, Rules
@@ -20,11 +20,25 @@ _MOST_FAILURES = 8
 _MOST_PROCESSES = 20_000
 _QUOTED = 400
 _FOLLOWING_ALIKE = 4
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
+_MANY_ALIKE = 3
+_STEPS_ON = 3
+_SURELY_FIRST_S = 1.0
+_SOME_YEAR = 2000
+_OTHER_YEAR_S = 300 * 86400.0
+"""So far apart are times only where one of them has no year."""
 _SUMMARY = re.compile(r"^\s*(?:exitcode|traceback)\s*:.*(?:\(pid: |by PID )(?P<pid>\d+)")
-_SUMMARY_RANK = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: \d+\)")
+_SUMMARY_RANK = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_SUMMARY_TRACEBACK = re.compile(r"^\s*traceback\s*: Traceback")
+_NCCL_RANK = re.compile(r"\brank (?P<rank>\d{1,7}) n[Rr]anks \d+")
+_LOCAL = re.compile(r"(\d{1,4})$")
 _BARE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<text>.*)")
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
+_ENDS = frozenset({"exited", "aborted"})
+"""Classes of a launcher's line that only says that a process ended."""
+_WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
+"""Classes of what ranks write that wait for, or lose, another."""
+_BY_OTHERS = frozenset({"launcher_ends_ranks", "launcher_saw_kill", "launcher_saw_exit", "aborted"})
+"""Rules of lines that others write about a rank."""
 _GENERAL = Rule(
     id="python_exception",
     failure_class="python_exception",
@@ -81,20 +95,42 @@ class LogAnalysis:
         self._accused: Counter[int] = Counter()
         self._ranks: set[int] = set()
         self._enqueued: dict[int, int] = {}
+        self._locals: dict[tuple[int, str], int] = {}
+        self._clocks = Clocks()
+        self._year = _SOME_YEAR
+        self._tasks_are_ranks = True
         self.names: list[str] = []
         self.notes: list[str] = []
         self.lines = 0
         self.bytes = 0
 
-    def survived(self, file: int, line: int) -> None:
-        """Progress was written after this line of the file: what stood before it ended nothing."""
-        self._survived[file] = line
+    def add_progress(self, file: Origin, lines: Sequence[tuple[int, str]]) -> None:
+        """Take the last lines of a file that count steps.
+
+        What stood before three further steps ended nothing. What clocks print at one moment tells
+        their offsets.
+        """
+        firsts: dict[int, int] = {}
+        of_origin: dict[Origin, list[int]] = {}
+        for number, line in lines:
+            origin, text = of_line(line, file)
+            self._year = clocks.year_of(line) or self._year
+            step, at = clocks.step_of(text), clocks.seconds(line, self._year)
+            of_origin.setdefault(origin, []).append(number)
+            if step is not None:
+                firsts.setdefault(step, number)
+                if at is not None:
+                    self._clocks.observe(origin.clock, step, at)
+        counted = [*of_origin.values(), list(firsts.values())]
+        self._survived[file.file] = max(
+            (numbers[-_STEPS_ON] for numbers in counted if len(numbers) >= _STEPS_ON), default=0
+        )
 
     def add(self, file: Origin, number: int, line: str) -> bool:
         """Take a line; whether it means anything."""
         origin, text = of_line(line, file)
-        if origin.rank is not None and len(self._ranks) < _MOST_ORIGINS:
-            self._ranks.add(origin.rank)
+        self._year = clocks.year_of(line) or self._year
+        self._note_rank(origin)
         if traceback := self._open.get(origin):
             raised = None if Traceback.begins(text) else traceback.add(text)
             if raised is not None:
@@ -106,8 +142,16 @@ class LogAnalysis:
         if Traceback.begins(text):
             if len(self._open) < _MOST_ORIGINS:
                 self._open[origin] = Traceback()
+            if not _SUMMARY_TRACEBACK.match(text):
+                self._summaries.pop(origin, None)
             return True
         return self._add_open_line(origin, number, line, text)
+
+    def _note_rank(self, origin: Origin) -> None:
+        if origin.rank is not None and len(self._ranks) < _MOST_ORIGINS:
+            self._ranks.add(origin.rank)
+            if origin.member.startswith("task "):
+                self._tasks_are_ranks &= origin.member == f"task {origin.rank}"
 
     @property
     def has_open_traceback(self) -> bool:
@@ -122,7 +166,13 @@ class LogAnalysis:
         if enqueued := _ENQUEUED.search(text):
             self._set_enqueued(origin.rank, int(enqueued[1]))
         if summary := _SUMMARY_RANK.match(text):
-            self._summaries = {origin: int(summary["rank"][:7])}
+            rank = int(summary["rank"][:7])
+            self._summaries = {origin: rank}
+            if len(self._locals) < _MOST_ORIGINS:
+                self._locals[origin.file, summary["local"]] = rank
+            return True
+        if origin.pid and (nccl := _NCCL_RANK.search(text)):
+            self._set_process(origin.pid, int(nccl["rank"]))
             return True
         match = self._rules.match(text)
         if match is not None:
@@ -140,6 +190,10 @@ class LogAnalysis:
     def _set_enqueued(self, rank: int | None, sequence: int) -> None:
         if rank is not None and len(self._enqueued) < _MOST_ORIGINS:
             self._enqueued[rank] = max(sequence, self._enqueued.get(rank, -1))
+
+    def _set_process(self, pid: str, rank: int) -> None:
+        if len(self._processes) < _MOST_PROCESSES:
+            self._processes[pid] = rank
 
     def _add_raised(self, origin: Origin, number: int, line: str, raised: Raised) -> None:
         kind = raised.kind.rpartition(".")[2]
@@ -160,15 +214,18 @@ class LogAnalysis:
         frames: tuple[str, ...],
     ) -> None:
         rank, groups = origin.rank, match.groups
+        if "rank" in groups:
+            rank = int(groups["rank"][:7])
         if "peer" in groups:
             self._accused[int(groups["peer"][:7])] += 1
-        pid = groups.get("pid", "")
+        if frames and rank is None:
+            rank = self._summaries.get(origin)
+        pid = groups.get("pid", "") or origin.pid
         if summary := _SUMMARY.match(line):
             pid = summary["pid"]
             rank = self._summaries.get(origin, rank)
-            if rank is not None and len(self._processes) < _MOST_PROCESSES:
-                self._processes[pid] = rank
-        at = _TIME.search(line)
+            if rank is not None:
+                self._set_process(pid, rank)
         failure = Failure(
             failure_class=match.rule.failure_class,
             domain=match.rule.domain,
@@ -184,12 +241,14 @@ class LogAnalysis:
             node=groups.get("node", "") or origin.node,
             file=origin.file,
             line=number,
-            at=_seconds(at[1]) if at else None,
+            at=clocks.seconds(line, self._year),
+            clock=groups.get("node", "") or origin.clock,
             quote=line.strip()[:_QUOTED],
             frames=frames,
             pid=pid,
         )
-        key = (rank, -1 if rank is not None else origin.file, origin.member if rank is None else "")
+        whose = groups.get("node", "") or origin.member or origin.node
+        key = (rank, -1 if rank is not None else origin.file, whose if rank is None else "")
         if key not in self._origins and len(self._origins) >= _MOST_ORIGINS:
             key = (None, origin.file, "")
         self._origins.setdefault(key, _Kept()).add(failure)
@@ -211,22 +270,67 @@ class LogAnalysis:
             notes=tuple(self.notes),
         )
         failures = [self._with_rank(one) for one in failures]
-        return Judgement(failures, self._accused, self._survived, self._silent()).report(
+        timing = Timing(self._clocks.offsets(), self._clocks.latest, self._survived)
+        return Judgement(failures, self._accused, timing, self._silent()).report(
             base, self._enqueued
         )
 
     def _with_rank(self, failure: Failure) -> Failure:
-        """The failure with the rank whose process the launcher gave that number."""
+        """The failure with its rank, where a process, a local rank or a task says which it is."""
+        if failure.rank is not None:
+            return failure
         rank = self._processes.get(failure.pid)
-        return failure if rank is None or failure.rank is not None else failure.of_rank(rank)
+        if rank is None and (local := _LOCAL.search(failure.member)):
+            rank = self._locals.get((failure.file, local[1]))
+            if rank is None and failure.member.startswith("task ") and self._tasks_are_ranks:
+                rank = int(local[1])
+        return failure if rank is None else failure.of_rank(rank)
 
     def _silent(self) -> tuple[int, ...]:
         """Ranks of which no line tells anything, among those up to the highest known one."""
-        failed = {rank for rank, _, _ in self._origins if rank is not None}
+        failed = {
+            rank
+            for (rank, _, _), kept in self._origins.items()
+            if rank is not None
+            and any(one.rule not in _BY_OTHERS for one in kept.failures.values())
+        }
         world = self._world or max([*self._ranks, *self._accused, 0]) + 1
         if len(failed) < max(2, world - 2):
             return ()
         return tuple(rank for rank in range(world) if rank not in failed)
+
+
+class Timing:
+    """What clocks and lines tell of the order of failures: a hint, never more than causes."""
+
+    def __init__(
+        self, offsets: Mapping[str, Offset], latest_step: float | None, survived: Mapping[int, int]
+    ) -> None:
+        self._offsets = offsets
+        self._latest_step = latest_step
+        self._survived = survived
+
+    def is_outlived(self, one: Failure) -> bool:
+        """Whether training went on after it: by lines of its file, or by days."""
+        if one.line <= self._survived.get(one.file, 0):
+            return True
+        if one.at is None or self._latest_step is None or self._survived.get(one.file):
+            return False
+        return ZONE_S < self._latest_step - one.at < _OTHER_YEAR_S
+
+    def earliest(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Without those that were certainly later than another."""
+        moments = {
+            number: Moment(one.clock, one.at)
+            for number, one in enumerate(failures)
+            if one.at is not None
+        }
+        earliest = clocks.Earliest(moments.values(), self._offsets)
+        return [
+            one
+            for number, one in enumerate(failures)
+            if number not in moments or not earliest.is_before(moments[number], _SURELY_FIRST_S)
+        ]
 
 
 class Judgement:
@@ -236,16 +340,17 @@ class Judgement:
         self,
         failures: Sequence[Failure],
         accused: Counter[int],
-        survived: dict[int, int],
+        timing: Timing,
         silent: tuple[int, ...],
     ) -> None:
         self._accused = accused
-        self._survived = survived
+        self._timing = timing
         self._silent = silent
         self._failures = failures
         self._roots = [one for one in failures if one.role == "root"]
         self._weak = [one for one in failures if one.role == "weak"]
         self._cascades = [one for one in failures if one.role == "cascade"]
+        self._alike = _ranks_alike(self._roots)
 
     def report(self, base: Report, enqueued: dict[int, int]) -> Report:
         """The verdict."""
@@ -253,21 +358,22 @@ class Judgement:
             return self._of_roots(base, roots, 0.95)
         if (judged := self._by_others(base, enqueued)) is not None:
             return judged
-        if weak := [one for one in self._lasting(self._weak) if one.rule != "launcher_saw_exit"]:
+        lasting = self._lasting(self._weak)
+        if weak := [one for one in lasting if one.failure_class not in _ENDS] or [
+            one for one in lasting if one.failure_class == "aborted"
+        ]:
             return self._of_weak(base, weak)
-        if self._roots:
-            return self._of_roots(base, self._roots, 0.4)
         return self._without_cause(base)
 
     def _by_others(self, base: Report, enqueued: dict[int, int]) -> Report | None:
         """The rank that the others point to, or that alone is silent; None where there is none."""
         if not self._weak + self._cascades:
             return None
-        if behind := _furthest_behind(enqueued):
+        if (behind := _furthest_behind(enqueued)) is not None:
             return self._of_rank(base, behind, "entered fewer collectives than the others")
         if self._accused and (named := _only_top(self._accused)) is not None:
             return self._of_rank(base, named, f"{self._accused[named]} lines accuse it")
-        if 1 <= len(self._silent) <= 2 and self._weak + self._cascades:
+        if 1 <= len(self._silent) <= 2:
             return self._of_rank(
                 base, self._silent[0], "the others lost it; it wrote nothing about an end"
             )
@@ -275,12 +381,15 @@ class Judgement:
 
     def _lasting(self, failures: Iterable[Failure]) -> list[Failure]:
         """Without those that training outlived."""
-        return [one for one in failures if one.line > self._survived.get(one.file, 0)]
+        return [one for one in failures if not self._timing.is_outlived(one)]
 
     def _of_roots(self, base: Report, roots: list[Failure], confidence: float) -> Report:
         first = self._first(roots)
         alike = [one for one in roots if one.fingerprint == first.fingerprint]
         others = _distinct([one for one in roots if one.fingerprint != first.fingerprint])
+        earliest = self._timing.earliest(alike)
+        if len(earliest) == 1 and len(alike) > 1:
+            first, alike = earliest[0], earliest
         rank_known = len(alike) == 1 or _are_ordered(alike)
         if others and others[0].failure_class != first.failure_class:
             confidence -= 0.15 if first.severity > others[0].severity else 0.25
@@ -291,25 +400,29 @@ class Judgement:
         return base.with_verdict("cause", first, confidence, others, ranks, missing)
 
     def _first(self, failures: list[Failure]) -> Failure:
-        """The one that explains the others: its kind, who accuses it, its place, then its time."""
+        """The one that explains the others: its kind, who accuses it, when, what it tells.
 
-        def weight(one: Failure) -> tuple[int, int, int]:
+        Of the rank with the most telling failure, the first one that ended it.
+        """
+
+        def explains(one: Failure) -> tuple[int, int]:
             accused = self._accused[one.rank] if one.rank is not None else 0
-            return (one.severity // 3, min(accused, 1), one.severity)
+            return (one.severity // 3, min(accused, 1))
 
-        best = max(map(weight, failures))
-        leading = [one for one in failures if weight(one) == best]
-        first_files = {one.file for one in leading}
-        earlier = [
+        def telling(one: Failure) -> tuple[int, int, int, int]:
+            return (-one.severity, self._alike[one.fingerprint], *_by_place(one))
+
+        most = max(map(explains, failures))
+        leading = [one for one in failures if explains(one) == most]
+        first = min(self._timing.earliest(leading), key=telling)
+        of_rank = [
             one
-            for one in failures
-            if one.file in first_files and weight(one)[0] == best[0] and one not in leading
+            for one in leading
+            if one.rank == first.rank
+            and (one.file, one.clock) == (first.file, first.clock)
+            and one.domain != "scheduler"
         ]
-        candidate = min(leading, key=_by_place)
-        same_file = [
-            one for one in earlier if one.file == candidate.file and one.line < candidate.line
-        ]
-        return min(same_file, key=_by_place) if same_file else candidate
+        return min(of_rank, key=_by_place) if of_rank and first.domain != "scheduler" else first
 
     def _of_rank(self, base: Report, rank: int, reason: str) -> Report:
         """A rank that the others point to, although it has not said what happened to it."""
@@ -324,26 +437,30 @@ class Judgement:
 
     def _of_weak(self, base: Report, weak: list[Failure]) -> Report:
         killed = [one for one in weak if one.rule == "launcher_saw_kill"]
+        weak = [one for one in weak if one.failure_class not in _WAITED] or weak
         classes = {one.failure_class for one in weak}
         first = min(killed or weak, key=lambda one: (-one.severity, _by_place(one)))
-        if first.failure_class == "collective_timeout":
+        if first.failure_class in _WAITED:
             missing = (
-                "a rank that failed by itself: all only waited (everstep fr analyze names whom)",
+                "a rank that failed by itself: all only waited for others, or lost them"
+                " (everstep fr analyze names whom)",
             )
             return base.with_verdict("inconclusive", first, 0.3, _distinct(weak), (), missing)
         confidence = 0.7 if len(classes) == 1 else 0.5
-        ranks = (first.rank,) if first.rank is not None else ()
+        same = {one.rank for one in weak if one.fingerprint == first.fingerprint} - {None}
+        ranks = (first.rank,) if first.rank is not None and len(same) == 1 else ()
         others = _distinct([one for one in weak if one.failure_class != first.failure_class])
         return base.with_verdict("cause", first, confidence, others, ranks, ())
 
     def _without_cause(self, base: Report) -> Report:
-        rest = _distinct([*self._weak, *self._cascades])
-        if not rest:
+        ends = [*self._lasting(self._weak), *self._lasting(self._cascades)]
+        if not ends:
             return base
+        rest = _distinct([*self._weak, *self._cascades, *self._roots])
         missing = ["the log of the rank that ended first: here ranks only lost others"]
         if self._silent:
             missing.append(f"lines of {len(self._silent)} ranks")
-        first = min(rest, key=_by_place)
+        first = min(ends, key=_by_place)
         return base.with_verdict("inconclusive", first, 0.2, rest, (), tuple(missing))
 
 
@@ -381,8 +498,10 @@ def _distinct(failures: Iterable[Failure]) -> list[Failure]:
     return list(names.values())
 
 
-def _seconds(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text.replace(",", ".")).timestamp()
-    except ValueError:
-        return None
+def _ranks_alike(failures: Iterable[Failure]) -> Mapping[str, int]:
+    """How many ranks have each failure; few are alike until there are many.
+
+    What one rank alone has is more telling than what many have in common.
+    """
+    counts = Counter(one.fingerprint for one in failures)
+    return Counter({name: number for name, number in counts.items() if number >= _MANY_ALIKE})

@@ -6,30 +6,46 @@ all lines of it are passed over at the cost of one look into a set.
 """
 
 import re
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator
-from itertools import islice
-from typing import BinaryIO, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 CHUNK_BYTES = 1 << 20
-MOST_LINE_BYTES = 64 << 10
-"""More of a line is not looked at."""
 _DROPPED = b"0123456789.+-\r"
 _MOST_SHAPES = 20_000
 _LONGEST_SHAPE = 1024
+_LONGEST_LINE = 4096
+"""Of a longer line only what stands around words of the rules is looked at."""
+_BEFORE_WORD = 512
+_AFTER_WORD = 1536
+_MOST_WINDOWS = 8
 _PROGRESS = (b"iteration", b"step", b"epoch", b"loss")
-_KEPT_PROGRESS = 3
 _COUNTED = re.compile(rb"(?i)(?:iter(?:ation)?|step|epoch|loss)\W{0,12}\d")
-_MOST_LOOKS = 200
-_STEM_BYTES = 4
+_LOOKED_AT = 400
+_MOST_LOOKS = 512
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)?)"
+)
+_PREFIX = re.compile(
+    rb"(?:\[[^\]]{1,60}\](?:<\w{1,8}>)?:? ?|\([^)]{1,60}\) |\d{1,6}: |[\w.:-]{1,80}\| ?){0,4}"
+)
+_ZEROS = bytes(CHUNK_BYTES)
+
+Shape: TypeAlias = bytes | int
+"""A line without what changes from one to the next; of a long line its hash."""
 
 
 class Line(NamedTuple):
-    """One line of a file that has a word of the rules, or that somebody wanted to see."""
+    """One line of a file that has a word of the rules, or that somebody wanted to see.
+
+    `content` is a part of it where the line is very long.
+    """
 
     number: int
     content: bytes
-    shape: bytes
+    shape: Shape
 
 
 def shape_of(content: bytes) -> bytes:
@@ -41,13 +57,14 @@ class Shapes:
     """Which shapes of lines are quiet, for all files together."""
 
     def __init__(self, words: Collection[str]) -> None:
-        self._words = _by_stem({shape_of(word.lower().encode()) for word in words})
-        self.quiet: set[bytes] = set()
-        self._loud: set[bytes] = set()
-        self.progress: set[bytes] = set()
+        self._spelled = sorted({word.lower().encode() for word in words})
+        self._word = re.compile(_one_of({shape_of(word) for word in self._spelled}))
+        self.quiet: set[Shape] = set()
+        self._loud: set[Shape] = set()
+        self.progress: set[Shape] = set()
 
-    def learn(self, shapes: Collection[bytes]) -> None:
-        """Look for words in each shape that has not been seen before."""
+    def learn(self, shapes: Collection[Shape], long: Mapping[int, bytes] | None = None) -> None:
+        """Look for words in each shape not seen before; `long` has the texts of hashes."""
         fresh = set(shapes) - self.quiet - self._loud
         if not fresh:
             return
@@ -56,77 +73,110 @@ class Shapes:
             self._loud.clear()
             self.progress.clear()
             fresh = set(shapes)
-        together = b"\n".join(fresh).lower()
-        present = [
-            word
-            for stem, words in self._words.items()
-            if stem in together
-            for word in words
-            if word in together
-        ]
-        for shape in fresh:
-            lower = shape.lower()
-            if any(word in lower for word in present):
+        texts = {
+            shape: (shape if isinstance(shape, bytes) else (long or {})[shape]).lower()
+            for shape in fresh
+        }
+        loud = self._with_words(texts.values())
+        for at, (shape, lower) in enumerate(texts.items()):
+            if at in loud:
                 self._loud.add(shape)
             else:
                 self.quiet.add(shape)
                 if any(word in lower for word in _PROGRESS):
                     self.progress.add(shape)
 
-    def silence(self, shape: bytes) -> None:
+    def _with_words(self, texts: Collection[bytes]) -> set[int]:
+        """Which of the texts have a word, found in one pass over all."""
+        ends = list(accumulate(len(text) + 1 for text in texts))
+        return {
+            bisect_right(ends, match.start()) for match in self._word.finditer(b"\n".join(texts))
+        }
+
+    def silence(self, shape: Shape) -> None:
         """Pass over lines of this shape from now on."""
-        if len(shape) <= _LONGEST_SHAPE:
-            self._loud.discard(shape)
-            self.quiet.add(shape)
+        self._loud.discard(shape)
+        self.quiet.add(shape)
+
+    def windows(self, content: bytes) -> list[bytes]:
+        """What stands around words of the rules in a very long line, in the order of the line."""
+        lower = content.lower()
+        places = sorted(
+            at for word in self._spelled for at in _first_places(lower, word, _MOST_WINDOWS)
+        )
+        prefix = _PREFIX.match(content[:_LOOKED_AT])
+        windows: list[bytes] = []
+        end = -1
+        for at in places:
+            if at >= end and len(windows) < _MOST_WINDOWS:
+                begin, end = max(0, at - _BEFORE_WORD), at + _AFTER_WORD
+                whose = prefix[0] if prefix and begin else b""
+                windows.append(whose + content[begin:end])
+        return windows or [content[:_LONGEST_LINE]]
 
 
-def _by_stem(words: set[bytes]) -> dict[bytes, list[bytes]]:
-    """Few short stems, one of them in each word, and the words of each."""
-    stems: dict[bytes, list[bytes]] = {}
-    left = set(words)
-    while left:
-        has: dict[bytes, set[bytes]] = {}
-        for word in left:
-            for at in range(max(1, len(word) - _STEM_BYTES + 1)):
-                has.setdefault(word[at : at + _STEM_BYTES], set()).add(word)
-        stem = min(has, key=lambda stem: (-len(has[stem]), stem))
-        stems[stem] = sorted(has[stem])
-        left -= has[stem]
-    return stems
+def _first_places(text: bytes, word: bytes, most: int) -> Iterator[int]:
+    at = text.find(word)
+    while at >= 0 and most > 0:
+        yield at
+        most -= 1
+        at = text.find(word, at + _AFTER_WORD)
+
+
+def _one_of(words: Collection[bytes]) -> bytes:
+    """A pattern for any of the words that looks at each character once."""
+    tails: dict[bytes, list[bytes]] = {}
+    for word in sorted(words):
+        if not word:
+            return b""
+        tails.setdefault(word[:1], []).append(word[1:])
+    parts = [re.escape(head) + _one_of(rest) for head, rest in tails.items()]
+    return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
 
 
 class LogFile:
-    """One file, read once from its begin to its end."""
+    """One file, read once from its begin to its end.
+
+    A line that carriage returns overwrite (a progress bar) is as many lines with one number. A
+    line longer than a chunk is looked at in pieces.
+    """
 
     def __init__(self, file: BinaryIO, shapes: Shapes) -> None:
         self._file = file
         self._shapes = shapes
-        self._progress: deque[int] = deque(maxlen=_KEPT_PROGRESS)
+        self._progress: deque[tuple[int, bytes]] = deque(maxlen=_MOST_LOOKS)
         self.lines = 0
         self.bytes = 0
-        self.cut_lines = 0
         self.wants_all = False
         """Set while lines without any word are wanted too: those of a traceback."""
 
     @property
-    def progress_line(self) -> int:
-        """Up to which line at least three lines about progress followed; 0 for none."""
-        return self._progress[0] if len(self._progress) == _KEPT_PROGRESS else 0
+    def progress(self) -> Sequence[tuple[int, bytes]]:
+        """The numbers and contents of the last lines about progress."""
+        return list(self._progress)
 
     def loud_lines(self) -> Iterator[Line]:
         """The lines that have a word of the rules; all of them while `wants_all` is set."""
-        for chunk in self._chunks():
+        has_open_line = False
+        for chunk, has_end in self._chunks():
             yield from self._of_chunk(chunk)
+            self.lines += chunk.count(b"\n") + has_end
+            has_open_line = not has_end
+        self.lines += has_open_line
 
     def _of_chunk(self, chunk: bytes) -> Iterator[Line]:
+        first = self.lines + 1
+        if b"\x1b" in chunk:
+            chunk = _ESCAPES.sub(b"", chunk)
         contents = chunk.split(b"\n")
-        shapes = chunk.translate(None, _DROPPED).split(b"\n")
-        long = [at for at, shape in enumerate(shapes) if len(shape) > _LONGEST_SHAPE]
-        for at in long:
-            shapes[at] = shapes[at][:_LONGEST_SHAPE]  # the words of a longer line stand in front
-        self._shapes.learn(shapes)
-        quiet, first = self._shapes.quiet, self.lines + 1
-        self._see_progress(contents, shapes, first)
+        numbers: Sequence[int] = range(first, first + len(contents))
+        if b"\r" in chunk and b"\r" in chunk.replace(b"\r\n", b""):
+            contents, numbers = _overwritten(contents, first)
+            chunk = b"\n".join(contents)
+        shapes, long = _shapes(chunk)
+        self._shapes.learn(shapes, long)
+        quiet = self._shapes.quiet
+        self._see_progress(contents, shapes, numbers)
         at, end = 0, len(contents)
         loud = iter([at for at, shape in enumerate(shapes) if shape not in quiet])
         following = next(loud, end)
@@ -136,41 +186,66 @@ class LogFile:
             while following <= at < end:
                 following = next(loud, end)
             if at < end and (self.wants_all or shapes[at] not in quiet):
-                yield Line(first + at, contents[at], shapes[at])
+                for part in self._parts(contents[at], is_loud=shapes[at] not in quiet):
+                    yield Line(numbers[at], part, shapes[at])
             at += 1
-        self.lines += end
 
-    def _see_progress(self, contents: list[bytes], shapes: list[bytes], first: int) -> None:
+    def _parts(self, content: bytes, *, is_loud: bool) -> Sequence[bytes]:
+        if len(content) <= _LONGEST_LINE:
+            return (content,)
+        return self._shapes.windows(content) if is_loud else (content[:_LONGEST_LINE],)
+
+    def _see_progress(
+        self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]
+    ) -> None:
         """Note the last lines that count steps; a line of code that has the word counts nothing."""
         progress = self._shapes.progress
         candidates = (at for at in range(len(shapes) - 1, -1, -1) if shapes[at] in progress)
-        latest: list[int] = []
-        for at in islice(candidates, _MOST_LOOKS):
-            if _COUNTED.search(contents[at][:MOST_LINE_BYTES]):
-                latest.append(first + at)
-                if len(latest) == _KEPT_PROGRESS:
-                    break
+        latest = [
+            (numbers[at], contents[at][:_LOOKED_AT])
+            for at in islice(candidates, _MOST_LOOKS)
+            if _COUNTED.search(contents[at][:_LOOKED_AT])
+        ]
         self._progress.extend(reversed(latest))
 
-    def _chunks(self) -> Iterator[bytes]:
-        """Whole lines, about a mebibyte at once; the rest of a line that is too long is left."""
-        rest, is_cut = b"", False
+    def _chunks(self) -> Iterator[tuple[bytes, bool]]:
+        """About a mebibyte at once, and whether its last line ends with it."""
+        rest = b""
         while block := self._file.read(CHUNK_BYTES):
             self.bytes += len(block)
-            if is_cut:
-                _, found, block = block.partition(b"\n")
-                if not found:
-                    continue
-                is_cut = False
+            if block == _ZEROS[: len(block)]:  # a hole of a sparse file
+                continue
             whole, found, tail = block.rpartition(b"\n")
             if found:
-                yield rest + whole
+                yield rest + whole, True
                 rest = tail
             else:
                 rest += block
             if len(rest) > CHUNK_BYTES:
-                self.cut_lines += 1
-                yield rest[:MOST_LINE_BYTES]
-                rest, is_cut = b"", True
+                whole, found, tail = rest.rpartition(b"\r")
+                yield (whole if found else rest), False
+                rest = tail if found else b""
         if rest:
-            yield rest
+            yield rest, False
+
+
+def _overwritten(contents: Sequence[bytes], first: int) -> tuple[list[bytes], list[int]]:
+    """Each line as the lines that carriage returns make of it."""
+    parts: list[bytes] = []
+    numbers: list[int] = []
+    for number, content in enumerate(contents, first):
+        split = [part for part in content.split(b"\r") if part] or [b""]
+        parts += split
+        numbers += [number] * len(split)
+    return parts, numbers
+
+
+def _shapes(chunk: bytes) -> tuple[list[Shape], dict[int, bytes]]:
+    """The shape of each line of a chunk, and the texts of those that are hashes."""
+    shapes: list[Shape] = list(chunk.translate(None, _DROPPED).split(b"\n"))
+    long: dict[int, bytes] = {}
+    for at, shape in enumerate(shapes):
+        if isinstance(shape, bytes) and len(shape) > _LONGEST_SHAPE:
+            shapes[at] = key = hash(shape)
+            long[key] = shape
+    return shapes, long

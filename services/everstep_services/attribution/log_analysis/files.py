@@ -1,16 +1,36 @@
 """Files that people name, read one after the other into an analysis."""
 
+import codecs
+import errno
+import os
+import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.chunks import LogFile, Shapes
 from everstep_services.attribution.log_analysis.origins import Origin, of_file
 from everstep_services.attribution.log_analysis.rules import Rules, shipped
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_GZIP = b"\x1f\x8b"
+_COMPRESSED = {
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK\x03\x04": "zip",
+}
+_WIDE = (
+    (codecs.BOM_UTF16_LE, slice(3, None, 2), "utf-16-le"),
+    (codecs.BOM_UTF16_BE, slice(2, None, 2), "utf-16-be"),
+)
+"""The mark, where text has zeros, and the encoding."""
+_START_BYTES = 64
+_GZIP_WINDOW = 31
 _MOST_CHARACTERS = 4096
+_LONGEST_NAME = 300
+STDIN = Path("-")
 
 
 def analyze_files(
@@ -20,12 +40,14 @@ def analyze_files(
     rules = rules or shipped()
     analysis, shapes = LogAnalysis(rules, world), Shapes(rules.words)
     for path in paths:
-        number = len(analysis.names)
-        analysis.names.append(str(path))
+        number, name = len(analysis.names), _shown(path)
+        analysis.names.append(name)
         try:
-            _read(path, of_file(number, path), analysis, shapes, rules)
+            _read(path, name, of_file(number, path), analysis, shapes, rules)
         except OSError as error:
-            analysis.notes.append(f"{path} cannot be read: {error.strerror}")
+            analysis.notes.append(f"{name} cannot be read: {error.strerror or error}")
+        except (EOFError, zlib.error):
+            analysis.notes.append(f"{name} is cut short or damaged (gzip): read up to there")
     return analysis
 
 
@@ -35,37 +57,105 @@ def take_stream(stream: BinaryIO, origin: Origin, analysis: LogAnalysis, rules: 
     _take(LogFile(stream, shapes), origin, analysis, shapes, rules)
 
 
-def _read(path: Path, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: Rules) -> None:
+def _shown(path: Path) -> str:
+    name = str(path)
+    return name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}"
+
+
+def _read(
+    path: Path, name: str, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: Rules
+) -> None:
+    if path == STDIN:
+        _take(LogFile(sys.stdin.buffer, shapes), origin, analysis, shapes, rules)
+        return
+    if path.is_dir():
+        analysis.notes.append(f"{name} is a folder: name the files in it")
+        return
     if not path.is_file():
         is_there = path.exists() or path.is_symlink()
-        analysis.notes.append(f"{path} {'is not a file' if is_there else 'does not exist'}")
+        analysis.notes.append(f"{name} {'is not a file' if is_there else 'does not exist'}")
         return
     with path.open("rb", buffering=0) as raw:
-        start = raw.read(5)
-        for magic, name in _COMPRESSED.items():
+        start = raw.read(_START_BYTES)
+        for magic, kind in _COMPRESSED.items():
             if start.startswith(magic):
-                analysis.notes.append(f"{path} is compressed ({name}): unpack it first")
+                analysis.notes.append(f"{name} is compressed ({kind}): unpack it first")
                 return
         raw.seek(0)
-        log = LogFile(raw, shapes)
-        _take(log, origin, analysis, shapes, rules)
-    if not log.bytes:
-        analysis.notes.append(f"{path} is empty")
-    if log.cut_lines:
-        analysis.notes.append(f"{path}: {log.cut_lines} lines are too long to be read whole")
+        before = analysis.bytes
+        _take(LogFile(_opened(raw, start), shapes), origin, analysis, shapes, rules)
+        if analysis.bytes == before:
+            analysis.notes.append(f"{name} is empty")
+
+
+def _opened(raw: BinaryIO, start: bytes) -> BinaryIO:
+    """The file as UTF-8 and unpacked, where its first bytes say that it is something else."""
+    if start.startswith(_GZIP):
+        return cast("BinaryIO", _Gzip(raw))
+    for mark, zeros, encoding in _WIDE:
+        if start.startswith(mark) and 2 * start[zeros].count(0) > len(start[zeros]):
+            raw.seek(len(mark))
+            return cast("BinaryIO", codecs.EncodedFile(raw, "utf-8", encoding, "replace"))
+    return cast("BinaryIO", _Sparse(raw))
+
+
+class _Gzip:
+    """What a gzip file holds, in pieces of bounded size; all of it that a damaged one holds."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
+        self._packed = b""
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; empty at the end. Raises EOFError where the file ends too early."""
+        while True:
+            self._packed = self._packed or self._raw.read(size)
+            if not self._packed:
+                if self._unpacker.eof:
+                    return b""
+                raise EOFError
+            if self._unpacker.eof:
+                self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
+            content = self._unpacker.decompress(self._packed, size)
+            self._packed = self._unpacker.unconsumed_tail or self._unpacker.unused_data
+            if content:
+                return content
+
+
+class _Sparse:
+    """A file without its holes."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; empty at the end."""
+        block = self._raw.read(size)
+        if len(block) == size and not block.strip(b"\0"):
+            try:
+                self._raw.seek(self._raw.tell(), os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing more but a hole
+                    self._raw.seek(0, os.SEEK_END)
+        return block
 
 
 def _take(
     log: LogFile, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: Rules
 ) -> None:
-    for line in log.loud_lines():
-        text = line.content[: 4 * _MOST_CHARACTERS].decode("utf-8", "replace").rstrip("\r")
-        text = text.replace("\0", "")[:_MOST_CHARACTERS]
-        means = analysis.add(origin, line.number, text)
-        log.wants_all = analysis.has_open_traceback
-        if not means and not log.wants_all and rules.is_settled(text):
-            shapes.silence(line.shape)
-    analysis.end_file()
-    analysis.survived(origin.file, log.progress_line)
-    analysis.lines += log.lines
-    analysis.bytes += log.bytes
+    try:
+        for line in log.loud_lines():
+            text = line.content.decode("utf-8", "replace").rstrip("\r")
+            text = text.replace("\0", "")[:_MOST_CHARACTERS]
+            means = analysis.add(origin, line.number, text)
+            log.wants_all = analysis.has_open_traceback
+            if not means and not log.wants_all and rules.is_settled(text):
+                shapes.silence(line.shape)
+    finally:
+        analysis.end_file()
+        analysis.add_progress(
+            origin, [(number, line.decode("utf-8", "replace")) for number, line in log.progress]
+        )
+        analysis.lines += log.lines
+        analysis.bytes += log.bytes

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -9,8 +10,19 @@ _PREFIX = re.compile(
     r"\[(?P<role>[A-Za-z_]\w*?)(?P<member>\d{1,7})\]:\s?"  # torchrun: role and local rank, or rank
     r"|(?P<task>\d{1,6}): "  # srun --label
     r"|(?P<node>[A-Za-z][\w.-]{0,80}):(?P<rank>\d{1,7})\| ?"  # everstep run
+    r"|\[(?:[\w.@-]{1,60},)?(?P<mpi>\d{1,7})\]<(?:stdout|stderr)>: ?"  # mpirun, horovod
+    r"|\[pod/(?P<pod>[\w.-]{1,120})(?:/[\w.-]{1,80})?\] "  # kubectl logs --prefix
+    r"|\((?:[\w.<>]{1,80} )?pid=(?P<pid>\d{1,8})(?:, ip=(?P<ip>[\d.:a-f]{2,45}))?\) ?"  # ray
+    r"|(?P<host>[a-z][\w.-]{0,60}?\d[\w.-]{0,60})(?: +\| |: (?=\[|Traceback|  ))"  # compose, pdsh
+    r"|\[\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*\] (?=\[rank)"
+    r"|\d{4}-\d\d-\d\d[T ][\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d)? "
+    r"(?:(?:stdout|stderr) [FP] )?(?=[\[\w(│╭╰ ])(?!\w[\w.-]+ [\w/.-]+(?:\[\d+\])?: )"  # containers
 )
-_NAMED = re.compile(r"\[(?:Global )?Rank (\d{1,7})\]|\[rank(\d{1,7})\]:")
+_NAMED = re.compile(
+    r"\[(?:(?:Global )?Rank|RANK|PG [^\]]{1,80} Rank) (\d{1,7})\]|\[rank(\d{1,7})\]:"
+    r"|\[rank: (\d{1,7})\]"
+)
+_NCCL = re.compile(r"^(?P<node>[\w.-]{1,120}):(?P<pid>\d{1,8}):\d{1,8} \[\d{1,3}\] (?=.*NCCL)")
 _SYSLOG = re.compile(
     r"^(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT[\d:.,+Z-]+) (?P<node>[\w.-]+) "
     r"[\w/.-]+(?:\[\d+\])?: ?"
@@ -18,7 +30,19 @@ _SYSLOG = re.compile(
 _FILE_RANK = re.compile(r"(?:^|[^A-Za-z])rank[-_.]?(\d{1,7})(?:\D|$)")
 _FILE_LOCAL = re.compile(r"attempt_\d+/(\d{1,4})/(?:stdout|stderr)\.log$")
 _FILE_NODE = re.compile(r"(?:^|[/_.-])((?:node|host|gpu|worker)[-_]?\d{1,6})(?:\D|$)")
+_ESCAPES = re.compile(r"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
 _MOST_PREFIXES = 4
+
+
+class _Whose(NamedTuple):
+    rank: int | None
+    member: str
+    node: str
+    pid: str
+
+
+class _DockerLine(msgspec.Struct):
+    log: str
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -29,11 +53,17 @@ class Origin(msgspec.Struct, frozen=True):
     member: str = ""
     """The local rank or task, where only that is known: `default3`, `task 3`."""
     node: str = ""
+    pid: str = ""
 
     @property
     def name(self) -> str:
         """The origin in words."""
         return f"rank {self.rank}" if self.rank is not None else self.member
+
+    @property
+    def clock(self) -> str:
+        """Whose clock writes the line: a node's, or that of what is known instead."""
+        return self.node or self.name or f"file {self.file}"
 
 
 def of_file(number: int, path: Path) -> Origin:
@@ -48,25 +78,50 @@ def of_file(number: int, path: Path) -> Origin:
 
 def of_line(text: str, file: Origin) -> tuple[Origin, str]:
     """Whose line it is, and the line without what stands before it."""
-    rank, member, node = file.rank, file.member, file.node
+    if text.startswith('{"log":"'):
+        text = _of_docker(text)
+    text = text.removeprefix(" ")  # srun --label pads
+    whose = _Whose(file.rank, file.member, file.node, "")
     for _ in range(_MOST_PREFIXES):
         match = _PREFIX.match(text)
         if match is None:
             break
         text = text[match.end() :]
-        if match["rank"]:
-            rank, node = int(match["rank"]), match["node"]
-        elif match["task"]:
-            member = f"task {match['task']}"
-        elif match["role"].lower() == "rank":
-            rank = int(match["member"])
-        else:
-            member = f"{match['role']}{match['member']}"
+        whose = _by_prefix(whose, match)
+    rank, member, node, pid = whose
     if syslog := _SYSLOG.match(text):
         node, text = syslog["node"], text[syslog.end() :]
+    elif nccl := _NCCL.match(text):
+        node, pid = nccl["node"], nccl["pid"]
     if named := _NAMED.search(text):
-        rank = int(named[1] or named[2])
-    return Origin(file.file, rank, member, node), text
+        rank = int(named[1] or named[2] or named[3])
+    return Origin(file.file, rank, member, node, pid), text
+
+
+def _by_prefix(whose: _Whose, match: re.Match[str]) -> _Whose:
+    """What is known after a prefix."""
+    kind = match.lastgroup
+    if kind == "member":
+        if match["role"].lower() == "rank":
+            return whose._replace(rank=int(match["member"]))
+        return whose._replace(member=f"{match['role']}{match['member']}")
+    if kind in ("rank", "mpi"):
+        return whose._replace(rank=int(match[kind]), node=match["node"] or whose.node)
+    if kind == "task":
+        return whose._replace(member=f"task {match['task']}")
+    if match["pid"]:
+        node = match["ip"] or whose.node
+        return whose._replace(pid=match["pid"], member=f"pid {match['pid']}", node=node)
+    return whose._replace(node=match["pod"] or match["host"] or whose.node)
+
+
+def _of_docker(line: str) -> str:
+    """What docker's log of a container holds as JSON."""
+    try:
+        text = msgspec.json.decode(line, type=_DockerLine).log
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return line
+    return _ESCAPES.sub("", text).rstrip("\r\n")
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:

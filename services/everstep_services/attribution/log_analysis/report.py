@@ -33,7 +33,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The number of its file in the report's list."""
     line: int
     at: float | None
-    """When, by the clock of its node."""
+    """When, by its clock."""
+    clock: str = ""
+    """Whose clock that is: a node's, a rank's."""
     quote: str
     frames: tuple[str, ...] = ()
     pid: str = ""

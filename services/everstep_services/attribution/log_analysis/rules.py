@@ -17,7 +17,7 @@ Domain = Literal[
     "scheduler", "unknown",
 ]  # fmt: skip
 
-_COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:")
+_COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
 """Of lines whose numbers matter."""
 CONTEXT_WORDS = ("traceback (most recent", "error:", "exception:", *_COUNTED_WORDS)
 _XID = re.compile(r"NVRM: Xid \((?P<part>[^)]*)\): (?P<number>\d{1,4})\b(?P<text>.*)")
@@ -29,6 +29,7 @@ _XIDS: Mapping[str, tuple[str, Domain, int]] = {
     "nvlink": ("nvlink", "gpu", 3),
     "firmware": ("gpu_fault", "gpu", 3),
 }
+_STEM = 4
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 
 
@@ -45,6 +46,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     advice: str
     source: str
     severity: Literal[1, 2, 3] = 1
+    also: tuple[str, ...] = ()
+    """Further sources."""
     in_the_open: Role | None = None
     """Its role where it is not the exception of a traceback; None where that is the same."""
 
@@ -70,35 +73,64 @@ class Rules:
         self.sources = sources
         self.words = {word for rule in rules for word in rule.words} | set(CONTEXT_WORDS)
         self._compiled = [
-            (rule, tuple(rule.words), tuple(re.compile(pattern) for pattern in rule.patterns))
-            for rule in rules
+            (rule, tuple(re.compile(pattern) for pattern in rule.patterns)) for rule in rules
         ]
         self._numeric = {
-            rule.id for rule in rules if any(map(_NEEDS_NUMBERS.search, rule.patterns))
+            number
+            for number, rule in enumerate(rules)
+            if any(map(_NEEDS_NUMBERS.search, rule.patterns))
         }
+        self._of_words: dict[str, list[int]] = {}
+        for number, rule in enumerate(rules):
+            for word in rule.words:
+                self._of_words.setdefault(word, []).append(number)
+        self._stems = _by_stem(set(self._of_words))
 
     def match(self, text: str) -> Match | None:
         """What a line means: by the first rule that knows it."""
         lower = text.lower()
         if "xid" in lower and (found := _XID.search(text)):
             return _of_xid(found)
-        for rule, words, patterns in self._compiled:
-            if any(word in lower for word in words):
-                for pattern in patterns:
-                    if found := pattern.search(text):
-                        groups = {key: value for key, value in found.groupdict().items() if value}
-                        return Match(rule, groups, rule.id)
+        for number in sorted(self._with_words(lower)):
+            rule, patterns = self._compiled[number]
+            for pattern in patterns:
+                if found := pattern.search(text):
+                    groups = {key: value for key, value in found.groupdict().items() if value}
+                    return Match(rule, groups, rule.id)
         return None
+
+    def _with_words(self, lower: str) -> set[int]:
+        """The numbers of the rules of which the text has a word."""
+        return {
+            number
+            for stem, words in self._stems.items()
+            if stem in lower
+            for word in words
+            if word in lower
+            for number in self._of_words[word]
+        }
 
     def is_settled(self, text: str) -> bool:
         """Whether a line with other digits would mean as little as this one."""
         lower = text.lower()
         if any(word in lower for word in _COUNTED_WORDS):
             return False
-        return not any(
-            rule.id in self._numeric and any(word in lower for word in words)
-            for rule, words, _ in self._compiled
-        )
+        return not self._numeric & self._with_words(lower)
+
+
+def _by_stem(words: set[str]) -> dict[str, list[str]]:
+    """Few short stems, one of them in each word, and the words of each."""
+    stems: dict[str, list[str]] = {}
+    left = set(words)
+    while left:
+        has: dict[str, set[str]] = {}
+        for word in left:
+            for at in range(max(1, len(word) - _STEM + 1)):
+                has.setdefault(word[at : at + _STEM], set()).add(word)
+        stem = min(has, key=lambda stem: (-len(has[stem]), stem))
+        stems[stem] = sorted(has[stem])
+        left -= has[stem]
+    return stems
 
 
 @cache

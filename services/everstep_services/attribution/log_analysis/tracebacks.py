@@ -9,6 +9,9 @@ _HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(
     r'^\s*(?:\| )?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<name>.+))?'
 )
+_BOXED = re.compile(
+    r"^\s*│ (?P<file>/[^:]{1,400}):(?P<line>\d+) in (?P<name>\S+)"  # rich
+)
 _EXCEPTION = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?::\s?(?P<text>.*))?$")
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python\d|^<frozen |/torch/|/runpy\.py|^<string>"
@@ -53,10 +56,13 @@ class Traceback:
 
     def add(self, text: str) -> Raised | None:
         """Take a line; the exception when the traceback ends with it."""
-        if frame := _FRAME.match(text):
+        if frame := _FRAME.match(text) or _BOXED.match(text):
             self._add_frame(frame)
             return None
+        text = text.lstrip(" |+")
         ended = _EXCEPTION.match(text) if self._inner else None
+        if ended and ended["kind"].endswith("ExceptionGroup"):
+            return None
         if ended and (ended["text"] is not None or "." in text or text[0].isupper()):
             return Raised(ended["kind"], (ended["text"] or "")[:1000], self._frames())
         self._stray += 1

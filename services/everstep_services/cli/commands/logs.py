@@ -99,9 +99,10 @@ def show(  # noqa: PLR0913  each is an option
 def analyze(invocation: Invocation, /, *, files: tuple[Path, ...], world_size: int | None) -> int:
     """Say what failed first, on which rank, and why, from logs of any training.
 
-    FILE is a log of one rank or of many, of any launcher: the rank is known by torchrun's, srun's
-    or our own prefixes, or by the file's name. No service is needed. What follows from the end of
-    another rank is never the cause. Compressed files have to be unpacked first.
+    FILE is a log of one rank or of many, of any launcher, or - for stdin: the rank is known by
+    prefixes of torchrun, srun, mpirun, kubectl, Ray and our own, or by the file's name. No service
+    is needed. What follows from the end of another rank is never the cause. Gzip is read; other
+    compressed files have to be unpacked first.
 
     Exit codes: 0 no failure, 1 inconclusive, 2 nothing could be read or wrong usage, 3 a cause is
     named.
