@@ -60,6 +60,8 @@ _MISFIT = "gloo::EnforceNotMet"
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
 _ABORTED_FIRST = 0.55
+_GUESSES = frozenset({"aborted", "torn_write"})
+"""Rules for logs without more: what is on record of an end tells more than its last line."""
 _WRONG_SIZE = "wrong_size"
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*Error: ")
 _AFTER_STORAGE = 0.85
@@ -392,16 +394,20 @@ def _storage_failure(end: RankEnd) -> tuple[str, str] | None:
     torch.save reports a full disk as a position that it did not expect.
     """
     for line in end.traceback.splitlines():
-        match = shipped().match(line) if _RAISED.match(line) else None
+        match = _told(line) if _RAISED.match(line) else None
         if match and match.rule.role == "root" and match.rule.domain == "storage":
             return match.rule.failure_class, line
     return None
 
 
 def _match(end: RankEnd) -> Match | None:
-    if end.error_name:
-        return shipped().match(_headline(end, with_name=True))
-    return shipped().match(end.first_error) if end.first_error else None
+    text = _headline(end, with_name=True) if end.error_name else end.first_error
+    return _told(text) if text else None
+
+
+def _told(text: str) -> Match | None:
+    match = shipped().match(text)
+    return None if match is None or match.rule.id in _GUESSES else match
 
 
 def _cause(match: Match) -> Cause:

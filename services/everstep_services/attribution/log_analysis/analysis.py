@@ -99,6 +99,7 @@ class LogAnalysis:
         self._clocks = Clocks()
         self._year = _SOME_YEAR
         self._tasks_are_ranks = True
+        self._last_task = 0
         self.names: list[str] = []
         self.notes: list[str] = []
         self.lines = 0
@@ -147,11 +148,18 @@ class LogAnalysis:
             return True
         return self._add_open_line(origin, number, line, text)
 
+    @property
+    def _has_rank_tasks(self) -> bool:
+        """Whether srun's tasks are the ranks: no line says otherwise; no rank is beyond them."""
+        return self._tasks_are_ranks and max(self._locals.values(), default=0) <= self._last_task
+
     def _note_rank(self, origin: Origin) -> None:
+        task = origin.member.removeprefix("task ") if origin.member.startswith("task ") else ""
+        if task:
+            self._last_task = max(self._last_task, int(task))
         if origin.rank is not None and len(self._ranks) < _MOST_ORIGINS:
             self._ranks.add(origin.rank)
-            if origin.member.startswith("task "):
-                self._tasks_are_ranks &= origin.member == f"task {origin.rank}"
+            self._tasks_are_ranks &= not task or int(task) == origin.rank
 
     @property
     def has_open_traceback(self) -> bool:
@@ -282,7 +290,7 @@ class LogAnalysis:
         rank = self._processes.get(failure.pid)
         if rank is None and (local := _LOCAL.search(failure.member)):
             rank = self._locals.get((failure.file, local[1]))
-            if rank is None and failure.member.startswith("task ") and self._tasks_are_ranks:
+            if rank is None and failure.member.startswith("task ") and self._has_rank_tasks:
                 rank = int(local[1])
         return failure if rank is None else failure.of_rank(rank)
 

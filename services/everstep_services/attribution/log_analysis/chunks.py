@@ -234,6 +234,10 @@ def _overwritten(contents: Sequence[bytes], first: int) -> tuple[list[bytes], li
     parts: list[bytes] = []
     numbers: list[int] = []
     for number, content in enumerate(contents, first):
+        if b"\r" not in content:
+            parts.append(content)
+            numbers.append(number)
+            continue
         split = [part for part in content.split(b"\r") if part] or [b""]
         parts += split
         numbers += [number] * len(split)
