@@ -446,3 +446,39 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     shown = "\n".join(lines(report))
     for secret in ("correct-horse", "abcdefgh", "geheim", "\x1b"):
         assert secret not in shown
+
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        (f'x = batch["tokens"]  # was once: {ECC}', "KeyError: 'tokens'"),
+        (f'raise KeyError("{XID}")', f"KeyError: '{XID}'"),
+        ("assert not text", "AssertionError: slurmstepd: error: CANCELLED DUE TO TIME LIMIT"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "1: "])
+def test_what_a_script_quotes_accuses_no_hardware(
+    prefix: str, code: str, end: str, tmp_path: Path
+) -> None:
+    """A7.3: neither a line of its code, nor the text of an exception of its own."""
+    log = ["Traceback (most recent call last):", '  File "t.py", line 3, in f', f"    {code}", end]
+    path = tmp_path / "log"
+    path.write_text("".join(f"{prefix}{line}\n" for line in log))
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert (report.cause.domain, report.cause.failure_class) == ("user code", "python_exception")
+    assert not [one for one in report.alternatives if one.domain in {"gpu", "scheduler"}]
+
+
+def test_what_finalizers_raise_ends_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(
+        "step 1\nException ignored in: <function X.__del__ at 0x7f>\n"
+        'Traceback (most recent call last):\n  File "t.py", line 3, in __del__\n'
+        "AttributeError: x\n"
+    )
+    assert analyze_files([path]).report().verdict == "nothing"

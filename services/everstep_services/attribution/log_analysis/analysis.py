@@ -28,6 +28,8 @@ _OTHER_YEAR_S = 300 * 86400.0
 """So far apart are times only where one of them has no year."""
 _SUMMARY = re.compile(r"^\s*(?:exitcode|traceback)\s*:.*(?:\(pid: |by PID )(?P<pid>\d+)")
 _SUMMARY_RANK = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_IGNORED = "Exception ignored in"
+"""Before a traceback that ends nothing: Python's finalizers raise into nowhere."""
 _SUMMARY_TRACEBACK = re.compile(r"^\s*traceback\s*: Traceback")
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d{1,7}) n[Rr]anks \d+")
 _LOCAL = re.compile(r"(\d{1,4})$")
@@ -89,6 +91,8 @@ class LogAnalysis:
         self._world = world
         self._origins: dict[tuple[int | None, int, str], _Kept] = {}
         self._open: dict[Origin, Traceback] = {}
+        self._ignored: set[Origin] = set()
+        """Whose next traceback ends nothing."""
         self._survived: dict[int, int] = {}
         self._processes: dict[str, int] = {}
         self._summaries: dict[Origin, int] = {}
@@ -132,21 +136,33 @@ class LogAnalysis:
         origin, text = of_line(line, file)
         self._year = clocks.year_of(line) or self._year
         self._note_rank(origin)
-        if traceback := self._open.get(origin):
-            raised = None if Traceback.begins(text) else traceback.add(text)
-            if raised is not None:
-                del self._open[origin]
-                self._add_raised(origin, number, line, raised)
-                return True
-            if traceback.is_lost:
-                del self._open[origin]
+        if origin in self._open and self._add_to_traceback(origin, number, line, text):
+            return True
         if Traceback.begins(text):
             if len(self._open) < _MOST_ORIGINS:
-                self._open[origin] = Traceback()
+                self._open[origin] = Traceback(is_of_end=origin not in self._ignored)
+            self._ignored.discard(origin)
             if not _SUMMARY_TRACEBACK.match(text):
                 self._summaries.pop(origin, None)
             return True
+        if text.startswith(_IGNORED):
+            if len(self._ignored) < _MOST_ORIGINS:
+                self._ignored.add(origin)
+            return True
         return self._add_open_line(origin, number, line, text)
+
+    def _add_to_traceback(self, origin: Origin, number: int, line: str, text: str) -> bool:
+        """Whether a line belongs to the traceback of its origin that has not ended."""
+        traceback = self._open[origin]
+        raised = None if Traceback.begins(text) else traceback.add(text)
+        if raised is not None:
+            del self._open[origin]
+            if traceback.is_of_end:
+                self._add_raised(origin, number, line, raised)
+            return True
+        if traceback.is_lost:
+            del self._open[origin]
+        return text[:1].isspace()  # a line of code, which may quote anything
 
     @property
     def _has_rank_tasks(self) -> bool:
@@ -169,6 +185,7 @@ class LogAnalysis:
     def end_file(self) -> None:
         """Forget tracebacks that have not ended."""
         self._open.clear()
+        self._ignored.clear()
 
     def _add_open_line(self, origin: Origin, number: int, line: str, text: str) -> bool:
         if enqueued := _ENQUEUED.search(text):

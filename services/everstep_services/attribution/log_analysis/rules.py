@@ -19,7 +19,15 @@ Domain = Literal[
 
 _COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
 """Of lines whose numbers matter."""
-CONTEXT_WORDS = ("traceback (most recent", "error:", "exception:", *_COUNTED_WORDS)
+CONTEXT_WORDS = (
+    "traceback (most recent", "error:", "exception:", "exception ignored in", *_COUNTED_WORDS,
+)  # fmt: skip
+_OF_PROGRAMS = re.compile(
+    r"^(?:\[[^\]]{0,80}\]:?\s*)*(?:Assertion|Attribute|Index|Key|Name|Type|UnboundLocal|Value"
+    r"|ZeroDivision)Error:"
+)
+"""Exceptions of Python itself and of scripts: hardware and schedulers raise others."""
+_OUTSIDE: frozenset[Domain] = frozenset({"gpu", "host", "network", "scheduler"})
 _XID = re.compile(r"NVRM: Xid \((?P<part>[^)]*)\): (?P<number>\d{1,4})\b(?P<text>.*)")
 _XIDS: Mapping[str, tuple[str, Domain, int]] = {
     "application": ("cuda_error", "user code", 2),
@@ -87,7 +95,16 @@ class Rules:
         self._stems = _by_stem(set(self._of_words))
 
     def match(self, text: str) -> Match | None:
-        """What a line means: by the first rule that knows it."""
+        """What a line means: by the first rule that knows it.
+
+        An exception of the script's own may quote a line that would mean something else.
+        """
+        match = self._match(text)
+        if match is not None and match.rule.domain in _OUTSIDE and _OF_PROGRAMS.match(text):
+            return None
+        return match
+
+    def _match(self, text: str) -> Match | None:
         lower = text.lower()
         if "xid" in lower and (found := _XID.search(text)):
             return _of_xid(found)

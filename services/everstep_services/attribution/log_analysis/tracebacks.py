@@ -39,7 +39,9 @@ class Raised(msgspec.Struct, frozen=True):
 class Traceback:
     """A traceback of one origin that is not over."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_of_end: bool = True) -> None:
+        self.is_of_end = is_of_end
+        """Whether what it reports could end a script."""
         self._user: list[Frame] = []
         self._inner: Frame | None = None
         self._stray = 0
