@@ -51,9 +51,9 @@ from everstep.observe.http import listen
 from everstep.runtime import Parts, serve
 from everstep_services.attribution.replica import opened as open_attribution
 from everstep_services.attribution.settings import AttributionSettings
-from everstep_services.catalog.opening import opened as open_catalog
+from everstep_services.catalog.replica import opened as open_catalog
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.health.opening import opened as open_health
+from everstep_services.health.replica import opened as open_health
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.opening import opened as open_history
 from everstep_services.history.settings import ApiSettings, HistorySettings

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.fleets.jobs import Crowd, Death, Job, beats_of
 from everstep.messages import NodeBeat
-from everstep_services.health.domain import Fleet
-from everstep_services.health.findings import Lost
-from everstep_services.health.service import _limits
+from everstep_services.health.domain.findings import Lost
+from everstep_services.health.domain.fleet import Fleet
+from everstep_services.health.observer import _limits
 from everstep_services.health.settings import HealthSettings
 
 Answer = Callable[[NodeBeat, float], NodeBeat | None]

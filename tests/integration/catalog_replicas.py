@@ -19,7 +19,7 @@ from everstep.messages import (
     RoundFormed,
 )
 from everstep.runtime import Loop
-from everstep_services.catalog.opening import Catalog
+from everstep_services.catalog.replica import Catalog
 from everstep_services.catalog.settings import CatalogSettings
 from trainer_sdk.checkpoint.manifest import step_name
 

@@ -17,7 +17,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import decode
 from everstep.runtime import Loop
-from everstep_services.health.opening import Health
+from everstep_services.health.replica import Health
 from everstep_services.health.settings import HealthSettings
 from tests.waiting import until_async
 

@@ -17,8 +17,8 @@ from everstep.messages import (
     DeletionRefused,
 )
 from everstep.messages.codec import encode
-from everstep_services.catalog import tending
-from everstep_services.catalog.shelves import OutOfReachError, Shelves
+from everstep_services.catalog import maintenance
+from everstep_services.catalog.stores import OutOfReachError, Shelves
 from tests.checkpoint_shelves import leave
 from tests.integration.catalog_job import JOB, change, opened_bus, publish, seen, steps
 from tests.integration.catalog_replicas import (
@@ -42,7 +42,7 @@ async def bus(nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be read or deleted is tried again without the minute in between."""
-    monkeypatch.setattr(tending, "_RETRY_S", 0.1)
+    monkeypatch.setattr(maintenance, "_RETRY_S", 0.1)
 
 
 @pytest.fixture

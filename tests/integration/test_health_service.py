@@ -20,8 +20,8 @@ from everstep.bus.roles import SERVICE
 from everstep.clock import Clock
 from everstep.messages import Fact, JobEnded, NodeBeat, NodeLost, NodeReturned
 from everstep.messages.codec import decode
-from everstep_services.health.opening import Health
-from everstep_services.health.service import Observer
+from everstep_services.health.observer import Observer
+from everstep_services.health.replica import Health
 from everstep_services.health.settings import HealthSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock, NotedClock

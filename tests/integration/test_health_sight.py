@@ -17,7 +17,7 @@ from everstep.messages import (
     StallLocated,
 )
 from everstep.messages.codec import decode
-from everstep_services.health.opening import Health
+from everstep_services.health.replica import Health
 from everstep_services.health.settings import HealthSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock

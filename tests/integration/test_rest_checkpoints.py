@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from everstep_services.catalog.opening import Catalog
+from everstep_services.catalog.replica import Catalog
 from tests.checkpoint_shelves import flip, save
 from tests.integration.catalog_replicas import at_work, committed
 from tests.integration.conftest import Api

@@ -13,9 +13,9 @@ import pytest
 
 from everstep.messages import LimitsDocument, NodeBeat
 from everstep_services.agent.stalls.limits import LimitRules
-from everstep_services.health.limits import Lessons
+from everstep_services.health.domain.limits import Lessons
+from everstep_services.health.limit_learner import rules_of
 from everstep_services.health.settings import LimitSettings
-from everstep_services.health.teaching import rules_of
 from tests.unit.stall_ranks import Clock, clock_of_pages
 from tests.unit.stall_watch import WatchedNode
 

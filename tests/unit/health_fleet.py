@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from everstep.messages import NodeBeat, RankBeat, WardenPlace
-from everstep_services.health.company import Limits
-from everstep_services.health.domain import Fleet
-from everstep_services.health.findings import Lost, Returned
+from everstep_services.health.domain.findings import Lost, Returned
+from everstep_services.health.domain.fleet import Fleet
+from everstep_services.health.domain.job_nodes import Limits
 
 LIMITS = Limits(
     silence_s=3.0,

@@ -24,14 +24,14 @@ from everstep.messages import (
     ReplicationRestored,
 )
 from everstep.messages.documents import Seat
-from everstep_services.catalog.domain.duties import Reading, rules_for, to_verify
+from everstep_services.catalog.domain.facts import take
 from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.places import located
 from everstep_services.catalog.domain.replication import judge, repairs
 from everstep_services.catalog.domain.retention import Rules, judged, last_good
+from everstep_services.catalog.domain.schedule import Reading, rules_for, to_verify
 from everstep_services.catalog.domain.survival import survivable
-from everstep_services.catalog.domain.taking import take
 from tests.integration.catalog_replicas import formed, stored
 from tests.unit.history_facts import make
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, ShardFile

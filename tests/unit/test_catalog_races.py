@@ -22,13 +22,13 @@ from everstep.messages import (
     KnownCheckpoint,
 )
 from everstep.messages.codec import decode
-from everstep_services.catalog import shelves, tending
+from everstep_services.catalog import maintenance, stores
+from everstep_services.catalog.domain.facts import take
 from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index, Moment
-from everstep_services.catalog.domain.taking import take
-from everstep_services.catalog.opening import Catalog
+from everstep_services.catalog.replica import Catalog
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.catalog.shelves import Shelves
+from everstep_services.catalog.stores import Shelves
 from tests.checkpoint_shelves import save
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.integration.catalog_replicas import QUICK, at_work, committed
@@ -107,7 +107,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> No
         before()
         return shelf.verify(*arguments)
 
-    monkeypatch.setattr(shelves, "verify", verify)
+    monkeypatch.setattr(stores, "verify", verify)
 
 
 async def test_what_is_removed_while_it_is_read_is_missing_and_not_corrupt(
@@ -197,8 +197,8 @@ async def test_what_goes_while_it_is_read_keeps_no_other_from_being_read(
             storage.remove(step_name(200))
         return shelf.verify(storage, one, pace)
 
-    monkeypatch.setattr(shelves, "verify", verify)
-    monkeypatch.setattr(tending, "_RETRY_S", 3600.0)
+    monkeypatch.setattr(stores, "verify", verify)
+    monkeypatch.setattr(maintenance, "_RETRY_S", 3600.0)
     save(root, JOB, 100)
     save(root, JOB, 200)
     async with at_work(
@@ -233,7 +233,7 @@ async def test_retention_leaves_alone_what_is_being_read(
     def there() -> list[int]:
         return [one.step for one in shelved(storage_for(root))]
 
-    monkeypatch.setattr(shelves, "verify", slow)
+    monkeypatch.setattr(stores, "verify", slow)
     try:
         async with at_work(bus, replace(QUICK, keep_last=1)) as catalog:
             indexer = catalog.indexer
@@ -368,7 +368,7 @@ async def test_a_storage_that_hangs_is_not_asked_again_at_once(
         return []
 
     monkeypatch.setattr(Folder, "folders", hang)
-    monkeypatch.setattr(shelves, "_GLANCE_S", 0.05)
+    monkeypatch.setattr(stores, "_GLANCE_S", 0.05)
     for _ in range(2):
         index = await world.catalog.tender.glance(JOB)
         assert [one.missing_since for one in index.known.values()] == [None]

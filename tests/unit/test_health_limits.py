@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import LimitsDocument, SectionLimit, SectionSeen
-from everstep_services.health.limits import (
+from everstep_services.health.domain.limits import (
     FIRST_STEP,
     Lessons,
     LimitRules,
     configured,
 )
+from everstep_services.health.limit_learner import rules_of
 from everstep_services.health.settings import LimitSettings
-from everstep_services.health.teaching import rules_of
 from tests.unit.health_fleet import beat
 
 RULES = rules_of(LimitSettings())

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import RankBeat, RankRecovered, RankStalled
-from everstep_services.health.stalls import Located, Locator
+from everstep_services.health.domain.stalls import Located, Locator
 from tests.unit.health_fleet import beat
 
 AT = beat("x", 1).at

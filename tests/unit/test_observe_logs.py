@@ -17,7 +17,7 @@ from everstep.observe.redaction import redact
 from everstep.observe.settings import LogSettings
 from everstep.settings import read_secret, remember_secret
 
-log = logging.getLogger("everstep_services.health.service")
+log = logging.getLogger("everstep_services.health.observer")
 patient = settings(deadline=None)  # no promise about speed is made here
 
 

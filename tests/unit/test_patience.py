@@ -3,7 +3,7 @@
 import pytest
 
 from everstep.settings import load
-from everstep_services.health.service import _limits
+from everstep_services.health.observer import _limits
 from everstep_services.health.settings import HealthSettings
 from tests.e2e.control_planes import PATIENT
 from tests.unit.health_fleet import World

@@ -7,9 +7,9 @@ import pytest
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusConfigError
 from everstep.settings import Settings
-from everstep_services.catalog import opening as catalog
+from everstep_services.catalog import replica as catalog
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.health import opening as health
+from everstep_services.health import replica as health
 from everstep_services.health.settings import HealthSettings
 from everstep_services.rendezvous import opening as rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings

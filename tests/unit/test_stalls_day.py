@@ -18,9 +18,9 @@ from everstep.messages import LimitsDocument, NodeBeat, SectionSeen
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules, Limits
 from everstep_services.agent.stalls.places import Signs
-from everstep_services.health.limits import Lessons
+from everstep_services.health.domain.limits import Lessons
+from everstep_services.health.limit_learner import rules_of
 from everstep_services.health.settings import LimitSettings
-from everstep_services.health.teaching import rules_of
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
 from trainer_sdk import layout
 from trainer_sdk.page import CountedBy

@@ -25,13 +25,13 @@ from everstep.messages import (
     ScanCheckpoints,
 )
 from everstep.sizes import size
-from everstep_services.catalog.deeds import known_in
 from everstep_services.catalog.domain.places import listed, located
 from everstep_services.catalog.domain.retention import Judged, Rules, judged
-from everstep_services.catalog.indexing import Indexer
-from everstep_services.catalog.shelves import OutOfReachError
+from everstep_services.catalog.indexer import Indexer
+from everstep_services.catalog.maintenance import Tender, Work
+from everstep_services.catalog.operations import known_in
+from everstep_services.catalog.stores import OutOfReachError
 from everstep_services.catalog.sweeping import Left
-from everstep_services.catalog.tending import Tender, Work
 
 _CATALOG = "catalog"
 _MOST = 1000

@@ -7,8 +7,8 @@ from everstep.bus.ports import Delivered, Document, StreamPosition
 from everstep.errors import EverstepError
 from everstep.messages import CheckpointsDocument, Fact, kind_of
 from everstep.messages.codec import encode
+from everstep_services.catalog.domain.facts import READ
 from everstep_services.catalog.domain.index import Index
-from everstep_services.catalog.domain.taking import READ
 
 BUCKET = "CHECKPOINTS"
 _ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message

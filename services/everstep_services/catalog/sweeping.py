@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep_services.catalog.domain.index import Index
-from everstep_services.catalog.shelves import OutOfReachError, Shelves
+from everstep_services.catalog.stores import OutOfReachError, Shelves
 from trainer_sdk.checkpoint.storage.leavings import Leaving
 
 log = logging.getLogger(__name__)

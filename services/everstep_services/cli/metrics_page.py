@@ -20,9 +20,9 @@ from everstep.store.database import Database
 from everstep.store.log import FactLog
 from everstep_services.attribution.replica import AttributionReplica
 from everstep_services.attribution.settings import AttributionSettings
-from everstep_services.catalog.opening import Catalog
+from everstep_services.catalog.replica import Catalog
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.health.opening import Health
+from everstep_services.health.replica import Health
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
 from everstep_services.history.news import News

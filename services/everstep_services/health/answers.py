@@ -21,12 +21,12 @@ from everstep.messages import (
     ShowNodes,
 )
 from everstep.subjects import CLUSTER
-from everstep_services.health.nodes.deeds import Deeds
-from everstep_services.health.nodes.registrar import Registrar
+from everstep_services.health.limit_learner import Teacher
+from everstep_services.health.nodes.actions import Deeds
+from everstep_services.health.nodes.control_documents import Switches
+from everstep_services.health.nodes.service import Registrar
 from everstep_services.health.nodes.standings import standings
-from everstep_services.health.nodes.switches import Switches
-from everstep_services.health.service import Observer
-from everstep_services.health.teaching import Teacher
+from everstep_services.health.observer import Observer
 
 _HEALTH = "health"
 Deed = ExcludeNode | IncludeNode | SetControl | SetLimit

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep.messages import CheckpointQuarantined, KnownCheckpoint
+from everstep_services.catalog.domain.facts import say
 from everstep_services.catalog.domain.index import Index, Moment
-from everstep_services.catalog.domain.taking import say
 from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.messages import Holding, ReplicationDegraded, ReplicationRestored, Seat
+from everstep_services.catalog.domain.facts import say
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.survival import current, survivable
-from everstep_services.catalog.domain.taking import say
 
 _SLOTS_SAID = 100
 

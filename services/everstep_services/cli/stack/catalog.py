@@ -3,7 +3,7 @@
 from contextlib import AbstractAsyncContextManager
 
 from everstep.runtime import Parts
-from everstep_services.catalog.opening import opened as open_service
+from everstep_services.catalog.replica import opened as open_service
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.stack.services import Surroundings
 

@@ -4,7 +4,7 @@ from contextlib import AbstractAsyncContextManager
 
 from everstep.runtime import Parts
 from everstep_services.cli.stack.services import Surroundings
-from everstep_services.health.opening import opened as open_service
+from everstep_services.health.replica import opened as open_service
 from everstep_services.health.settings import HealthSettings
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from everstep.messages import NodeBeat
-from everstep_services.health.doors import is_alone
-from everstep_services.health.findings import Lost
+from everstep_services.health.domain.connection_probe import is_alone
+from everstep_services.health.domain.findings import Lost
 from tests.unit.health_fleet import LIMITS, World, first_loss
 
 LIMIT_S = LIMITS.hailed_s + LIMITS.reconnect_s

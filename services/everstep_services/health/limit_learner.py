@@ -20,7 +20,7 @@ from everstep.messages import (
     SetLimit,
 )
 from everstep.messages.codec import BadMessageError, decode_as, encode
-from everstep_services.health.limits import Lessons, LimitRules, changed, configured
+from everstep_services.health.domain.limits import Lessons, LimitRules, changed, configured
 from everstep_services.health.settings import LimitSettings
 
 log = logging.getLogger(__name__)

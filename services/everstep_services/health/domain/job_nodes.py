@@ -7,9 +7,9 @@ from itertools import islice
 from math import inf
 
 from everstep.messages import NodeBeat
-from everstep_services.health.doors import Door, is_alone
-from everstep_services.health.findings import Lost, Returned, lost, returned
-from everstep_services.health.motion import Motion, progress_age_s
+from everstep_services.health.domain.connection_probe import Door, is_alone
+from everstep_services.health.domain.findings import Lost, Returned, lost, returned
+from everstep_services.health.domain.progress import Motion, progress_age_s
 
 _BEAT_S = 1.05
 """Between two beats of an agent, and what they may be late by."""

@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from everstep_services.catalog.domain.files import compare, doubts, moved
 from everstep_services.catalog.domain.index import Index
-from everstep_services.catalog.indexing import Indexer
-from everstep_services.catalog.shelves import OutOfReachError, Seen, Shelves
+from everstep_services.catalog.indexer import Indexer
+from everstep_services.catalog.stores import OutOfReachError, Seen, Shelves
 
 
 class Scanner:

@@ -10,10 +10,10 @@ from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
 from everstep_services.catalog.answers import Answers
-from everstep_services.catalog.indexing import Indexer
+from everstep_services.catalog.indexer import Indexer
+from everstep_services.catalog.maintenance import Tender
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.catalog.shelves import Shelves
-from everstep_services.catalog.tending import Tender
+from everstep_services.catalog.stores import Shelves
 
 
 class Catalog:

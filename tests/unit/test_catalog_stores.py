@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from everstep_services.catalog import shelves
-from everstep_services.catalog.shelves import OutOfReachError, Shelves
+from everstep_services.catalog import stores
+from everstep_services.catalog.stores import OutOfReachError, Shelves
 from tests.checkpoint_shelves import save
 
 JOB = "llama"
@@ -20,13 +20,13 @@ def going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
     save(str(root), JOB, 100)
 
     def before(name: str) -> str:
-        real = getattr(shelves, name)
+        real = getattr(stores, name)
 
         def gone(*arguments: Any) -> Any:
             root.rename(tmp_path / "unmounted")
             return real(*arguments)
 
-        monkeypatch.setattr(shelves, name, gone)
+        monkeypatch.setattr(stores, name, gone)
         return str(root)
 
     return before

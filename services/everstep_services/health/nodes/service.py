@@ -22,11 +22,11 @@ from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded, kind_of
 from everstep_services.health.nodes.control import enforces_exclusions, reconciled
+from everstep_services.health.nodes.control_documents import Switches
 from everstep_services.health.nodes.evidence import accused
 from everstep_services.health.nodes.exclusions import Circumstances, decide, exiled
 from everstep_services.health.nodes.register import Moment, Register
 from everstep_services.health.nodes.stored import KEY, Stored, fact_of, rules_of
-from everstep_services.health.nodes.switches import Switches
 from everstep_services.health.settings import NodeSettings
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from everstep.ids import new_id
 from everstep.messages import CheckpointsDocument, Fact, kind_of
 from everstep.messages.codec import encode
 from everstep.subjects import CLUSTER, BadSubjectError
+from everstep_services.catalog.domain.facts import take
 from everstep_services.catalog.domain.index import Index, Moment
-from everstep_services.catalog.domain.taking import take
 from everstep_services.catalog.stored import BUCKET, Stored, UnreadableError, fact_of
 
 log = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from everstep.messages import (
     KnownCheckpoint,
 )
 from everstep.sizes import size
+from everstep_services.catalog.domain.facts import say
 from everstep_services.catalog.domain.index import Index, Moment, not_committed
 from everstep_services.catalog.domain.retention import last_good, protection
-from everstep_services.catalog.domain.taking import say
-from everstep_services.catalog.indexing import Indexer
-from everstep_services.catalog.scanning import Scanner
-from everstep_services.catalog.shelves import OutOfReachError, Shelves
+from everstep_services.catalog.indexer import Indexer
+from everstep_services.catalog.scanner import Scanner
+from everstep_services.catalog.stores import OutOfReachError, Shelves
 from trainer_sdk.checkpoint.storage.shelf import Mark
 
 log = logging.getLogger(__name__)

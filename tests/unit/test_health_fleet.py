@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep_services.health.findings import Lost, Returned
+from everstep_services.health.domain.findings import Lost, Returned
 from tests.unit.health_fleet import LIMITS, World, beat, first_loss
 
 LATEST_S = LIMITS.silence_s + 2 * LIMITS.tick_s

@@ -25,13 +25,13 @@ from everstep.messages import (
     RankStalled,
     StallLocated,
 )
-from everstep_services.health.company import Limits
-from everstep_services.health.domain import Fleet
-from everstep_services.health.echo import Echo
-from everstep_services.health.findings import Finding, Lost, Returned
+from everstep_services.health.domain.findings import Finding, Lost, Returned
+from everstep_services.health.domain.fleet import Fleet
+from everstep_services.health.domain.job_nodes import Limits
+from everstep_services.health.domain.stalls import Located, Locator
+from everstep_services.health.limit_learner import Teacher
+from everstep_services.health.read_lag import Echo
 from everstep_services.health.settings import HealthSettings
-from everstep_services.health.stalls import Located, Locator
-from everstep_services.health.teaching import Teacher
 
 log = logging.getLogger(__name__)
 

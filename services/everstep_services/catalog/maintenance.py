@@ -15,22 +15,22 @@ from everstep.errors import EverstepError
 from everstep.messages import ControlDocument, Done, RequestCopy
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
-from everstep_services.catalog.deeds import Deeds
-from everstep_services.catalog.domain.duties import (
+from everstep_services.catalog.domain.index import Index, not_committed
+from everstep_services.catalog.domain.replication import Repair, is_quiet, judge, repairs
+from everstep_services.catalog.domain.retention import Rules
+from everstep_services.catalog.domain.schedule import (
     Reading,
     is_braked,
     rules_for,
     to_delete,
     to_verify,
 )
-from everstep_services.catalog.domain.index import Index, not_committed
-from everstep_services.catalog.domain.replication import Repair, is_quiet, judge, repairs
-from everstep_services.catalog.domain.retention import Rules
-from everstep_services.catalog.indexing import Indexer
+from everstep_services.catalog.indexer import Indexer
+from everstep_services.catalog.operations import Deeds
 from everstep_services.catalog.rounds import Rounds
-from everstep_services.catalog.scanning import Scanner
+from everstep_services.catalog.scanner import Scanner
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.catalog.shelves import OutOfReachError, Shelves
+from everstep_services.catalog.stores import OutOfReachError, Shelves
 from everstep_services.catalog.sweeping import Left, Sweeper
 
 log = logging.getLogger(__name__)

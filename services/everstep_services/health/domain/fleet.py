@@ -7,8 +7,8 @@ import itertools
 from math import inf
 
 from everstep.messages import NodeBeat
-from everstep_services.health.company import Company, Limits, Moment
-from everstep_services.health.findings import Lost, Returned
+from everstep_services.health.domain.findings import Lost, Returned
+from everstep_services.health.domain.job_nodes import Company, Limits, Moment
 from everstep_services.health.sight import SightedClock
 
 _FORGET_EVERY_S = 60.0

@@ -11,11 +11,11 @@ from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
 from everstep_services.health.answers import Answers
-from everstep_services.health.nodes.deeds import Deeds
-from everstep_services.health.nodes.registrar import Registrar
-from everstep_services.health.service import Observer
+from everstep_services.health.limit_learner import Teacher
+from everstep_services.health.nodes.actions import Deeds
+from everstep_services.health.nodes.service import Registrar
+from everstep_services.health.observer import Observer
 from everstep_services.health.settings import HealthSettings
-from everstep_services.health.teaching import Teacher
 
 
 class Health:

@@ -26,9 +26,9 @@ from everstep_services.health.nodes.control import (
     with_exclusion,
     without_exclusion,
 )
+from everstep_services.health.nodes.control_documents import Switches
 from everstep_services.health.nodes.exclusions import close_breaker, pardon
-from everstep_services.health.nodes.registrar import Registrar
-from everstep_services.health.nodes.switches import Switches
+from everstep_services.health.nodes.service import Registrar
 from everstep_services.health.settings import NodeSettings
 
 _HEALTH = "health"

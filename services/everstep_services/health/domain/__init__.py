@@ -1,0 +1,1 @@
+"""What health decides about nodes, limits and stalls of each job; pure."""
