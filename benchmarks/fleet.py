@@ -93,7 +93,7 @@ def _show_virtual(crowd: Crowd, settings: HealthSettings) -> None:
     print(
         f"\nvirtual, {crowd.nodes} agents, {crowd.seconds:g} s, {crowd.lost_beats:.0%} of beats "
         f"lost: {found.beats:,} beats, {found.hails:,} asked for, "
-        f"{found.knocks:,} times whether anybody hears"
+        f"{found.probes:,} connections probed"
     )
     _show_found(found.deaths, found.detected_s, found.false)
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.fleets.jobs import Crowd, Death, Job, beats_of
 from everstep.messages import NodeBeat
-from everstep_services.health.domain.findings import Lost
+from everstep_services.health.domain.findings import NodeLoss
 from everstep_services.health.domain.fleet import Fleet
-from everstep_services.health.observer import _limits
 from everstep_services.health.settings import HealthSettings
 
 Answer = Callable[[NodeBeat, float], NodeBeat | None]
@@ -31,7 +30,7 @@ class Found:
     false: list[str] = field(default_factory=list)
     beats: int = 0
     hails: int = 0
-    knocks: int = 0
+    probes: int = 0
 
 
 class Watching:
@@ -42,9 +41,9 @@ class Watching:
     ) -> None:
         self._answer = answer
         self._hears = hears
-        self.hails = self.knocks = 0
-        self.fleet = Fleet(_limits(settings))
-        self.found: list[tuple[float, Lost]] = []
+        self.hails = self.probes = 0
+        self.fleet = Fleet(settings)
+        self.found: list[tuple[float, NodeLoss]] = []
         rng = random.Random(seed)
         gaps = (rng.uniform(PAUSE_S, 2 * PAUSED_EVERY_S) for _ in itertools.count())
         starts = itertools.takewhile(lambda at: at < seconds, itertools.accumulate(gaps))
@@ -65,10 +64,10 @@ class Watching:
             for asked in self.fleet.hails(at):
                 self.hails += 1
                 self._hear(self._answer(asked, at), at)
-            for asked in self.fleet.knocks(at):
-                self.knocks += 1
+            for asked in self.fleet.probes(at):
+                self.probes += 1
                 is_there = self._hears(asked)
-                self.fleet.knocked(asked, is_there, at)
+                self.fleet.probed(asked, is_there, at)
                 if is_there:
                     self._hear(self._answer(asked, at), at)
             self._ticks_at = at + self.fleet.tick_s
@@ -123,7 +122,7 @@ def watched(crowd: Crowd, settings: HealthSettings) -> Found:
             watching.judge(now)
             watching.fleet.hear(beat, now)
             found.beats += 1
-    found.hails, found.knocks = watching.hails, watching.knocks
+    found.hails, found.probes = watching.hails, watching.probes
     for at, lost in watching.found:
         known = dead.pop(lost.beat.node, None)
         if known is None:

@@ -1,5 +1,6 @@
 """Names and ids: which are allowed, and how new ones are made."""
 
+import hashlib
 import os
 import re
 import time
@@ -30,3 +31,8 @@ def checked_name(what: str, name: str) -> str:
 def new_id() -> str:
     """32 hex digits that sort by the time they were made, to the millisecond."""
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+
+
+def id_from(*parts: str) -> str:
+    """32 hex digits that depend on the parts only: every replica makes the same id from them."""
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -87,6 +87,6 @@ def test_a_lost_node_that_nobody_waits_for_is_found_all_the_same(cluster: Cluste
     agents[cluster.members(1)[1]].kill_node()
     cluster.until_stepping(2, 120)
     (lost,) = cluster.facts("node_lost")
-    assert "its connection to the bus closed with its last word" in lost["reason"]
+    assert "its connection to the bus closed after its last beat" in lost["reason"]
     cluster.finish()
     cluster.until_done()

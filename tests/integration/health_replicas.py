@@ -17,7 +17,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import decode
 from everstep.runtime import Loop
-from everstep_services.health.replica import Health
+from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
 from tests.waiting import until_async
 
@@ -27,9 +27,9 @@ F = TypeVar("F", bound=Fact)
 @asynccontextmanager
 async def at_work(
     bus: Bus, settings: HealthSettings, clock: Clock | None = None
-) -> AsyncIterator[Health]:
+) -> AsyncIterator[HealthReplica]:
     """One replica, all of its loops running, its questions heard."""
-    health = Health(settings, bus, clock or SystemClock())
+    health = HealthReplica(settings, bus, clock or SystemClock())
     async with asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(_run(loop)) for loop in health.loops]
         try:

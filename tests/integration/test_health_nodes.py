@@ -265,8 +265,13 @@ async def test_people_exclude_and_include_and_all_of_it_is_on_record(
         assert (await ask(own, "include", IncludeNode, node="n9")).text.startswith("n9 is not ex")
         await excluded(own, "n2")
         for verb, of, fields, why in (
-            ("exclude", ExcludeNode, {"node": "n1", "by": "health"}, "say who you are"),
-            ("exclude", ExcludeNode, {"node": "n1", "ttl_s": -1.0}, "cannot be excluded for -1 s"),
+            ("exclude", ExcludeNode, {"node": "n1", "by": "health"}, "give your own"),
+            (
+                "exclude",
+                ExcludeNode,
+                {"node": "n1", "ttl_s": -1.0},
+                "cannot exclude a node for -1 s",
+            ),
             ("exclude", ExcludeNode, {"node": "*"}, "cannot name a node"),
             ("control", SetControl, {"changes": {"brake": "maybe"}}, "brake cannot be 'maybe'"),
         ):
@@ -358,7 +363,7 @@ async def test_what_a_newer_release_has_written_about_nodes_is_left_alone(
         connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
         at_work(bus, QUICK) as health,
     ):
-        with pytest.raises(AskRefusedError, match="what the bus holds about nodes cannot be read"):
+        with pytest.raises(AskRefusedError, match="health cannot read the document of nodes"):
             await nodes(own)
         assert health.statistics()["judging"] == 0
         await ask(own, "exclude", ExcludeNode, node="n1")  # people need no register

@@ -20,8 +20,8 @@ from everstep.bus.roles import SERVICE
 from everstep.clock import Clock
 from everstep.messages import Fact, JobEnded, NodeBeat, NodeLost, NodeReturned
 from everstep.messages.codec import decode
-from everstep_services.health.observer import Observer
-from everstep_services.health.replica import Health
+from everstep_services.health.observer import HealthObserver
+from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock, NotedClock
@@ -69,7 +69,7 @@ class BeatClock(NotedClock):
 
 
 @asynccontextmanager
-async def watched(bus: NatsBus, clock: Clock | None = None) -> AsyncIterator[Observer]:
+async def watched(bus: NatsBus, clock: Clock | None = None) -> AsyncIterator[HealthObserver]:
     """An observer at work, in a whole replica."""
     async with at_work(bus, QUICK, clock) as health:
         yield health.observer
@@ -88,7 +88,7 @@ async def facts_of(bus: NatsBus, job: str, until: type[Fact]) -> list[Fact]:
                         return found
 
 
-async def known(observer: Observer, nodes: int) -> None:
+async def known(observer: HealthObserver, nodes: int) -> None:
     await until_async(
         lambda: observer.statistics()["nodes"], f"{nodes} nodes", holds=lambda n: n == nodes
     )
@@ -183,7 +183,7 @@ class _FullBus(MemoryBus):
 async def test_findings_wait_while_the_disk_is_full_and_are_recorded_once() -> None:
     server, clock = MemoryServer(), FakeClock()
     bus = _FullBus(server)
-    health = Health(HealthSettings(), bus, clock)
+    health = HealthReplica(HealthSettings(), bus, clock)
     observer = health.observer
     async with asyncio.TaskGroup() as tasks:
         loops = [

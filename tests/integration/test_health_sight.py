@@ -17,7 +17,7 @@ from everstep.messages import (
     StallLocated,
 )
 from everstep.messages.codec import decode
-from everstep_services.health.replica import Health
+from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
@@ -29,7 +29,7 @@ class World:
     def __init__(self) -> None:
         self.server, self.clock = MemoryServer(), FakeClock()
         self.bus = MemoryBus(self.server)
-        self.health = Health(HealthSettings(), self.bus, self.clock)
+        self.health = HealthReplica(HealthSettings(), self.bus, self.clock)
         self.stopped: dict[int, float] = {}
         self.silent: set[int] = set()
         self._sequence = 0
@@ -146,7 +146,7 @@ async def test_a_node_that_nobody_hears_is_lost_though_the_others_train_on() -> 
         (fact,) = world.said(NodeLost)
     assert isinstance(fact, NodeLost)
     assert (fact.node, fact.slot, fact.limit_s) == ("n1", 1, 11.75)
-    assert "its connection to the bus closed with its last word" in fact.reason
+    assert "its connection to the bus closed after its last beat" in fact.reason
 
 
 async def test_a_stall_is_located_and_a_second_one_again() -> None:

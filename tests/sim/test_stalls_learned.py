@@ -13,8 +13,7 @@ import pytest
 
 from everstep.messages import LimitsDocument, NodeBeat
 from everstep_services.agent.stalls.limits import LimitRules
-from everstep_services.health.domain.limits import Lessons
-from everstep_services.health.limit_learner import rules_of
+from everstep_services.health.domain.limit_learner import LimitLearner
 from everstep_services.health.settings import LimitSettings
 from tests.unit.stall_ranks import Clock, clock_of_pages
 from tests.unit.stall_watch import WatchedNode
@@ -42,7 +41,7 @@ class Training:
         self.learned = 0
         self._step_s = self.rng.choice([0.05, 0.3, 2.0, 20.0])
         self._start_s = self.rng.uniform(1, 1500)
-        self._lessons = Lessons(rules_of(LimitSettings()))
+        self._learner = LimitLearner(LimitSettings())
         self._document: LimitsDocument | None = None
         self._taught_s = clock.now
         self._ordered_s = clock.now
@@ -66,7 +65,7 @@ class Training:
     def _first_step(self) -> None:
         self.node.wait(self._start_s * self.rng.uniform(0.5, 2))
         self._step()
-        self._lessons.started(self.node.round, self.clock.now - self._ordered_s, self.clock.now)
+        self._learner.started(self.node.round, self.clock.now - self._ordered_s, self.clock.now)
 
     def _restart(self) -> None:
         """Wherever its ranks are, sections open or not."""
@@ -129,8 +128,8 @@ class Training:
             sections=sections,
             config_fingerprint="f",
         )
-        self._lessons.hear(beat, now)
-        document = self._lessons.proposed("j", self._document)
+        self._learner.hear(beat, now)
+        document = self._learner.proposed("j", self._document)
         if document is not None:
             self.learned += 1
             self._document = document

@@ -5,22 +5,11 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from everstep.messages import NodeBeat, RankBeat, WardenPlace
-from everstep_services.health.domain.findings import Lost, Returned
+from everstep_services.health.domain.findings import NodeLoss, NodeReturn
 from everstep_services.health.domain.fleet import Fleet
-from everstep_services.health.domain.job_nodes import Limits
+from everstep_services.health.settings import HealthSettings
 
-LIMITS = Limits(
-    silence_s=3.0,
-    hail_after_s=1.1,
-    hailed_s=1.75,
-    all_silent_s=15.0,
-    stopped_s=30.0,
-    reconnect_s=10.0,
-    moving_most_s=300.0,
-    tick_s=0.0625,
-    pause_s=0.6,
-    forget_s=3600.0,
-)
+SETTINGS = HealthSettings(pause_most_s=0.6, forget_after_s=3600.0)
 
 
 def beat(node: str, sequence: int, **changes: object) -> NodeBeat:
@@ -40,9 +29,9 @@ def ranks(step: int | None, age_s: float = 0.0, state: str = "running") -> tuple
 class World:
     """Nodes that beat once a second, until they are told not to, before one observer."""
 
-    def __init__(self, nodes: int, *, slots: int = 0, limits: Limits = LIMITS) -> None:
-        self.fleet = Fleet(limits)
-        self.limits = limits
+    def __init__(self, nodes: int, *, slots: int = 0, settings: HealthSettings = SETTINGS) -> None:
+        self.fleet = Fleet(settings)
+        self.settings = settings
         self.now = 1000.0
         self.step_s = 0.1
         self.moved_at = self.now
@@ -59,13 +48,13 @@ class World:
         self.stopped: set[str] = set()
         """Their agents say nothing, and their wardens answer."""
         self.state = "running"
-        self.hails = self.knocks = self.inquiries = 0
+        self.hails = self.probes = self.inquiries = 0
         self.is_blind = False
         self.reads = True
         """What is sent to the observer is read at once, or else waits."""
         self._read_at = self.now
         self._unread: list[NodeBeat] = []
-        self.found: list[tuple[float, Lost | Returned]] = []
+        self.found: list[tuple[float, NodeLoss | NodeReturn]] = []
         self._sequence = dict.fromkeys(self.names, 0)
         self._phase = {name: number / max(nodes, 1) for number, name in enumerate(self.names)}
         self._next = {name: self.now + self._phase[name] for name in self.names}
@@ -89,7 +78,7 @@ class World:
         """Let time pass, tick by tick."""
         end = self.now + seconds
         while self.now < end - 1e-9:
-            self.now += self.limits.tick_s
+            self.now += self.settings.tick_s
             if self.is_moving:
                 self.moved_at = self.now - (self.now % self.step_s)
             for name in self.names:
@@ -111,9 +100,9 @@ class World:
         for asked, silent in self.fleet.inquiries(self.now):
             self.inquiries += 1
             self._inquire(asked, silent)
-        for asked in self.fleet.knocks(self.now):
-            self.knocks += 1
-            self.fleet.knocked(asked, self._hears(asked.node), self.now)
+        for asked in self.fleet.probes(self.now):
+            self.probes += 1
+            self.fleet.probed(asked, self._hears(asked.node), self.now)
             self._answer(asked)
 
     @property
@@ -153,14 +142,14 @@ class World:
 
     @property
     def lost(self) -> list[str]:
-        return [one.beat.node for _, one in self.found if isinstance(one, Lost)]
+        return [one.beat.node for _, one in self.found if isinstance(one, NodeLoss)]
 
     @property
     def returned(self) -> list[str]:
-        return [one.beat.node for _, one in self.found if isinstance(one, Returned)]
+        return [one.beat.node for _, one in self.found if isinstance(one, NodeReturn)]
 
 
-def first_loss(world: World) -> Lost:
+def first_loss(world: World) -> NodeLoss:
     found = world.found[0][1]
-    assert isinstance(found, Lost)
+    assert isinstance(found, NodeLoss)
     return found

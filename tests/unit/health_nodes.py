@@ -18,13 +18,12 @@ from everstep.messages import (
     StragglerFound,
     VerdictReached,
 )
-from everstep_services.health.nodes.distrust import NodeRules
-from everstep_services.health.nodes.exclusions import Circumstances, decide
-from everstep_services.health.nodes.register import Moment, Register
-from everstep_services.health.nodes.stored import rules_of
+from everstep.messages.stamp import FactStamp
+from everstep_services.health.nodes.exclusions import ExclusionScope, decide
+from everstep_services.health.nodes.register import NodeRegister
 from everstep_services.health.settings import NodeSettings
 
-RULES = rules_of(NodeSettings())
+SETTINGS = NodeSettings()
 
 
 def failed(
@@ -39,12 +38,12 @@ class Nodes:
     """What the facts of a test come to."""
 
     def __init__(
-        self, rules: NodeRules = RULES, *, nodes: int = 100, enforces: bool = True
+        self, settings: NodeSettings = SETTINGS, *, nodes: int = 100, enforces: bool = True
     ) -> None:
-        self.rules = rules
-        self.around = Circumstances(nodes, enforces)
+        self.settings = settings
+        self.scope = ExclusionScope(nodes, enforces)
         self.wall = datetime(2026, 3, 1, tzinfo=UTC)
-        self.register = Register(NodesDocument(), rules)
+        self.register = NodeRegister(NodesDocument(), settings)
         self.said: list[Fact] = []
         self._ids = itertools.count(1)
 
@@ -52,23 +51,23 @@ class Nodes:
         return f"{next(self._ids):032d}"
 
     @property
-    def moment(self) -> Moment:
-        return Moment(self.wall, self.new_id)
+    def moment(self) -> FactStamp:
+        return FactStamp(self.wall, self.new_id, "health")
 
     def wait(self, seconds: float) -> None:
         self.wall += timedelta(seconds=seconds)
 
     def take(self, fact: Fact) -> Fact:
-        self.register.take(fact, self.moment)
+        self.register.apply(fact, self.moment)
         return fact
 
     def judge(self) -> list[Fact]:
         """What is said now; the register goes through its document, as after a restart."""
         self.register.judge(self.moment)
-        decide(self.register, self.around, self.moment)
+        decide(self.register, self.scope, self.moment)
         new = self.register.facts
         self.said += new
-        self.register = Register(self.register.document("s", 1, ()), self.rules)
+        self.register = NodeRegister(self.register.document("s", 1, ()), self.settings)
         return new
 
     def names(self, facts: Sequence[Fact]) -> list[str]:
@@ -150,7 +149,7 @@ class Nodes:
                 self.examined(node, failed(check, failure_class))
                 self.examined(f"{node}-well-1")
                 self.examined(f"{node}-well-2")
-            self.wait(self.rules.check_window_s)
+            self.wait(self.settings.check_window_s)
 
     @property
     def excluded(self) -> list[str]:

@@ -17,9 +17,9 @@ from everstep_services.health.nodes.control import (
     with_exclusion,
     without_exclusion,
 )
-from everstep_services.health.nodes.register import Register
+from everstep_services.health.nodes.register import NodeRegister
 from everstep_services.health.nodes.standings import standings
-from tests.unit.health_nodes import RULES, Nodes, failed
+from tests.unit.health_nodes import SETTINGS, Nodes, failed
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -73,7 +73,7 @@ def test_the_brakes_reason_stays_until_it_is_let_go() -> None:
         ({"straggler.exclude_after_s": "0"}, "use a number from 1 to 2592000, or nothing"),
         ({"straggler.exclude_causes": "design"}, "use some of host,device,network,compute,unknown"),
         ({"straggler.frobnicate": "on"}, "there is no switch 'straggler.frobnicate'"),
-        ({"health.strikes_limit": "5"}, "hold from the start of their service on"),
+        ({"health.strikes_limit": "5"}, "a service reads other settings when it starts"),
     ],
 )
 def test_what_is_no_switch_is_refused_with_what_there_is(
@@ -175,6 +175,6 @@ def test_standings_are_told_the_worst_first() -> None:
 
 def test_health_that_knows_nothing_calls_every_node_unknown() -> None:
     """Without evidence a node is unknown (A10.4)."""
-    nothing = Register(NodesDocument(), RULES)
+    nothing = NodeRegister(NodesDocument(), SETTINGS)
     (found,) = standings(["n1"], nothing, [], {}, NOW)
     assert found.state == "unknown"

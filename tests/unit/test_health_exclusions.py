@@ -1,11 +1,12 @@
 """Who is excluded, by which mode, for how long, and when health must stop (A10.3)."""
 
-from dataclasses import replace
+import dataclasses
 from datetime import datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from everstep.messages import (
     BreakerClosed,
@@ -20,7 +21,7 @@ from everstep_services.health.nodes.exclusions import (
     exiled,
     pardon,
 )
-from tests.unit.health_nodes import RULES, Nodes, failed
+from tests.unit.health_nodes import SETTINGS, Nodes, failed
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 
@@ -139,7 +140,7 @@ def test_what_was_only_observed_does_not_spend_what_may_be_enforced() -> None:
         world.judge()
         world.wait(20 * DAY_S / 4)
     assert {fact.mode for fact in world.said if isinstance(fact, NodeExcluded)} == {"observe"}
-    world.around = replace(world.around, enforces=True)
+    world.scope = dataclasses.replace(world.scope, enforces=True)
     world.fail_for_long("n1")
     assert only(world.judge()).mode == "enforce"
 
@@ -155,7 +156,7 @@ ACTS = st.lists(
 )
 
 
-QUICK = replace(RULES, check_window_s=10.0, strikes_limit=2, distrust_nodes=20)
+QUICK = replace(SETTINGS, check_window_s=10.0, strikes_limit=2, distrust_nodes=20)
 
 
 class _Story:
@@ -172,7 +173,7 @@ class _Story:
         if what == "wait":
             world.wait(seconds)
         elif what == "mode":
-            world.around = replace(world.around, enforces=not world.around.enforces)
+            world.scope = dataclasses.replace(world.scope, enforces=not world.scope.enforces)
         elif what in {"fail", "lost", "verdict"}:
             self.spoken.add(node)
             self._against(what, node)
@@ -209,14 +210,14 @@ def test_whatever_happens_the_bounds_hold(acts: list[tuple[str, int, float]]) ->
     story = _Story()
     for act in acts:
         story.act(*act)
-    most = max(1, int(RULES.breaker_ratio * 20))
+    most = max(1, int(SETTINGS.breaker_ratio * 20))
     for at, fact in story.when:
         ages = [(at - one).total_seconds() for one, it in story.when if it.mode == fact.mode]
         assert sum(0 <= age < HOUR_S for age in ages) <= most
     for _, fact in story.when:
         assert fact.node in story.spoken, "nobody whom only the unknown speaks against"
     by_node = [(fact.node, fact.mode) for _, fact in story.when]
-    assert all(by_node.count(one) <= RULES.exclude_most for one in by_node)
+    assert all(by_node.count(one) <= SETTINGS.exclude_most for one in by_node)
     suspicions = {fact.node for fact in story.world.said if isinstance(fact, NodeSuspected)}
     assert {fact.node for _, fact in story.when} <= suspicions
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep_services.health.domain.findings import Lost, Returned
-from tests.unit.health_fleet import LIMITS, World, beat, first_loss
+from everstep_services.health.domain.findings import NodeLoss, NodeReturn
+from tests.unit.health_fleet import SETTINGS, World, beat, first_loss
 
-LATEST_S = LIMITS.silence_s + 2 * LIMITS.tick_s
+LATEST_S = SETTINGS.silence_limit_s + 2 * SETTINGS.tick_s
 
 
 # -- found -----------------------------------------------------------------------------------
@@ -28,12 +28,12 @@ def test_a_silent_spare_is_lost_once_with_the_numbers_and_in_time() -> None:
     began = world.now
     world.run(60)
     assert world.lost == ["n3"]
-    assert LIMITS.silence_s - 1 <= world.found[0][0] - began <= LATEST_S
+    assert SETTINGS.silence_limit_s - 1 <= world.found[0][0] - began <= LATEST_S
     loss = first_loss(world)
     assert 3.0 <= loss.silence_s <= 3.5
     assert (loss.limit_s, loss.blind_s) == (3.0, 0.0)
     assert loss.reason.startswith(f"n3 is silent for {loss.silence_s:.1f} s (limit 3 s); ")
-    assert "its last word: standby" in loss.reason
+    assert "its last beat: standby" in loss.reason
     assert " was heard 0." in loss.reason
 
 
@@ -44,9 +44,9 @@ def test_a_silent_member_is_lost_once_the_training_stands_still() -> None:
     began = world.now
     world.run(60)
     assert world.lost == ["n1"]
-    assert world.found[0][0] - began <= LIMITS.hailed_s + 1
+    assert world.found[0][0] - began <= SETTINGS.hailed_limit_s + 1
     loss = first_loss(world)
-    assert loss.limit_s == LIMITS.hailed_s
+    assert loss.limit_s == SETTINGS.hailed_limit_s
     assert "round 1, slot 1" in loss.reason
     assert "times for a beat" in loss.reason
     assert "have not moved for 1." in loss.reason
@@ -85,16 +85,16 @@ def test_while_beats_wait_to_be_read_nobody_is_lost_and_the_time_does_not_count(
     world.run(10)
     world.is_moving = False
     for _ in range(80):
-        world.now += LIMITS.tick_s
-        read_at = world.now - LIMITS.pause_s - 1.1 * LIMITS.tick_s
+        world.now += SETTINGS.tick_s
+        read_at = world.now - SETTINGS.pause_most_s - 1.1 * SETTINGS.tick_s
         assert world.fleet.judge(world.now, is_blind=False, read_at=read_at) == []
         assert world.fleet.hails(world.now) == []
-    assert world.fleet.blind_s == pytest.approx(80 * LIMITS.tick_s)
+    assert world.fleet.blind_s == pytest.approx(80 * SETTINGS.tick_s)
     world.silent = {"n1"}
     began = world.now
     world.run(10)
     assert world.lost == ["n1"]
-    assert world.found[0][0] - began <= LIMITS.hailed_s + 1
+    assert world.found[0][0] - began <= SETTINGS.hailed_limit_s + 1
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -106,16 +106,16 @@ def test_a_question_counts_once_its_answer_would_have_been_read(answers: bool) -
     world.run(1)
     world.silent = {"n1"}
     while silence_s(world, "n1") < 1.5:
-        world.run(world.limits.tick_s)
+        world.run(world.settings.tick_s)
     world.reads = False
     if answers:
         world.silent, world.mute = set(), {"n1"}
-    while silence_s(world, "n1") < LIMITS.hailed_s:
-        world.run(world.limits.tick_s)
+    while silence_s(world, "n1") < SETTINGS.hailed_limit_s:
+        world.run(world.settings.tick_s)
     assert (world.found, world.fleet.blind_s) == ([], 0.0)
     assert world.hails >= 5
     world.reads = True
-    world.run(2 * world.limits.tick_s)
+    world.run(2 * world.settings.tick_s)
     assert world.lost == ([] if answers else ["n1"])
 
 
@@ -133,7 +133,7 @@ def test_a_spare_that_does_not_answer_has_the_longer_limit() -> None:
     world.silent = {"n3"}
     world.run(10)
     loss = first_loss(world)
-    assert (loss.beat.node, loss.limit_s) == ("n3", LIMITS.silence_s)
+    assert (loss.beat.node, loss.limit_s) == ("n3", SETTINGS.silence_limit_s)
     assert world.hails > 0
 
 
@@ -146,9 +146,9 @@ def test_one_that_is_heard_again_has_returned_and_can_be_lost_again() -> None:
     world.run(5)
     world.silent = {"n2"}
     world.run(10)
-    losses = [one for _, one in world.found if isinstance(one, Lost)]
-    (back,) = (one for _, one in world.found if isinstance(one, Returned))
-    assert [type(one) for _, one in world.found] == [Lost, Returned, Lost]
+    losses = [one for _, one in world.found if isinstance(one, NodeLoss)]
+    (back,) = (one for _, one in world.found if isinstance(one, NodeReturn))
+    assert [type(one) for _, one in world.found] == [NodeLoss, NodeReturn, NodeLoss]
     assert back.loss == losses[0].id
     assert losses[0].id != losses[1].id
     assert 9 <= back.away_s <= 11
@@ -157,7 +157,7 @@ def test_one_that_is_heard_again_has_returned_and_can_be_lost_again() -> None:
 
 @pytest.mark.parametrize(
     ("sequence", "said"),
-    [(1, "started anew"), (52, "was paused: it sent 1 beats in"), (80, "ran on: 29 beats")],
+    [(1, "started again"), (52, "was paused: it sent 1 beats in"), (80, "ran on: 29 beats")],
 )
 def test_a_return_says_what_became_of_the_agent(sequence: int, said: str) -> None:
     world = World(2)
@@ -229,7 +229,7 @@ def test_no_finding_while_blind_and_none_of_a_member_while_the_others_move(
         before = len(world.found)
         began = world.now
         world.run(lasts_s)
-        new = [(at, found) for at, found in world.found[before:] if isinstance(found, Lost)]
+        new = [(at, found) for at, found in world.found[before:] if isinstance(found, NodeLoss)]
         if is_blind:
             assert new == []
         for at, found in new:

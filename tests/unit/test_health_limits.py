@@ -7,17 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import LimitsDocument, SectionLimit, SectionSeen
-from everstep_services.health.domain.limits import (
+from everstep_services.health.domain.limit_learner import (
     FIRST_STEP,
-    Lessons,
-    LimitRules,
+    LimitLearner,
     configured,
+    is_enough,
 )
-from everstep_services.health.limit_learner import rules_of
 from everstep_services.health.settings import LimitSettings
 from tests.unit.health_fleet import beat
 
-RULES = rules_of(LimitSettings())
+SETTINGS = LimitSettings()
 
 
 def seen(section: str, longest_s: float, times: int = 10, kind: str = "plain") -> SectionSeen:
@@ -27,9 +26,9 @@ def seen(section: str, longest_s: float, times: int = 10, kind: str = "plain") -
 class Job:
     """One job's lessons, and the document as its agents read it."""
 
-    def __init__(self, rules: LimitRules = RULES) -> None:
-        self.rules = rules
-        self.lessons = Lessons(rules)
+    def __init__(self, settings: LimitSettings = SETTINGS) -> None:
+        self.settings = settings
+        self.learner = LimitLearner(settings)
         self.document: LimitsDocument | None = None
         self.now = 100.0
 
@@ -39,16 +38,16 @@ class Job:
         """A tenth beat of a node, and what is written after it."""
         self.now += 10
         said = beat(node, 1, round=round, sections=sections, config_fingerprint=config)
-        self.lessons.hear(said, self.now)
+        self.learner.hear(said, self.now)
         return self.write()
 
     def started(self, took_s: float, round: int = 1) -> LimitsDocument | None:
         self.now += 1
-        self.lessons.started(round, took_s, self.now)
+        self.learner.started(round, took_s, self.now)
         return self.write()
 
     def write(self) -> LimitsDocument | None:
-        new = self.lessons.proposed("j", self.document)
+        new = self.learner.proposed("j", self.document)
         self.document = new or self.document
         return new
 
@@ -125,7 +124,7 @@ def test_what_changes_by_a_tenth_or_less_is_not_written() -> None:
 def test_sections_of_earlier_rounds_and_allocations_keep_their_limits() -> None:
     job = Job()
     job.beat(seen("data", 100), seen("rare", 200))
-    job.lessons = Lessons(RULES)  # another replica, another allocation
+    job.learner = LimitLearner(SETTINGS)  # another replica, another allocation
     assert job.beat(seen("data", 50), round=2) is None
     assert job.limit("rare").limit_s == 1000
 
@@ -135,7 +134,7 @@ def test_another_configuration_begins_anew_and_keeps_only_what_people_set() -> N
     job.beat(seen("data", 100), seen("forward", 100), config="one")
     job.started(600)
     assert job.document is not None
-    job.document = configured(job.document, "save", 42, RULES)
+    job.document = configured(job.document, "save", 42, SETTINGS)
     job.beat(round=2, config="two")
     assert job.document is not None
     assert [(one.section, one.limit_s) for one in job.document.limits] == [("save", 42)]
@@ -192,16 +191,16 @@ def test_an_operators_limit_wins_until_it_is_taken_away() -> None:
     job = Job()
     job.beat(seen("data", 30))
     assert job.document is not None
-    job.document = configured(job.document, "data", 20, RULES)
+    job.document = configured(job.document, "data", 20, SETTINGS)
     assert (job.limit("data").limit_s, job.limit("data").source) == (20, "configured")
     job.beat(seen("data", 100))
     assert (job.limit("data").limit_s, job.limit("data").source) == (20, "configured")
-    job.document = configured(job.document, "data", 0, RULES)
+    job.document = configured(job.document, "data", 0, SETTINGS)
     assert (job.limit("data").limit_s, job.limit("data").source) == (150, "learned")
     job.beat(seen("data", 100))
     assert job.limit("data").limit_s == 500
-    job.document = configured(job.document, "never-seen", 7, RULES)
-    job.document = configured(job.document, "never-seen", 0, RULES)
+    job.document = configured(job.document, "never-seen", 7, SETTINGS)
+    job.document = configured(job.document, "never-seen", 0, SETTINGS)
     assert job.sections == {"data"}
 
 
@@ -209,11 +208,11 @@ def test_an_operator_may_set_the_first_steps_limit() -> None:
     job = Job()
     job.started(1000)
     assert job.document is not None
-    job.document = configured(job.document, FIRST_STEP, 90, RULES)
+    job.document = configured(job.document, FIRST_STEP, 90, SETTINGS)
     assert job.document.first_step_limit_s == 90
     job.started(1400, round=2)
     assert job.document.first_step_limit_s == 90
-    job.document = configured(job.document, FIRST_STEP, 0, RULES)
+    job.document = configured(job.document, FIRST_STEP, 0, SETTINGS)
     assert job.document.first_step_limit_s == 5000
 
 
@@ -247,7 +246,7 @@ def test_no_limit_is_ever_below_twice_what_its_round_was_seen_to_take(
     for number, node, sections in sorted(beats, key=lambda one: one[0]):
         if number > newest:
             newest, longest = number, {}
-        for one in filter(RULES.is_enough, sections):
+        for one in filter(lambda seen: is_enough(seen, SETTINGS), sections):
             longest[one.section] = max(longest.get(one.section, 0.0), one.longest_s)
         job.beat(*sections, round=number, node=node)
         for section, longest_s in longest.items():
@@ -266,7 +265,7 @@ def test_two_replicas_that_hear_one_round_in_any_order_come_to_the_same(
     random.shuffle(theirs)
     one, other = Job(), Job()
     for number, node, sections in ours:
-        one.lessons.hear(beat(node, 1, round=number, sections=tuple(sections)), 1.0)
+        one.learner.hear(beat(node, 1, round=number, sections=tuple(sections)), 1.0)
     for number, node, sections in theirs:
-        other.lessons.hear(beat(node, 1, round=number, sections=tuple(sections)), 1.0)
+        other.learner.hear(beat(node, 1, round=number, sections=tuple(sections)), 1.0)
     assert one.write() == other.write()

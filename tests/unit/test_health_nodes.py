@@ -12,7 +12,7 @@ from everstep.messages import (
     VerdictReached,
 )
 from everstep_services.health.nodes.evidence import accused
-from tests.unit.health_nodes import RULES, Nodes, failed
+from tests.unit.health_nodes import SETTINGS, Nodes, failed
 
 DAY_S = 86400.0
 
@@ -151,7 +151,7 @@ def test_only_failures_whose_class_says_so_speak_against_a_node(
     world = Nodes()
     for _ in range(6):
         world.examined("n1", result)
-        world.wait(RULES.check_window_s)
+        world.wait(SETTINGS.check_window_s)
         world.judge()
     assert world.strikes("n1") == int(counts)
     assert world.excluded == (["n1"] if counts else [])
@@ -162,9 +162,9 @@ def test_a_check_must_fail_in_two_windows() -> None:
     world = Nodes()
     for _ in range(5):  # again and again, within one window
         world.examined("n1", failed("gpu", subject="GPU-1", reason="row remapping failed"))
-        world.wait(RULES.check_window_s / 6)
+        world.wait(SETTINGS.check_window_s / 6)
     assert world.judge() == []
-    world.wait(RULES.check_window_s)
+    world.wait(SETTINGS.check_window_s)
     assert world.judge() == [], "time alone is no evidence: it must be seen to fail again"
     world.examined("n1", failed("gpu", subject="GPU-1", reason="row remapping failed"))
     suspected, _ = world.judge()
@@ -179,9 +179,9 @@ def test_a_check_that_passes_in_between_begins_anew() -> None:
     world = Nodes()
     for _ in range(2):
         world.examined("n1", failed("gpu"))
-        world.wait(RULES.check_window_s)
+        world.wait(SETTINGS.check_window_s)
         world.examined("n1")
-        world.wait(RULES.check_window_s)
+        world.wait(SETTINGS.check_window_s)
     assert world.judge() == []
 
 
@@ -189,7 +189,7 @@ def test_a_check_that_cannot_tell_or_did_not_run_clears_nothing() -> None:
     """An unknown result is neither good nor bad (A15.2)."""
     world = Nodes()
     world.examined("n1", failed("gpu"))
-    world.wait(RULES.check_window_s)
+    world.wait(SETTINGS.check_window_s)
     world.examined("n1", CheckResult(check="gpu", state="unknown", reason="no answer"))
     world.examined("n1", checks=("nic",))
     world.examined("n1", failed("gpu"))
@@ -220,7 +220,7 @@ def test_when_a_check_fails_everywhere_the_check_is_to_blame() -> None:
     assert isinstance(distrusted, CheckDistrusted)
     assert (distrusted.check, distrusted.nodes_failed, distrusted.nodes_checked) == ("gpu", 3, 6)
     for _ in range(5):
-        world.wait(RULES.check_window_s)
+        world.wait(SETTINGS.check_window_s)
         for name in names[:3]:
             world.examined(name, failed("gpu"))
         assert world.judge() == []

@@ -4,7 +4,7 @@ import asyncio
 
 from everstep import subjects
 from everstep.messages import BeatNow
-from everstep_services.health.read_lag import Echo
+from everstep_services.health.read_lag import ReadLag
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.waiting import until_async
 
@@ -12,7 +12,7 @@ from tests.waiting import until_async
 async def test_what_was_sent_before_a_word_that_came_back_has_been_read() -> None:
     server = MemoryServer()
     bus = MemoryBus(server)
-    echo = Echo(bus)
+    echo = ReadLag(bus)
     assert echo.read_at(1.0) == 1.0, "nobody hears yet, so no word is missed"
     async with (
         bus.subscribe(subjects.hail(subjects.CLUSTER, None), BeatNow) as words,

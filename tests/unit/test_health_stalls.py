@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import RankBeat, RankRecovered, RankStalled
-from everstep_services.health.domain.stalls import Located, Locator
+from everstep_services.health.domain.stalls import LocatedStall, StallLocator
 from tests.unit.health_fleet import beat
 
 AT = beat("x", 1).at
@@ -15,7 +15,7 @@ class World:
     """Two ranks a node, beats once a second, judged four times a second."""
 
     def __init__(self, nodes: int = 4) -> None:
-        self.locator = Locator(3600.0)
+        self.locator = StallLocator(3600.0)
         self.now = 1000.0
         self.round = 1
         self.back_s = 0.0
@@ -27,7 +27,7 @@ class World:
         self.sections: dict[int, str] = {}
         self.states: dict[int, str] = {}
         self.collectives: dict[int, str] = {}
-        self.found: list[Located] = []
+        self.found: list[LocatedStall] = []
 
     def stop(self, rank: int, *, at: float, section: str = "forward", step: int = 10) -> None:
         self.stopped[rank], self.sections[rank], self.steps[rank] = at, section, step
@@ -124,7 +124,7 @@ class World:
                 self.silent ^= {f"n{rank // 2}"}
 
     @property
-    def one(self) -> Located:
+    def one(self) -> LocatedStall:
         (found,) = self.found
         return found
 
@@ -183,7 +183,7 @@ def test_ranks_that_stop_together_cannot_be_told_apart() -> None:
     assert "beats cannot tell more" in world.one.reason
 
 
-def of_unmodified(collectives: dict[int, str]) -> Located:
+def of_unmodified(collectives: dict[int, str]) -> LocatedStall:
     """What is found of scripts that name no section, and whose steps are short."""
     world = World()
     world.run(3)
@@ -231,7 +231,7 @@ def test_while_a_node_is_not_heard_nothing_is_certain(silent: str) -> None:
     world.stalled(2)
     world.run(4)
     assert (world.one.first_ranks, world.one.is_certain) == ((2,), False)
-    assert f"nothing was heard since of {silent}" in world.one.reason
+    assert f"health has not heard {silent} since" in world.one.reason
 
 
 def test_what_was_said_while_we_were_blind_makes_nothing_certain() -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from everstep.settings import load
-from everstep_services.health.observer import _limits
 from everstep_services.health.settings import HealthSettings
 from tests.e2e.control_planes import PATIENT
 from tests.unit.health_fleet import World
@@ -16,7 +15,7 @@ STALLS_FOR_S = 20.0
 def test_no_node_is_lost_that_gets_no_turn_for_a_while(slots: int, silent: set[str]) -> None:
     """Nobody is seen to make steps; or they have made some, and stand."""
     settings = load({"health": HealthSettings}, environ=PATIENT).section(HealthSettings)
-    world = World(2, slots=slots, limits=_limits(settings))
+    world = World(2, slots=slots, settings=settings)
     world.run(5)
     world.is_moving = False
     world.run(3)

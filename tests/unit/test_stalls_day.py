@@ -18,8 +18,7 @@ from everstep.messages import LimitsDocument, NodeBeat, SectionSeen
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules, Limits
 from everstep_services.agent.stalls.places import Signs
-from everstep_services.health.domain.limits import Lessons
-from everstep_services.health.limit_learner import rules_of
+from everstep_services.health.domain.limit_learner import LimitLearner
 from everstep_services.health.settings import LimitSettings
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
 from trainer_sdk import layout
@@ -52,7 +51,7 @@ class Node:
         self.found: list[Stalled] = []
         self.excused = 0
         self.learned = 0
-        self._lessons = Lessons(rules_of(LimitSettings()))
+        self._learner = LimitLearner(LimitSettings())
         self._document: LimitsDocument | None = None
         self._closer_at = self._beat_at = clock.now
 
@@ -119,8 +118,8 @@ class Node:
             job="j", node="n", sequence=1, at=datetime(2026, 1, 1, tzinfo=UTC), state="running",
             round=1, slot=0, sections=tuple(self._sections()), config_fingerprint="f",
         )  # fmt: skip
-        self._lessons.hear(beat, self.clock.now)
-        document = self._lessons.proposed("j", self._document)
+        self._learner.hear(beat, self.clock.now)
+        document = self._learner.proposed("j", self._document)
         if document is not None:
             self.learned += 1
             self._document = document

@@ -1,39 +1,39 @@
-"""The [catalog] section: what is kept, how often files are read again, when copies are repaired."""
+"""The [catalog] section: retention, verification, and the repair of copies."""
 
 from everstep.settings import Settings
 from trainer_sdk.checkpoint.storage.leavings import ABANDONED_S
 
 
 class CatalogSettings(Settings, frozen=True, kw_only=True):
-    """What the catalog does by itself. A job's own values are switches, as `catalog.keep_last`."""
+    """What the catalog does by itself. Switches such as `catalog.keep_last` set it for one job."""
 
     keep_last: int = 0
-    """So many of a job's newest checkpoints stay, and older ones are deleted where the catalog can
+    """How many of a job's newest checkpoints stay; older ones are deleted where the catalog can
     reach the files. 0 deletes nothing."""
     keep_every_steps: int = 0
-    """Of the older ones, each whose step is a multiple of this stays, too; 0 for none."""
+    """Older checkpoints whose step is a multiple of this stay, too; 0 for none."""
     abandoned_after_s: float = ABANDONED_S
-    """What a save has left that came to nothing goes with retention, once nothing has changed in it
-    for so long: longer than any save may take."""
+    """Retention also removes what failed saves have left, once it has not changed for this time.
+    Set it above the duration of any save."""
     roots: tuple[str, ...] = ()
-    """Folders and URLs to look for checkpoints in, beside those that facts have named: what the
-    index is made again from after everything else was lost."""
+    """Folders and URLs to search for checkpoints, besides those that facts have named. From them
+    the index is rebuilt when nothing else is left."""
     scan_every_s: float = 3600.0
-    """How often the index is compared with the files."""
+    """How often the catalog compares the index with the files."""
     verify: bool = True
-    """Each checkpoint in a folder is read back once, the newest first."""
+    """Read each checkpoint in a folder back once, the newest first."""
     verify_objects: bool = False
-    """Those in object stores are, too: it costs what reading costs there."""
+    """Read those in object stores back, too, at the price of reading there."""
     verify_again_s: float = 0.0
-    """A good one is read again after so long; 0 for never."""
+    """Read a good checkpoint again after this time; 0 for never."""
     verify_bytes_per_s: int = 64 << 20
-    """No faster than this, beside everything else that uses the storage."""
+    """The highest rate of reading back, so that other users of the storage are not slowed down."""
     degraded_after_s: float = 60.0
-    """Too few copies in memory are said, and repaired, once that has lasted for so long."""
+    """Too few copies in memory are recorded and repaired once that has lasted for this time."""
     repair_every_s: float = 120.0
-    """The same copy is not asked for again before that."""
+    """The shortest time between two requests for the same copy."""
     tend_every_s: float = 5.0
-    """How often it looks for something to verify, to delete or to repair."""
+    """How often the catalog looks for checkpoints to verify, to delete or to repair."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 0 or self.keep_every_steps < 0:

@@ -22,7 +22,7 @@ from everstep_services.attribution.replica import AttributionReplica
 from everstep_services.attribution.settings import AttributionSettings
 from everstep_services.catalog.replica import Catalog
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.health.replica import Health
+from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
 from everstep_services.history.news import News
@@ -208,7 +208,7 @@ def families() -> Iterator[Metric]:
     """Every metric that a process of ours shows, with what it says of itself."""
     metrics = Metrics("page")
     metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
-    metrics.watch("health", Health(HealthSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("health", HealthReplica(HealthSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("catalog", Catalog(CatalogSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("straggler", Straggler(StragglerSettings(), _bus(), SystemClock()).statistics)
     attribution = AttributionReplica(AttributionSettings(), {}, _bus(), SystemClock())

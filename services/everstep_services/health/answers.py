@@ -1,6 +1,7 @@
-"""What people and services may ask of health."""
+"""The questions that people and services may ask health."""
 
 import asyncio
+from typing import assert_never
 
 from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus, Handler
@@ -21,75 +22,75 @@ from everstep.messages import (
     ShowNodes,
 )
 from everstep.subjects import CLUSTER
-from everstep_services.health.limit_learner import Teacher
-from everstep_services.health.nodes.actions import Deeds
-from everstep_services.health.nodes.control_documents import Switches
-from everstep_services.health.nodes.service import Registrar
+from everstep_services.health.learned_limits import LearnedLimits
+from everstep_services.health.nodes.actions import OperatorActions
+from everstep_services.health.nodes.control_documents import ControlDocuments
+from everstep_services.health.nodes.service import NodeService
 from everstep_services.health.nodes.standings import standings
-from everstep_services.health.observer import Observer
+from everstep_services.health.observer import HealthObserver
 
 _HEALTH = "health"
-Deed = ExcludeNode | IncludeNode | SetControl | SetLimit
-"""What people ask to be done. It is on record, done or refused."""
+Request = ExcludeNode | IncludeNode | SetControl | SetLimit
+"""A request of a person. Health records each, accepted or refused."""
 
 
-class Answers:
-    """One of any number of replicas; each answers from what all of them write down."""
+class HealthAnswers:
+    """One of any number of replicas; each answers from the documents that all of them write."""
 
-    def __init__(  # noqa: PLR0913  each is a part that questions are about
+    def __init__(  # noqa: PLR0913  the parts that questions are about
         self,
         bus: Bus,
         clock: Clock,
         records: Recorder,
         *,
-        deeds: Deeds,
-        observer: Observer,
-        teacher: Teacher,
-        registrar: Registrar,
+        actions: OperatorActions,
+        observer: HealthObserver,
+        limits: LearnedLimits,
+        nodes: NodeService,
     ) -> None:
         self._bus = bus
         self._clock = clock
         self._records = records
-        self._deeds = deeds
+        self._actions = actions
         self._observer = observer
-        self._teacher = teacher
-        self._registrar = registrar
-        self._switches = Switches(bus)
+        self._limits = limits
+        self._nodes = nodes
+        self._control = ControlDocuments(bus)
         self.open = asyncio.Event()
-        """Set once questions are heard."""
+        """Set once the service answers."""
 
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""
         handlers: dict[str, Handler] = {
-            "limits": self._limits,
-            "nodes": self._nodes,
+            "limits": self._show_limits,
+            "nodes": self._show_nodes,
             **dict.fromkeys(("set_limit", "exclude", "include", "control"), self._audited),
         }
         async with self._bus.answer(_HEALTH, handlers):
             self.open.set()
             await asyncio.Event().wait()
 
-    async def _limits(self, question: Message) -> Message:
+    async def _show_limits(self, question: Message) -> Message:
         assert isinstance(question, ShowLimits)
-        return await self._teacher.show(question.job)
+        return await self._limits.show(question.job)
 
-    async def _nodes(self, question: Message) -> Message:
+    async def _show_nodes(self, question: Message) -> Message:
         assert isinstance(question, ShowNodes)
         job = None if question.job == CLUSTER else question.job
-        register = await self._registrar.read()
-        control, _ = await self._switches.read(CLUSTER)
-        heard = self._observer.silences(job)
-        asked = question.nodes or tuple(heard if job else {*heard, *register.nodes})
+        register = await self._nodes.read()
+        control, _ = await self._control.read(CLUSTER)
+        silences = self._observer.silences(job)
+        asked = question.nodes or tuple(silences if job else {*silences, *register.nodes})
         return NodeStandings(
-            nodes=standings(asked, register, control.exclusions, heard, self._clock.wall())
+            nodes=standings(asked, register, control.exclusions, silences, self._clock.wall())
         )
 
     async def _audited(self, question: Message) -> Message:
-        assert isinstance(question, Deed)
+        assert isinstance(question, Request)
         try:
             if isinstance(question, SetLimit | SetControl):
                 await self._check_known(question.job)
-            done = await self._done(question)
+            done = await self._carry_out(question)
         except EverstepError as error:
             self._records.keep(self._acted(question, "refused", f"{question.reason}: {error}"))
             raise
@@ -97,26 +98,28 @@ class Answers:
         return done
 
     async def _check_known(self, job: str) -> None:
-        """A wrong name must not be taken: nobody would notice that what was asked never acts."""
+        """Refuse an unknown job: a request with a wrong name would be accepted, and never act."""
         if job == CLUSTER or self._observer.has_heard(job):
             return
         for bucket in ("ROUNDS", "LIMITS", "CONTROL"):
             if (await self._bus.documents(bucket).get(job)).data is not None:
                 return
-        raise RefusalError("404", f"there is no job {job}: ask once it was started")
+        raise RefusalError("404", f"there is no job {job}: ask once it has started")
 
-    async def _done(self, question: Deed) -> Done:
+    async def _carry_out(self, question: Request) -> Done:
         match question:
             case ExcludeNode():
-                return await self._deeds.exclude(question)
+                return await self._actions.exclude(question)
             case IncludeNode():
-                return await self._deeds.include(question)
+                return await self._actions.include(question)
             case SetControl():
-                return await self._deeds.switch(question)
+                return await self._actions.switch(question)
             case SetLimit():
-                return await self._teacher.set(question)
+                return await self._limits.set(question)
+            case _:
+                assert_never(question)
 
-    def _acted(self, question: Deed, outcome: str, reason: str) -> OperatorActed:
+    def _acted(self, question: Request, outcome: str, reason: str) -> OperatorActed:
         action, target = _named(question)
         return OperatorActed(
             id=new_id(),
@@ -132,15 +135,16 @@ class Answers:
         )
 
 
-def _named(question: Deed) -> tuple[str, str]:
-    """The action and what it is about, as in `operator_acted`."""
+def _named(question: Request) -> tuple[str, str]:
+    """The action and its target, as in `operator_acted`."""
     match question:
         case ExcludeNode(node=node):
             return "exclude_node", node
         case IncludeNode(node=node):
             return "include_node", node
         case SetControl(changes=changes):
-            said = ", ".join(f"{name}={value}" for name, value in changes.items())
-            return "set_control", said
+            return "set_control", ", ".join(f"{name}={value}" for name, value in changes.items())
         case SetLimit(limit=limit):
             return "set_limit", f"{limit.section or 'outside'}={limit.limit_s:g} s"
+        case _:
+            assert_never(question)

@@ -1,10 +1,9 @@
-"""The observer: hears every beat, asks the domain, records what it finds."""
+"""Hears every beat, has the domain judge it, and records the findings."""
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from everstep import subjects
 from everstep.bus.containment import Containment
@@ -25,47 +24,52 @@ from everstep.messages import (
     RankStalled,
     StallLocated,
 )
-from everstep_services.health.domain.findings import Finding, Lost, Returned
+from everstep.messages.stamp import FactHead
+from everstep_services.health.domain.findings import Finding, NodeLoss, NodeReturn
 from everstep_services.health.domain.fleet import Fleet
-from everstep_services.health.domain.job_nodes import Limits
-from everstep_services.health.domain.stalls import Located, Locator
-from everstep_services.health.limit_learner import Teacher
-from everstep_services.health.read_lag import Echo
+from everstep_services.health.domain.stalls import LocatedStall, StallLocator
+from everstep_services.health.learned_limits import LearnedLimits
+from everstep_services.health.read_lag import ReadLag
 from everstep_services.health.settings import HealthSettings
 
 log = logging.getLogger(__name__)
 
 _SOURCE = "health"
 _REMIND_EVERY_S = 1.0
-_KNOCK_WITHIN_S = 5.0
+_PROBE_WITHIN_S = 5.0
 
 
-class Observer:
+class HealthObserver:
     """One of any number of replicas: all hear the same beats and make the same facts.
 
-    It keeps nothing. A new one knows a node from its first beat on.
+    It stores nothing. A new replica knows a node from its first beat on.
     """
 
     def __init__(
-        self, settings: HealthSettings, bus: Bus, clock: Clock, records: Recorder, teacher: Teacher
+        self,
+        settings: HealthSettings,
+        bus: Bus,
+        clock: Clock,
+        records: Recorder,
+        limits: LearnedLimits,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._clock = clock
         self._records = records
-        self._teacher = teacher
-        self._fleet = Fleet(_limits(settings))
-        self._locator = Locator(settings.forget_after_s)
-        self.echo = Echo(bus)
+        self._limits = limits
+        self._fleet = Fleet(settings)
+        self._locator = StallLocator(settings.forget_after_s)
+        self.read_lag = ReadLag(bus)
         self._beats: Inbox[NodeBeat] | None = None
         self._dropped = 0
-        self._sighted_blind_s = 0.0
+        self._reported_blind_s = 0.0
         self._blinded_by = ""
         self._counts: Counter[str] = Counter()
         self._contained = Containment("the observer")
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """The numbers for metrics."""
         jobs, nodes, lost = self._fleet.counts()
         names = ("beats", "hails", "knocks", "inquiries", "lost", "returned", "stalls")
         return {
@@ -82,11 +86,11 @@ class Observer:
         return self._fleet.silences(job, self._clock.now())
 
     def has_heard(self, job: str) -> bool:
-        """Some node of the job has beaten, and was not forgotten yet."""
+        """Whether health has heard a node of the job, and has not forgotten it."""
         return bool(self._fleet.silences(job, self._clock.now()))
 
     def nodes(self) -> int:
-        """How many nodes are known from their beats."""
+        """The number of nodes that health has heard and not forgotten."""
         _, heard, lost = self._fleet.counts()
         return heard + lost
 
@@ -103,30 +107,30 @@ class Observer:
     def _hear(self, beat: NodeBeat) -> None:
         now = self._clock.now()
         finding = self._fleet.hear(beat, now)
-        self._locator.hear(beat, self._fleet.sighted_s(now))
-        self._teacher.hear(beat)
+        self._locator.hear(beat, self._fleet.seen_s(now))
+        self._limits.hear(beat)
         if finding is not None:
             self._announce_return(finding)
 
     async def follow_jobs_for_ever(self) -> None:
-        """Hear which jobs are over, so that nobody waits for their nodes."""
+        """Follow which jobs are over: their nodes are not lost when they fall silent."""
         async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
             async for fact in ended:
                 with self._contained.of("the end of a job"):
                     self._fleet.end_job(fact.job)
                     self._locator.end_job(fact.job)
-                    self._teacher.end_job(fact.job)
+                    self._limits.end_job(fact.job)
 
     async def follow_stalls_for_ever(self) -> None:
-        """Hear which ranks have stalled, as their agents find."""
+        """Follow which ranks have stalled, as their agents report."""
         subject = subjects.fact(None, "rank_stalled")
         async with self._bus.subscribe(subject, RankStalled) as stalls:
             async for fact in stalls:
                 with self._contained.of("a stall"):
-                    self._locator.stalled(fact, self._fleet.sighted_s(self._clock.now()))
+                    self._locator.stalled(fact, self._fleet.seen_s(self._clock.now()))
 
     async def follow_recoveries_for_ever(self) -> None:
-        """Hear which of them move again."""
+        """Follow which stalled ranks move again."""
         subject = subjects.fact(None, "rank_recovered")
         async with self._bus.subscribe(subject, RankRecovered) as recoveries:
             async for fact in recoveries:
@@ -134,24 +138,24 @@ class Observer:
                     self._locator.recovered(fact)
 
     async def remind_for_ever(self) -> None:
-        """Say again who is lost. Rendezvous may have been away, or have heard the node since."""
+        """Report lost nodes again: rendezvous may have been away, or have heard the node since."""
         while True:
             await self._clock.sleep(_REMIND_EVERY_S)
             for finding in self._fleet.still_lost():
                 with self._contained.of("a reminder"):
-                    self._tell_loss(self._loss(finding))
+                    self._send_loss(self._loss(finding))
 
     async def judge_for_ever(self) -> None:
         """Judge every silence and every stall, once a tick."""
-        async with asyncio.TaskGroup() as knocking:
+        async with asyncio.TaskGroup() as probes:
             while True:
                 await self._clock.sleep(self._fleet.tick_s)
                 with self._contained.of("a judgement"):
-                    self._judge(knocking)
+                    self._judge(probes)
 
-    def _judge(self, knocking: asyncio.TaskGroup) -> None:
+    def _judge(self, probes: asyncio.TaskGroup) -> None:
         now, is_blind = self._clock.now(), self._is_blind()
-        read_at = now if is_blind else self.echo.read_at(now)
+        read_at = now if is_blind else self.read_lag.read_at(now)
         for loss in self._fleet.judge(now, is_blind=is_blind, read_at=read_at):
             self._announce_loss(loss)
         if self._fleet.is_behind:
@@ -162,29 +166,29 @@ class Observer:
         for asked, silent in self._fleet.inquiries(now):
             self._counts["inquiries"] += 1
             self._bus.send(subjects.hail(asked.job, asked.node), _inquiry(asked, silent))
-        for beat in self._fleet.knocks(now):
-            knocking.create_task(self._knock(beat), name=f"knock-{beat.node}")
+        for beat in self._fleet.probes(now):
+            probes.create_task(self._probe(beat), name=f"probe-{beat.node}")
         if not is_blind:
-            seen_s = self._fleet.sighted_s(now)
+            seen_s = self._fleet.seen_s(now)
             for stall in self._locator.judge(seen_s, self._fleet.back_s):
                 self._announce_stall(stall)
             self._announce_blindness()
-        self._teacher.forget(self._settings.forget_after_s)
+        self._limits.forget(self._settings.forget_after_s)
 
-    async def _knock(self, beat: NodeBeat) -> None:
-        """Learn whether anybody hears what a node is asked. What cannot be told is no answer."""
-        self._counts["knocks"] += 1
+    async def _probe(self, beat: NodeBeat) -> None:
+        """Find out whether the node still has a subscriber; a probe that fails has no result."""
+        self._counts["knocks"] += 1  # the metric has kept its first name
         is_there: bool | None
         try:
             subject = subjects.hail(beat.job, beat.node)
-            is_there = await self._bus.deliver(subject, _hail(beat), within_s=_KNOCK_WITHIN_S)
+            is_there = await self._bus.deliver(subject, _hail(beat), within_s=_PROBE_WITHIN_S)
         except BusTimeoutError:
             is_there = None
         except EverstepError as error:
-            log.debug("knock_untold job=%s node=%s error=%s", beat.job, beat.node, error)
+            log.debug("probe_failed job=%s node=%s error=%s", beat.job, beat.node, error)
             return
-        with self._contained.of("a knock"):
-            self._fleet.knocked(beat, is_there, self._clock.now())
+        with self._contained.of("a probe"):
+            self._fleet.probed(beat, is_there, self._clock.now())
 
     def _is_blind(self) -> bool:
         dropped = 0 if self._beats is None else self._beats.dropped
@@ -195,23 +199,26 @@ class Observer:
             self._blinded_by = f"{missed} beats came faster than they could be read"
         else:
             return False
-        self.echo.forget()
+        self.read_lag.forget()
         return True
 
-    def _announce_loss(self, finding: Lost) -> None:
+    def _announce_loss(self, finding: NodeLoss) -> None:
         beat = finding.beat
         log.warning("node_lost job=%s node=%s reason=%r", beat.job, beat.node, finding.reason)
         self._counts["lost"] += 1
         fact = self._loss(finding)
         self._records.keep(fact)
-        self._tell_loss(fact)
+        self._send_loss(fact)
 
-    def _tell_loss(self, fact: NodeLost) -> None:
+    def _send_loss(self, fact: NodeLost) -> None:
         self._bus.send(subjects.lost(fact.job, fact.node), fact)
 
-    def _loss(self, finding: Lost) -> NodeLost:
+    def _loss(self, finding: NodeLoss) -> NodeLost:
         return NodeLost(
-            **self._about(finding),
+            **self._head(finding),
+            round=finding.beat.round,
+            node=finding.beat.node,
+            reason=finding.reason,
             silence_s=round(finding.silence_s, 3),
             limit_s=finding.limit_s,
             blind_s=round(finding.blind_s, 3),
@@ -219,43 +226,46 @@ class Observer:
             last_step=finding.last_step,
         )
 
-    def _announce_return(self, finding: Returned) -> None:
+    def _announce_return(self, finding: NodeReturn) -> None:
         beat = finding.beat
         log.info("node_returned job=%s node=%s reason=%r", beat.job, beat.node, finding.reason)
         self._counts["returned"] += 1
         self._records.keep(
             NodeReturned(
-                **self._about(finding),
+                **self._head(finding),
+                round=beat.round,
+                node=beat.node,
+                reason=finding.reason,
                 away_s=round(finding.away_s, 3),
                 loss=finding.loss,
                 how=finding.how,
             )
         )
 
-    def _announce_stall(self, found: Located) -> None:
-        log.warning("stall_located job=%s round=%d reason=%r", found.job, found.round, found.reason)
+    def _announce_stall(self, stall: LocatedStall) -> None:
+        log.warning("stall_located job=%s round=%d reason=%r", stall.job, stall.round, stall.reason)
         self._counts["stalls"] += 1
         self._records.keep(
             StallLocated(
-                id=found.id,
-                job=found.job,
+                id=stall.id,
+                job=stall.job,
                 at=self._clock.wall(),
                 source=_SOURCE,
-                round=found.round,
-                first_ranks=found.first_ranks,
-                nodes=found.nodes,
-                waiting_ranks=found.waiting_ranks,
-                section=found.section,
-                lead_s=found.lead_s,
-                is_certain=found.is_certain,
-                reason=found.reason,
+                round=stall.round,
+                first_ranks=stall.first_ranks,
+                nodes=stall.nodes,
+                waiting_ranks=stall.waiting_ranks,
+                section=stall.section,
+                lead_s=stall.lead_s,
+                is_certain=stall.is_certain,
+                reason=stall.reason,
             )
         )
 
     def _announce_blindness(self) -> None:
-        """Said once we see again, if it was long enough to hide the loss of a node."""
-        blind_s = self._fleet.blind_s - self._sighted_blind_s
-        self._sighted_blind_s = self._fleet.blind_s
+        """Record a blindness that is over, if it was long enough to hide the loss of a node."""
+        blind_s = self._fleet.blind_s - self._reported_blind_s
+        self._reported_blind_s = self._fleet.blind_s
         reason = self._blinded_by or "this process got no turn"
         self._blinded_by = ""
         if blind_s < self._settings.silence_limit_s:
@@ -272,21 +282,17 @@ class Observer:
             )
         )
 
-    def _about(self, finding: Finding) -> dict[str, Any]:
-        """What the fact of every finding says."""
+    def _head(self, finding: Finding) -> FactHead:
         return {
             "id": finding.id,
             "job": finding.beat.job,
             "at": self._clock.wall(),
             "source": _SOURCE,
-            "round": finding.beat.round,
-            "node": finding.beat.node,
-            "reason": finding.reason,
         }
 
 
 def _hail(beat: NodeBeat) -> BeatNow:
-    reason = f"{beat.node} is not heard"
+    reason = f"health does not hear {beat.node}"
     return BeatNow(id=new_id(), job=beat.job, round=beat.round or 0, node=beat.node, reason=reason)
 
 
@@ -299,19 +305,4 @@ def _inquiry(asked: NodeBeat, silent: Sequence[NodeBeat]) -> BeatNow:
         node=asked.node,
         reason=f"do the wardens of {names} live?",
         wardens=tuple(beat.warden for beat in silent if beat.warden is not None),
-    )
-
-
-def _limits(settings: HealthSettings) -> Limits:
-    return Limits(
-        silence_s=settings.silence_limit_s,
-        hail_after_s=settings.hail_after_s,
-        hailed_s=settings.hailed_limit_s,
-        all_silent_s=settings.all_silent_limit_s,
-        stopped_s=settings.stopped_limit_s,
-        reconnect_s=settings.reconnect_grace_s,
-        moving_most_s=settings.moving_limit_most_s,
-        tick_s=settings.tick_s,
-        pause_s=settings.pause_most_s,
-        forget_s=settings.forget_after_s,
     )

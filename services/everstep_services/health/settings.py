@@ -7,26 +7,27 @@ _LEAST_HAILED_S = 1.5
 
 
 class LimitSettings(Settings, frozen=True, kw_only=True):
-    """How the limits past which ranks have stalled are learned."""
+    """How health learns the limits past which a rank counts as stalled."""
 
     factor: float = 5.0
-    """A limit is so many times the longest that any rank took."""
+    """A limit is the longest time of any rank, times this."""
     floor_s: float = 120.0
     """The lowest limit of a section."""
     cap_s: float = 1800.0
-    """The highest, unless twice the longest is more."""
+    """The highest limit of a section, unless twice the longest time is more."""
     long_floor_s: float = 900.0
     """The lowest limit of checkpoint and evaluation."""
     long_cap_s: float = 4 * 3600.0
-    """The highest limit of checkpoint and evaluation, unless twice the longest is more."""
+    """The highest limit of checkpoint and evaluation, unless twice the longest time is more."""
     first_step_floor_s: float = 3600.0
     """The lowest limit for everything up to the end of a round's first step."""
     first_step_cap_s: float = 7200.0
-    """The highest, and the one that holds until a first step was seen."""
+    """The highest limit for that; it also holds until health has seen a first step."""
     observations: int = 3
-    """A section must have ended so often on a node; checkpoint and evaluation once."""
+    """Health learns from a section once it has ended this often on a node; from checkpoint and
+    evaluation once they have ended once."""
     write_every_s: float = 10.0
-    """How often the limits of a job may change."""
+    """The shortest time between two changes of a job's limits."""
 
     def __post_init__(self) -> None:
         if self.factor < 2:
@@ -46,30 +47,30 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
 
 
 class NodeSettings(Settings, frozen=True, kw_only=True):
-    """What makes a node suspect, and when health excludes one, if it may."""
+    """What makes a node suspect, and how health excludes nodes, if it is allowed to."""
 
     strikes_limit: int = 3
-    """A node with so many strikes is suspect."""
+    """A node with this many strikes is suspect."""
     strikes_window_s: float = 7 * 86400.0
     """How far back strikes count."""
     check_windows: int = 2
-    """A check must fail in so many windows, without passing in between, to make a node suspect."""
+    """A node is suspect once a check fails in this many windows without passing in between."""
     check_window_s: float = 300.0
-    """How long such a window is."""
+    """The length of such a window."""
     distrust_ratio: float = 0.5
-    """A check that fails on this share of the nodes on which it ran counts against nobody …"""
+    """A check that fails on this share of the nodes on which it ran counts against no node …"""
     distrust_nodes: int = 3
-    """… if they are at least so many."""
+    """… if it fails on at least this many."""
     exclude_ttl_s: float = 86400.0
-    """How long a node is excluded; twice as long with each time that health excludes it again."""
+    """How long a node is excluded; each time that health excludes it again doubles that."""
     exclude_most: int = 3
-    """Health excludes the same node so often within four windows of strikes, and then no more."""
+    """How often health excludes the same node within four windows of strikes."""
     breaker_ratio: float = 0.05
-    """The share of all nodes, but at least one, that health may exclude …"""
+    """The share of all nodes, but at least one node, that health may exclude …"""
     breaker_window_s: float = 3600.0
-    """… within this time. Beyond it, it excludes none until the time has passed once more."""
+    """… within this time. Beyond that, it excludes no node until this time has passed again."""
     judge_every_s: float = 10.0
-    """How often nodes are judged when nothing new is said of them."""
+    """How often health judges nodes without new facts about them."""
 
     def __post_init__(self) -> None:
         for name in ("strikes_limit", "check_windows", "distrust_nodes", "exclude_most"):
@@ -92,39 +93,38 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
 
 
 class HealthSettings(Settings, frozen=True, kw_only=True):
-    """When a node that is not heard is lost. Agents are heard once a second."""
+    """When a silent node is lost. Agents send a beat a second."""
 
     silence_limit_s: float = 3.0
-    """A node is lost after so long without a beat, if nothing speaks against it."""
+    """A node is lost after this time without a beat, if nothing explains its silence."""
     hail_after_s: float = 1.1
-    """After so long without a beat, and if nothing speaks for it, a node is asked for one."""
+    """After this time without a beat, health asks the node for one, unless its training moves."""
     hailed_limit_s: float = 1.75
-    """The limit of a node that was asked and did not answer, once its training stands."""
+    """The limit of a node that was asked and did not answer, once its training has stopped."""
     all_silent_limit_s: float = 15.0
-    """The limit while no node of the job is heard: then the bus or we may be to blame."""
+    """The limit while no node of the job is heard: the cause may be the bus, or health itself."""
     stopped_limit_s: float = 30.0
-    """The limit of a node whose agent is not heard, while its warden still answers other agents of
-    the job and its round goes on: the agent is stopped, or has no turn, and the ranks are there. 0
-    for no such patience."""
+    """The limit of a node whose warden still answers other agents of the job while its round goes
+    on: the agent is stopped or gets no turn, and its ranks run. 0 turns this off."""
     reconnect_grace_s: float = 10.0
-    """After we lost the bus, a node that has not been heard since may be silent for so much
-    longer: it may be on its way back, too. And a node whose connection closed, while others train
-    on, is lost only after so long. More than [bus] reconnect_jitter_s, by some seconds."""
+    """After health was cut off from the bus, a node that has not been heard since may be silent
+    for this much longer: it may be reconnecting, too. A node whose connection closed, while others
+    train on, is lost only after this time. Set it some seconds above [bus] reconnect_jitter_s."""
     moving_limit_most_s: float = 300.0
-    """A training that takes long steps is believed to move for one and a half times its
-    longest step, but never for longer than this."""
+    """A training counts as moving for one and a half times its longest step after a move, but
+    never for longer than this."""
     tick_s: float = 0.0625
-    """How often silence is judged."""
+    """How often health judges silence."""
     pause_most_s: float = 0.75
-    """A pause of ours that was longer is time in which we were blind ourselves, and so is the time
-    in which we read what was sent so long ago. After a shorter one we only hear first what was said
-    meanwhile."""
+    """A longer pause of this process counts as blindness, and so does the time in which it reads
+    messages that have waited for longer. After a shorter pause, it first reads the messages that
+    were sent meanwhile."""
     forget_after_s: float = 6 * 3600.0
-    """A node that has not been heard for so long is forgotten."""
+    """Health forgets a node after this time without a beat."""
     inbox_beats: int = 32_768
-    """Beats that may wait to be read; beyond it the oldest are dropped, and we are blind."""
+    """How many beats may wait; beyond that, the oldest are dropped and health is blind."""
     limits: LimitSettings = LimitSettings()
-    """How limits are learned."""
+    """How health learns limits."""
     nodes: NodeSettings = NodeSettings()
     """What makes a node suspect."""
 

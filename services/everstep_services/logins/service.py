@@ -1,7 +1,7 @@
-"""Gives whoever is logged in the same login with a later end.
+"""Renews a login: gives its holder the same login with a later end.
 
-It keeps nothing: the token that is shown to it says whose login it is, its signature that it is one
-of ours, and the subject of the question, which the server has checked, for which job it may ask.
+The service stores nothing. The token names the holder, its signature proves that this control plane
+made it, and the subject of the question, which the server has checked, names the job.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ class LoginService:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run."""
+        """What the process runs until it ends."""
         return (self.answer_for_ever,)
 
     def statistics(self) -> dict[str, float]:
-        """What it has done so far, for metrics."""
+        """The numbers for metrics."""
         return dict(self._counters)
 
     async def answer_for_ever(self) -> None:
-        """Answer whoever asks."""
+        """Answer until cancelled."""
         async with self._bus.answer(LOGINS, {"renew": self._renew}):
             await asyncio.Event().wait()
 
@@ -53,7 +53,7 @@ class LoginService:
 
 @asynccontextmanager
 async def opened(signers: Signers, bus_settings: BusSettings) -> AsyncIterator[Parts]:
-    """The service, open whether the bus is there or not."""
+    """A replica, whether or not the bus is there."""
     async with connect(bus_settings, "logins", wait=False) as bus:
         service = LoginService(bus, signers)
         yield Parts(

@@ -1,4 +1,4 @@
-"""The [logins] section: where the keys are that sign logins, and how long a login is good for."""
+"""The [logins] section: where the signing keys are, and how long a login is valid."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ class LoginSettings(Settings, frozen=True, kw_only=True):
 
     keys_dir: Path | None = None
     """The folder with `agents.seed` and `services.seed`, as `everstep bus setup` makes it. With
-    them logins can be made for every job, and nothing else can be done."""
+    them, a process can make logins for every job, and nothing else."""
     valid_s: int = 7 * 86400
-    """How long a renewed login is good for. It is renewed again when about half of it has passed,
-    so this service may be away for the other half."""
+    """How long a renewed login is valid. It is renewed again after about half of this time, so this
+    service may be away for the other half."""
 
     def __post_init__(self) -> None:
         if self.valid_s < _LEAST_S:

@@ -1,18 +1,22 @@
-"""What health says about a node, why, and under which id: the same from every observer."""
+"""What health finds about a node, and why. Every observer makes the same finding and id."""
 
-import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
+from everstep.ids import id_from
 from everstep.messages import NodeBeat
+
+ReturnCause = Literal["restarted", "paused", "cut_off"]
+"""Why a node was silent, in the words of `node_returned`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """Nothing was heard of a node past the limit, and nothing explains it."""
+class NodeLoss:
+    """A node was silent past its limit, and nothing explains that."""
 
     id: str
     beat: NodeBeat
-    """The last that was heard."""
+    """The last beat before the loss."""
     silence_s: float
     limit_s: float
     blind_s: float
@@ -20,61 +24,59 @@ class Lost:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that all of its ranks had finished."""
+        """The last step that all ranks of the node had finished."""
         return min((rank.step for rank in self.beat.ranks if rank.step is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """A node that had been lost is heard again."""
+class NodeReturn:
+    """A node that was lost is heard again."""
 
     id: str
     beat: NodeBeat
-    """The first that was heard again."""
+    """The first beat after the loss."""
     away_s: float
     reason: str
     loss: str
-    """The id of the finding that is over."""
-    how: str
-    """As in `node_returned`."""
+    """The id of the loss that is over."""
+    how: ReturnCause
 
 
-Finding = Lost | Returned
+Finding = NodeLoss | NodeReturn
 
 
-def lost(beat: NodeBeat, silence_s: float, limit_s: float, *, blind_s: float, others: str) -> Lost:
-    """The finding, from the last beat that was heard."""
-    said = f"its last word: {beat.state}"
+def loss_of(
+    beat: NodeBeat, silence_s: float, limit_s: float, *, blind_s: float, evidence: str
+) -> NodeLoss:
+    """The loss of the node whose last beat is `beat`."""
+    state = f"its last beat: {beat.state}"
     if beat.round is not None:
-        said += f", round {beat.round}" + ("" if beat.slot is None else f", slot {beat.slot}")
-    apart = f", {blind_s:.1f} s of our own blindness not counted" if blind_s >= 0.1 else ""
-    return Lost(
-        id=_id("lost", beat.job, beat.node, str(beat.sequence), beat.at.isoformat()),
+        state += f", round {beat.round}" + ("" if beat.slot is None else f", slot {beat.slot}")
+    blind = f", without {blind_s:.1f} s in which health was blind" if blind_s >= 0.1 else ""
+    # All observers hear the last beat, so their ids agree. Its time is part of the id, because an
+    # agent that is started again counts its beats from the start.
+    return NodeLoss(
+        id=id_from("lost", beat.job, beat.node, str(beat.sequence), beat.at.isoformat()),
         beat=beat,
         silence_s=silence_s,
         limit_s=limit_s,
         blind_s=blind_s,
-        reason=f"{beat.node} is silent for {silence_s:.1f} s (limit {limit_s:g} s{apart}); "
-        f"{said}; {others}",
+        reason=f"{beat.node} is silent for {silence_s:.1f} s (limit {limit_s:g} s{blind}); "
+        f"{state}; {evidence}",
     )
 
 
-def returned(loss: str, last: NodeBeat, beat: NodeBeat, away_s: float) -> Returned:
-    """The finding, from the last beat before the loss and the first after it."""
+def return_of(loss: str, last: NodeBeat, beat: NodeBeat, away_s: float) -> NodeReturn:
+    """The return of a node, from the last beat before its loss and the first after it."""
+    how: ReturnCause
     missed = beat.sequence - last.sequence - 1
     if missed < 0:
-        how, reason = "restarted", "its agent was started anew"
+        how, reason = "restarted", "its agent was started again"
     elif missed < away_s / 2:
         how = "paused"
         reason = f"its agent was paused: it sent {missed} beats in {away_s:.1f} s"
     else:
         how, reason = "cut_off", f"its agent ran on: {missed} beats did not get here"
-    return Returned(
-        id=_id("returned", loss), beat=beat, away_s=away_s, reason=reason, loss=loss, how=how
+    return NodeReturn(
+        id=id_from("returned", loss), beat=beat, away_s=away_s, reason=reason, loss=loss, how=how
     )
-
-
-def _id(*parts: str) -> str:
-    # Of the last beat, which every observer heard: so that all of them make one fact. The sender's
-    # time is in it because an agent that is started anew counts its beats from the start.
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,109 +1,141 @@
-"""Which nodes are lost: silence that neither our own blindness nor moving training explains.
+"""Which nodes are lost: neither blindness of health nor moving training explains their silence.
 
-Moving training explains silence. It explains no connection that closed, and stays closed.
+Moving training does not explain a connection that closed and stays closed.
 """
 
 import itertools
 from math import inf
 
 from everstep.messages import NodeBeat
-from everstep_services.health.domain.findings import Lost, Returned
-from everstep_services.health.domain.job_nodes import Company, Limits, Moment
-from everstep_services.health.sight import SightedClock
+from everstep_services.health.domain.findings import NodeLoss, NodeReturn
+from everstep_services.health.domain.job_nodes import JobNodes, ObserverTime
+from everstep_services.health.settings import HealthSettings
 
 _FORGET_EVERY_S = 60.0
 _HAILS_MOST = 256
-"""At once: where more are silent, it is not they who are to blame."""
+"""At once. Where more nodes are silent, the cause is not in the nodes."""
 _REMINDERS_MOST = 1024
 _HURRY = 4
-"""So many ticks in the time of one while we are late: so that we judge as soon as we have read."""
+"""While health is late, it judges this many times in the time of one tick."""
+
+
+class ObserverClock:
+    """The observer's monotonic clock without the time in which it was blind.
+
+    Silence by this clock is silence that health has witnessed. Read it often: a process that did
+    not read it for more than `pause_s` was stopped or got no turn, and the messages of that time
+    still wait in a queue.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._awake_at: float | None = None
+        self._ticked_s = 0.0
+        self.blind_s = 0.0
+
+    def read(self, now: float) -> float:
+        """The seconds in which the observer was not blind."""
+        if self._awake_at is not None and now - self._awake_at > self._pause_s:
+            self.blind_s += now - self._awake_at
+        self._awake_at = now
+        return now - self.blind_s
+
+    def tick(self, now: float, *, is_blind: bool) -> float:
+        """The same, once a tick; with `is_blind` the clock stands still since the last tick."""
+        seen_s = self.read(now)
+        if is_blind and seen_s > self._ticked_s and self._ticked_s:
+            self.blind_s += seen_s - self._ticked_s
+            seen_s = self._ticked_s
+        self._ticked_s = seen_s
+        return seen_s
 
 
 class Fleet:
-    """The nodes of all jobs. The same calls give the same findings, on any machine.
+    """The nodes of all jobs. The same calls give the same findings on every machine.
 
-    `hear` for each beat, `judge` every `tick_s` of ours; both take the observer's monotonic clock.
+    Call `hear` for each beat and `judge` every `tick_s`; both take the monotonic clock as `now`.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._companies: dict[str, Company] = {}
-        self._sight = SightedClock(limits.pause_s)
+    def __init__(self, settings: HealthSettings) -> None:
+        self._settings = settings
+        self._jobs: dict[str, JobNodes] = {}
+        self._clock = ObserverClock(settings.pause_most_s)
         self._was_blind = self._is_late = False
-        self._shut: set[tuple[str, str]] = set()
-        """Job and node of those that nobody heard when they were asked for."""
+        self._closed: set[tuple[str, str]] = set()
+        """Job and node of each connection that a probe has found closed."""
         self._ticked_at = inf
         self._woke_at = -inf
         self.is_behind = False
-        """When all were judged last, what had been sent to us waited for too long to be read."""
+        """At the last judgement, messages had waited too long to be read."""
         self._back_s = -inf
         self._forgot_s = -inf
 
     @property
     def tick_s(self) -> float:
-        """How long to wait before all are judged again."""
-        return self._limits.tick_s / (_HURRY if self._is_late else 1)
+        """The time to wait before the next judgement."""
+        return self._settings.tick_s / (_HURRY if self._is_late else 1)
 
     @property
     def blind_s(self) -> float:
-        """How long the observer has been blind, since it began."""
-        return self._sight.blind_s
+        """How long the observer has been blind since its start."""
+        return self._clock.blind_s
 
     @property
     def back_s(self) -> float:
-        """When the observer last ceased to be blind, in sighted seconds."""
+        """When the observer last ceased to be blind, by its clock."""
         return self._back_s
 
-    def sighted_s(self, now: float) -> float:
-        """Seconds in which the observer was not blind."""
-        return self._sight.read(now)
+    def seen_s(self, now: float) -> float:
+        """The time by the observer's clock, which stands still while the observer is blind."""
+        return self._clock.read(now)
 
     def silences(self, job: str | None, now: float) -> dict[str, tuple[float, bool]]:
         """How long each node of a job, or of all, is silent, and whether it is lost."""
-        seen_s = self._sight.read(now)
-        found: dict[str, tuple[float, bool]] = {}
-        for name, company in self._companies.items():
+        seen_s = self._clock.read(now)
+        silences: dict[str, tuple[float, bool]] = {}
+        for name, job_nodes in self._jobs.items():
             if job not in {None, name}:
                 continue
-            for is_lost, nodes in ((True, company.lost), (False, company.nodes)):
-                for node, known in nodes.items():
-                    said = (max(0.0, seen_s - known.seen_s), is_lost)
-                    found[node] = min(found.get(node, said), said)
-        return found
+            for is_lost, nodes in ((True, job_nodes.lost), (False, job_nodes.nodes)):
+                for node, state in nodes.items():
+                    silence = (max(0.0, seen_s - state.seen_s), is_lost)
+                    silences[node] = min(silences.get(node, silence), silence)
+        return silences
 
     def counts(self) -> tuple[int, int, int]:
-        """Jobs, nodes that are heard, and nodes that are lost."""
-        known = self._companies.values()
-        return len(known), sum(len(c.nodes) for c in known), sum(len(c.lost) for c in known)
+        """The numbers of jobs, of nodes that are heard, and of nodes that are lost."""
+        jobs = self._jobs.values()
+        return len(jobs), sum(len(job.nodes) for job in jobs), sum(len(job.lost) for job in jobs)
 
-    def hear(self, beat: NodeBeat, now: float) -> Returned | None:
-        """A sign of life; the finding that it makes, if it comes from a lost node."""
-        company = self._companies.get(beat.job)
-        if company is None:
-            company = self._companies[beat.job] = Company(self._limits)
-        return company.hear(beat, self._sight.read(now), now)
+    def hear(self, beat: NodeBeat, now: float) -> NodeReturn | None:
+        """Take in a beat; return the finding that it makes, if the node was lost."""
+        job = self._jobs.get(beat.job)
+        if job is None:
+            job = self._jobs[beat.job] = JobNodes(self._settings)
+        return job.hear(beat, self._clock.read(now), now)
 
-    def end_job(self, job: str) -> None:
-        """The job is over."""
-        company = self._companies.get(job)
-        if company is not None:
-            company.end()
+    def end_job(self, name: str) -> None:
+        """The job is over: its nodes are not lost when they fall silent."""
+        job = self._jobs.get(name)
+        if job is not None:
+            job.end()
 
-    def judge(self, now: float, *, is_blind: bool, read_at: float = inf) -> list[Lost]:
-        """Each node whose loss is new.
+    def judge(self, now: float, *, is_blind: bool, read_at: float = inf) -> list[NodeLoss]:
+        """The losses that are new.
 
-        `is_blind`: since the last call, beats may have gone past us unheard. `read_at`: all that
-        was sent to us until then has been heard; what came later may still wait.
+        `is_blind`: beats may have been missed since the last call. `read_at`: health has read every
+        message that was sent to it before this time; later ones may still wait.
         """
-        limits = self._limits
-        # What is sent right after one tick is known to be read at the next, at the earliest.
-        self.is_behind = not is_blind and now - read_at > limits.pause_s + limits.tick_s
-        seen_s = self._sight.tick(now, is_blind=is_blind or self.is_behind)
-        has_paused = now - self._ticked_at > 2 * limits.tick_s
+        settings = self._settings
+        # What is sent right after one tick is known to be read at the next tick, at the earliest.
+        lag_most_s = settings.pause_most_s + settings.tick_s
+        self.is_behind = not is_blind and now - read_at > lag_most_s
+        seen_s = self._clock.tick(now, is_blind=is_blind or self.is_behind)
+        has_paused = now - self._ticked_at > 2 * settings.tick_s
         self._ticked_at = now
         if has_paused:
             self._woke_at = now
-        # After a pause, let us first hear what was said meanwhile.
+        # After a pause, first read the messages that were sent during the pause.
         is_unread = not is_blind and read_at < self._woke_at
         self._is_late = self.is_behind or has_paused or is_unread
         if self._is_late:
@@ -114,74 +146,68 @@ class Fleet:
         if was_blind:
             self._back_s = seen_s
         self._forget(seen_s)
-        at = Moment(seen_s, now, read_at, self._back_s)
-        shut = self._last_words()
-        return [one for company in self._companies.values() for one in company.judge(at, shut)]
+        time = ObserverTime(seen_s, now, read_at, self._back_s)
+        disconnected = self._disconnected()
+        return [loss for job in self._jobs.values() for loss in job.judge(time, disconnected)]
 
     def hails(self, now: float) -> list[NodeBeat]:
-        """The last beats of nodes to be asked for another one, after they were judged."""
-        seen_s = self._sight.read(now)
+        """The last beats of the nodes to hail now. Call it after `judge`."""
+        seen_s = self._clock.read(now)
         if self._was_blind or self._is_late:
             return []
-        asked = (
-            beat for company in self._companies.values() for beat in company.hails(seen_s, now)
-        )
-        return list(itertools.islice(asked, _HAILS_MOST))
+        beats = (beat for job in self._jobs.values() for beat in job.hails(seen_s, now))
+        return list(itertools.islice(beats, _HAILS_MOST))
 
     def inquiries(self, now: float) -> list[tuple[NodeBeat, list[NodeBeat]]]:
-        """Nodes that are to find out whether the wardens of silent ones live, and which."""
-        seen_s = self._sight.read(now)
+        """The nodes to ask whether the wardens of silent nodes live, each with those nodes."""
+        seen_s = self._clock.read(now)
         if self._was_blind or self._is_late:
             return []
-        return [one for company in self._companies.values() for one in company.inquiries(seen_s)]
+        return [inquiry for job in self._jobs.values() for inquiry in job.inquiries(seen_s)]
 
-    def knocks(self, now: float) -> list[NodeBeat]:
-        """The last beats of nodes of which to ask whether anybody hears them."""
-        seen_s = self._sight.read(now)
+    def probes(self, now: float) -> list[NodeBeat]:
+        """The last beats of the nodes whose connection to probe now."""
+        seen_s = self._clock.read(now)
         if self._was_blind or self._is_late:
             return []
-        asked = (
-            beat
-            for company in self._companies.values()
-            for beat in company.knocks(seen_s, self._back_s)
-        )
-        return list(itertools.islice(asked, _HAILS_MOST))
+        beats = (beat for job in self._jobs.values() for beat in job.probes(seen_s, self._back_s))
+        return list(itertools.islice(beats, _HAILS_MOST))
 
-    def knocked(self, asked: NodeBeat, is_there: bool | None, now: float) -> None:
-        """What came of that: it was taken in, or nobody listens, or it was not taken in (None).
+    def probed(self, asked: NodeBeat, is_there: bool | None, now: float) -> None:
+        """Note the result of a probe.
 
-        What could not be told is not said here.
+        True: the node's agent took it in. False: the node has no subscriber. None: it has one, but
+        nobody took the probe in. A probe that failed otherwise has no result.
         """
-        company = self._companies.get(asked.job)
-        if company is None or (
-            is_there is None and now - self._ticked_at > 2 * self._limits.tick_s
-        ):
-            return  # we had no turn, and may not have heard the answer
-        if company.knocked(asked, is_there, self._sight.read(now)):
-            self._shut.add((asked.job, asked.node))
+        job = self._jobs.get(asked.job)
+        has_paused = now - self._ticked_at > 2 * self._settings.tick_s
+        if job is None or (is_there is None and has_paused):
+            return  # health had no turn, and may have missed the answer
+        if job.probed(asked, is_there, self._clock.read(now)):
+            self._closed.add((asked.job, asked.node))
 
-    def still_lost(self) -> list[Lost]:
-        """Findings to be said again: who should act on them may not have heard, or not yet."""
-        known = (found for company in self._companies.values() for found in company.still_lost())
-        return list(itertools.islice(known, _REMINDERS_MOST))
+    def still_lost(self) -> list[NodeLoss]:
+        """The losses to report again: rendezvous may have missed them, or heard the node since."""
+        losses = (loss for job in self._jobs.values() for loss in job.still_lost())
+        return list(itertools.islice(losses, _REMINDERS_MOST))
 
-    def _last_words(self) -> list[float]:
-        """When each node fell silent that nobody hears any more, in order."""
-        found: list[float] = []
-        for job, node in list(self._shut):
-            company = self._companies.get(job)
-            word_s = None if company is None else company.last_word_s(node)
-            if word_s is None:
-                self._shut.discard((job, node))
+    def _disconnected(self) -> list[float]:
+        """When each node with a closed connection was last heard, sorted."""
+        times_s: list[float] = []
+        for name, node in list(self._closed):
+            job = self._jobs.get(name)
+            heard_s = None if job is None else job.disconnected_s(node)
+            if heard_s is None:
+                self._closed.discard((name, node))
             else:
-                found.append(word_s)
-        return sorted(found)
+                times_s.append(heard_s)
+        return sorted(times_s)
 
     def _forget(self, seen_s: float) -> None:
         if seen_s - self._forgot_s < _FORGET_EVERY_S:
             return
         self._forgot_s = seen_s
-        for job, company in list(self._companies.items()):
-            company.forget(seen_s - self._limits.forget_s)
-            if not company.nodes and not company.lost:
-                del self._companies[job]
+        for name, job in list(self._jobs.items()):
+            job.forget(seen_s - self._settings.forget_after_s)
+            if not job.nodes and not job.lost:
+                del self._jobs[name]

@@ -1,4 +1,8 @@
-"""The nodes of one job: who of them is silent, who is to be asked, who is lost."""
+"""The nodes of one job: which of them are silent, which to ask for a beat, which are lost.
+
+Times that end in `_s` are of the observer's clock, which stands still while health is blind; times
+that end in `_at`, and `now`, are of its monotonic clock.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -7,136 +11,119 @@ from itertools import islice
 from math import inf
 
 from everstep.messages import NodeBeat
-from everstep_services.health.domain.connection_probe import Door, is_alone
-from everstep_services.health.domain.findings import Lost, Returned, lost, returned
-from everstep_services.health.domain.progress import Motion, progress_age_s
+from everstep_services.health.domain.connection_probe import ConnectionProbe, is_alone
+from everstep_services.health.domain.findings import NodeLoss, NodeReturn, loss_of, return_of
+from everstep_services.health.domain.progress import RoundProgress, progress_age_s
+from everstep_services.health.settings import HealthSettings
 
 _BEAT_S = 1.05
-"""Between two beats of an agent, and what they may be late by."""
+"""The longest time between two beats of an agent that runs: one second, and some delay."""
 _HAILS_LEAST = 7
-"""Who was asked so often, and would have been heard, is not silent because beats were lost."""
+"""Lost messages do not explain the silence of a node that left this many hails unanswered."""
 _ANSWERED_S = 0.1
-"""A node that is asked for a beat has sent it by then."""
+"""How long a node needs at most to answer a hail."""
 _INQUIRE_EVERY_S = 0.4
 _INQUIRIES_MOST = 64
 _ASKED_MOST = 2
 _ALIVE_FOR_S = 1.2
-"""What a warden has answered holds so long: for two inquiries, and what an answer takes."""
+"""How long the answer of a warden counts: two inquiries, and the time that an answer takes."""
 _AT_WORK = frozenset({"starting", "running"})
 _HAS_LEFT = frozenset({"stopping", "joining"})
-"""What a node says of itself whose round is over."""
+"""The states of an agent whose round is over."""
 _HAILS_IN_VAIN = 30
-"""Who was asked so often is not asked again before it is heard, or its training has moved."""
+"""After this many hails, a node is hailed again only once it was heard or its training moved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """See `HealthSettings` for what each means."""
-
-    silence_s: float
-    hail_after_s: float
-    hailed_s: float
-    all_silent_s: float
-    stopped_s: float
-    reconnect_s: float
-    moving_most_s: float
-    tick_s: float
-    pause_s: float
-    forget_s: float
-
-    @property
-    def witness_s(self) -> float:
-        """Whoever was heard within this proves that the bus and the observer work.
-
-        Less than the limit by more than the time between two beats, so that nodes which fell
-        silent together never bear witness against each other.
-        """
-        return self.hailed_s - _BEAT_S
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When nodes are judged."""
+class ObserverTime:
+    """The time of a judgement, by both clocks of the observer."""
 
     seen_s: float
-    """By the sighted clock."""
+    """By the observer's clock."""
     now: float
-    """By the observer's own."""
+    """By its monotonic clock."""
     read_at: float = inf
-    """All that was sent to the observer until then has been heard; by its own clock, too."""
+    """The observer has read every message that was sent to it before this time."""
     back_s: float = -inf
-    """When it last ceased to be blind, by the sighted clock."""
+    """When the observer last ceased to be blind."""
 
 
 @dataclass(slots=True)
 class _Node:
     beat: NodeBeat
+    """The last beat."""
     seen_s: float
-    """By the sighted clock."""
+    """When that beat was heard, by the observer's clock."""
     heard_at: float
-    """By the observer's own."""
+    """The same time by its monotonic clock."""
     is_over: bool = False
-    """Its job has ended: nobody waits for it."""
+    """The node's job has ended: its silence is expected."""
     hails: tuple[float, ...] = ()
-    """When it was asked for a beat since it was heard, by the observer's own clock."""
-    door: Door | None = None
-    """Whether anybody hears what is said to it; nobody has asked since it was heard."""
+    """When the node was hailed since that beat, by the monotonic clock."""
+    probe: ConnectionProbe | None = None
+    """The probes of the node's connection since that beat; None before the first."""
     inquired_s: float = -inf
-    """When others were last asked to find out whether its warden lives, by the sighted clock."""
+    """When other agents were last asked whether the node's warden lives."""
     alive_s: float = -inf
-    """When its warden was last known to, by the sighted clock."""
-    loss: Lost | None = None
-    """What was found, once it is lost."""
+    """When the node's warden last answered another agent."""
+    loss: NodeLoss | None = None
+    """The finding, once the node is lost."""
 
 
 def _is_at_work(beat: NodeBeat) -> bool:
-    """Its ranks run, or are about to, and others may ask its warden whether it lives."""
+    """The node's ranks run or start, and other agents can reach its warden."""
     return beat.warden is not None and beat.slot is not None and beat.state in _AT_WORK
 
 
-class Company:
-    """The nodes of one job, and whether their training moves."""
+class JobNodes:
+    """The nodes of one job, and the progress of their round."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._motion = Motion(-1, -inf)
+    def __init__(self, settings: HealthSettings) -> None:
+        self._settings = settings
+        self._witness_s = settings.hailed_limit_s - _BEAT_S
+        """A node that was heard within this time proves that the bus and the observer work.
+
+        It is below the limit by more than the time between two beats: nodes that fell silent
+        together never testify against each other.
+        """
+        self._progress = RoundProgress(-1, -inf)
         self.nodes: OrderedDict[str, _Node] = OrderedDict()
-        """The longest silent first."""
+        """Those that are not lost, the longest silent first."""
         self.lost: dict[str, _Node] = {}
 
-    def hear(self, beat: NodeBeat, seen_s: float, now: float) -> Returned | None:
-        """A sign of life."""
+    def hear(self, beat: NodeBeat, seen_s: float, now: float) -> NodeReturn | None:
+        """Take in a beat; return the finding that it makes, if the node was lost."""
         if beat.state == "leaving":
             self.nodes.pop(beat.node, None)
             self.lost.pop(beat.node, None)
             return None
         node = self.nodes.get(beat.node)
         if node is None:
-            return self._welcome(beat, seen_s, now)
-        self._note_motion(beat, node.beat, seen_s)
+            return self._add(beat, seen_s, now)
+        self._note_progress(beat, node.beat, seen_s)
         self._note_alive(beat, seen_s)
         if node.is_over and beat.sequence <= node.beat.sequence:
-            node.is_over = False  # another agent: the job begins again
-        node.beat, node.seen_s, node.heard_at, node.hails, node.door = beat, seen_s, now, (), None
+            node.is_over = False  # a new agent: the job begins again
+        node.beat, node.seen_s, node.heard_at, node.hails, node.probe = beat, seen_s, now, (), None
         self.nodes.move_to_end(beat.node)
         return None
 
     def hails(self, seen_s: float, now: float) -> Iterator[NodeBeat]:
-        """Those to be asked for a beat now: nothing else will soon speak for them."""
-        limits = self._limits
+        """The last beats of the nodes to hail now: nothing else explains their silence."""
+        settings = self._settings
         for node in self.nodes.values():
-            if seen_s - node.seen_s < limits.hail_after_s:
+            if seen_s - node.seen_s < settings.hail_after_s:
                 return
             if node.is_over or self._is_left_behind(node.beat):
                 continue
-            if self._moves(node.beat, seen_s, limits.hail_after_s):
+            if self._moves(node.beat, seen_s, settings.hail_after_s):
                 node.hails = ()
-            elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < limits.witness_s:
+            elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < self._witness_s:
                 node.hails += (now,)
                 yield node.beat
 
     def inquiries(self, seen_s: float) -> Iterator[tuple[NodeBeat, list[NodeBeat]]]:
-        """Who is to find out whether the wardens of silent nodes live, and of which."""
+        """The nodes to ask whether the wardens of silent nodes live, each with those nodes."""
         silent = [
             node
             for node in self._unheard(seen_s)
@@ -149,176 +136,179 @@ class Company:
         beats = [node.beat for node in silent]
         heard = (one.beat for one in reversed(self.nodes.values()))
         for beat in islice(heard, _ASKED_MOST):
-            if seen_s - self.nodes[beat.node].seen_s >= self._limits.witness_s:
+            if seen_s - self.nodes[beat.node].seen_s >= self._witness_s:
                 return
             yield beat, beats
 
-    def knocks(self, seen_s: float, back_s: float) -> Iterator[NodeBeat]:
-        """Those whose connection may have closed with their last word: ask who hears them."""
-        after_s = max(self._limits.hailed_s, 2 * _BEAT_S)  # a single beat that is lost is no news
+    def probes(self, seen_s: float, back_s: float) -> Iterator[NodeBeat]:
+        """The last beats of the nodes whose connection to probe now."""
+        after_s = max(self._settings.hailed_limit_s, 2 * _BEAT_S)  # one beat may be lost
         for node in self.nodes.values():
             if seen_s - node.seen_s < after_s:
                 return
-            # While we were blind ourselves, it may have closed and be on its way back.
+            # While health was blind, the connection may have closed; the node may reconnect.
             if node.is_over or node.seen_s < back_s or self._is_left_behind(node.beat):
                 continue
-            if node.door is None:
-                node.door = Door()
-            if node.door.is_due(seen_s):
+            if node.probe is None:
+                node.probe = ConnectionProbe()
+            if node.probe.is_due(seen_s):
                 yield node.beat
 
-    def knocked(self, asked: NodeBeat, is_there: bool | None, seen_s: float) -> bool:
-        """Nobody hears it, and it was not heard since it was asked for."""
+    def probed(self, asked: NodeBeat, is_there: bool | None, seen_s: float) -> bool:
+        """Note the result of a probe; return whether the node's connection is closed."""
         node = self.nodes.get(asked.node)
-        if node is None or node.beat is not asked or node.door is None:
+        if node is None or node.beat is not asked or node.probe is None:
             return False
-        node.door.answered(is_there, seen_s)
+        node.probe.note(is_there, seen_s)
         return is_there is False
 
-    def last_word_s(self, name: str) -> float | None:
-        """When a node fell silent where nobody listens; None when that is not so."""
+    def disconnected_s(self, name: str) -> float | None:
+        """When a node whose connection is closed was last heard; None for any other node."""
         node = self.nodes.get(name) or self.lost.get(name)
-        if node is None or node.door is None or not node.door.refusals:
+        if node is None or node.probe is None or not node.probe.refusals:
             return None
         return node.seen_s
 
     def end(self) -> None:
-        """The job is over: that its nodes fall silent will be no news."""
+        """The job is over: its nodes are not lost when they fall silent."""
         for node in self.nodes.values():
             node.is_over = True
         self.lost.clear()
 
-    def judge(self, at: Moment, shut: Sequence[float] = ()) -> list[Lost]:
-        """Each node whose loss is new.
+    def judge(self, at: ObserverTime, disconnected: Sequence[float] = ()) -> list[NodeLoss]:
+        """The losses that are new.
 
-        `shut`: when all nodes that nobody hears any more, of all jobs, fell silent; in order.
+        `disconnected`: when each node with a closed connection, of any job, was last heard; sorted.
         """
-        found: list[Lost] = []
+        losses: list[NodeLoss] = []
         for node in self._silent(at.seen_s):
             name = node.beat.node
             if node.is_over or self._is_left_behind(node.beat):
                 del self.nodes[name]
                 continue
-            finding = self._judged(node, at)
-            if finding is None and is_alone(node.seen_s, shut):
-                finding = self._shut_out(node, at)
-            if finding is not None:
-                found.append(finding)
-        for finding in found:
-            node = self.nodes.pop(finding.beat.node)
-            node.loss = finding
-            self.lost[finding.beat.node] = node
-        return found
+            loss = self._silence_loss(node, at)
+            if loss is None and is_alone(node.seen_s, disconnected):
+                loss = self._connection_loss(node, at)
+            if loss is not None:
+                losses.append(loss)
+        for loss in losses:
+            node = self.nodes.pop(loss.beat.node)
+            node.loss = loss
+            self.lost[loss.beat.node] = node
+        return losses
 
-    def still_lost(self) -> Iterator[Lost]:
-        """The findings that are not over, unless the job has gone on without the node."""
+    def still_lost(self) -> Iterator[NodeLoss]:
+        """The losses that are not over, but for nodes that a newer round has left behind."""
         for node in self.lost.values():
             if node.loss is not None and not self._is_left_behind(node.beat):
                 yield node.loss
 
     def forget(self, before_s: float) -> None:
-        """Drop every node that was last heard before that."""
-        for known in (self.nodes, self.lost):
-            for name in [name for name, node in known.items() if node.seen_s < before_s]:
-                del known[name]
+        """Drop the nodes that were last heard before that time."""
+        for nodes in (self.nodes, self.lost):
+            for name in [name for name, node in nodes.items() if node.seen_s < before_s]:
+                del nodes[name]
 
-    def _welcome(self, beat: NodeBeat, seen_s: float, now: float) -> Returned | None:
-        gone = self.lost.pop(beat.node, None)
-        self._note_motion(beat, None if gone is None else gone.beat, seen_s)
+    def _add(self, beat: NodeBeat, seen_s: float, now: float) -> NodeReturn | None:
+        lost = self.lost.pop(beat.node, None)
+        self._note_progress(beat, None if lost is None else lost.beat, seen_s)
         self.nodes[beat.node] = _Node(beat, seen_s, now)
-        if gone is None or gone.loss is None:
+        if lost is None or lost.loss is None:
             return None
-        return returned(gone.loss.id, gone.beat, beat, now - gone.heard_at)
+        return return_of(lost.loss.id, lost.beat, beat, now - lost.heard_at)
 
-    def _note_motion(self, beat: NodeBeat, before: NodeBeat | None, seen_s: float) -> None:
+    def _note_progress(self, beat: NodeBeat, before: NodeBeat | None, seen_s: float) -> None:
         if beat.round is None or beat.slot is None:
             return
-        motion = self._motion
-        if beat.round != motion.round:
-            # A lower number is an old round's, unless nobody is left in the newer one: rounds
-            # begin again when rendezvous has lost all it knew.
-            if beat.round < motion.round and seen_s - motion.heard_s < self._limits.all_silent_s:
+        progress = self._progress
+        if beat.round != progress.round:
+            # A lower number belongs to an old round, unless the newer one is silent: numbers
+            # begin again when rendezvous has lost its documents.
+            is_recent = seen_s - progress.heard_s < self._settings.all_silent_limit_s
+            if beat.round < progress.round and is_recent:
                 return
-            motion = self._motion = Motion(beat.round, seen_s)
-        motion.heard_s = seen_s
+            progress = self._progress = RoundProgress(beat.round, seen_s)
+        progress.heard_s = seen_s
         age_s = progress_age_s(beat, before)
         if age_s is not None:
-            motion.advance(beat.node, seen_s - age_s)
+            progress.advance(beat.node, seen_s - age_s)
 
     def _silent(self, seen_s: float) -> list[_Node]:
         silent: list[_Node] = []
         for node in self.nodes.values():
-            if seen_s - node.seen_s < self._limits.hailed_s:
+            if seen_s - node.seen_s < self._settings.hailed_limit_s:
                 break
             silent.append(node)
         return silent
 
     def _is_left_behind(self, beat: NodeBeat) -> bool:
-        """A newer round has formed without it."""
-        return beat.slot is not None and beat.round is not None and beat.round < self._motion.round
+        """A newer round has formed without the node."""
+        return (
+            beat.slot is not None and beat.round is not None and beat.round < self._progress.round
+        )
 
-    def _judged(self, node: _Node, at: Moment) -> Lost | None:
-        limits, beat, seen_s = self._limits, node.beat, at.seen_s
-        unheard_s = self._unheard_s(seen_s)
-        is_witnessed = unheard_s < limits.witness_s
+    def _silence_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
+        """The loss of a node whose silence nothing explains."""
+        settings, beat, seen_s = self._settings, node.beat, at.seen_s
+        is_witnessed = self._unheard_s(seen_s) < self._witness_s
         has_moved = self._still_s(beat, seen_s) < inf
-        # A question counts once its answer would have been heard: it may still wait to be read.
-        in_vain = sum(asked_at + _ANSWERED_S <= at.read_at for asked_at in node.hails)
-        was_asked = in_vain >= _HAILS_LEAST
+        # A hail counts once its answer would have been read: it may still wait in a queue.
+        unanswered = sum(asked_at + _ANSWERED_S <= at.read_at for asked_at in node.hails)
+        was_asked = unanswered >= _HAILS_LEAST
         if self._is_stopped(node, seen_s):
             return None
-        least_s = limits.hailed_s if has_moved and was_asked else limits.silence_s
-        limit_s = least_s if is_witnessed else limits.all_silent_s
+        is_short = has_moved and was_asked
+        least_s = settings.hailed_limit_s if is_short else settings.silence_limit_s
+        limit_s = least_s if is_witnessed else settings.all_silent_limit_s
         if node.seen_s < at.back_s:
-            limit_s += limits.reconnect_s
+            limit_s += settings.reconnect_grace_s
         if seen_s - node.seen_s < limit_s or self._moves(beat, seen_s, least_s):
             return None
-        others = "nobody of its job is heard"
-        if is_witnessed:
-            others = self._witness(seen_s)
+        evidence = self._witness(seen_s) if is_witnessed else "no node of its job is heard"
         if node.hails:
-            others = f"it was asked {len(node.hails)} times for a beat; {others}"
-        others += self._stillness(beat, seen_s)
-        return self._found(node, at, limit_s, others)
+            evidence = f"it was asked {len(node.hails)} times for a beat; {evidence}"
+        evidence += self._stillness(beat, seen_s)
+        return self._loss(node, at, limit_s, evidence)
 
-    def _shut_out(self, node: _Node, at: Moment) -> Lost | None:
-        """Its agent is gone, as its connection is: others may train on, but not with it."""
-        limits, door, seen_s = self._limits, node.door, at.seen_s
-        if door is None or node.seen_s < at.back_s or self._unheard_s(seen_s) >= limits.witness_s:
+    def _connection_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
+        """The loss of a node whose connection closed: its agent is gone, whoever trains on."""
+        settings, probe, seen_s = self._settings, node.probe, at.seen_s
+        if probe is None or node.seen_s < at.back_s or self._unheard_s(seen_s) >= self._witness_s:
             return None
-        if not door.is_shut(limits.reconnect_s) or self._is_stopped(node, seen_s):
+        if not probe.is_closed(settings.reconnect_grace_s) or self._is_stopped(node, seen_s):
             return None
-        others = (
-            f"its connection to the bus closed with its last word, and for {door.shut_s:.1f} s "
-            f"nobody has heard what it was asked ({door.refusals} times); {self._witness(seen_s)}"
+        evidence = (
+            f"its connection to the bus closed after its last beat, and {probe.refusals} probes "
+            f"over {probe.closed_s:.1f} s found no subscriber; {self._witness(seen_s)}"
         )
-        return self._found(node, at, limits.hailed_s + limits.reconnect_s, others)
+        limit_s = settings.hailed_limit_s + settings.reconnect_grace_s
+        return self._loss(node, at, limit_s, evidence)
 
     def _unheard(self, seen_s: float) -> Iterator[_Node]:
-        """Nodes that are silent for so long that they are asked, unless the others train on."""
+        """The nodes that are silent for `hail_after_s`, but for those whose training moves."""
         for node in self.nodes.values():
-            if seen_s - node.seen_s < self._limits.hail_after_s:
+            if seen_s - node.seen_s < self._settings.hail_after_s:
                 return
             if node.is_over or self._is_left_behind(node.beat):
                 continue
-            if not self._moves(node.beat, seen_s, self._limits.hail_after_s):
+            if not self._moves(node.beat, seen_s, self._settings.hail_after_s):
                 yield node
 
     def _note_alive(self, beat: NodeBeat, seen_s: float) -> None:
-        """Others have asked the wardens of silent nodes."""
+        """Note the wardens that answered the agent which sent this beat."""
         for name in beat.alive:
             node = self.nodes.get(name)
             if node is not None and name != beat.node:
                 node.alive_s = seen_s
 
     def _is_stopped(self, node: _Node, seen_s: float) -> bool:
-        """Its warden lives: the agent is there, and gets no turn; its ranks need none.
+        """The node's warden lives: its agent is stopped or gets no turn, and the ranks run on.
 
-        That is believed for a time, and only while its round goes on: who is to stop its ranks, or
-        to start others, is needed at once.
+        This holds for `stopped_limit_s`, and only while the round goes on: an agent that must stop
+        or start ranks is needed at once.
         """
         is_alive = seen_s - node.alive_s < _ALIVE_FOR_S
-        if not is_alive or seen_s - node.seen_s >= self._limits.stopped_s:
+        if not is_alive or seen_s - node.seen_s >= self._settings.stopped_limit_s:
             return False
         is_over = any(
             other.beat.round == node.beat.round and other.beat.state in _HAS_LEFT
@@ -326,12 +316,12 @@ class Company:
         )
         return _is_at_work(node.beat) and not is_over
 
-    def _found(self, node: _Node, at: Moment, limit_s: float, others: str) -> Lost:
+    def _loss(self, node: _Node, at: ObserverTime, limit_s: float, evidence: str) -> NodeLoss:
         silence_s = at.seen_s - node.seen_s
         blind_s = max(0.0, at.now - node.heard_at - silence_s)
         if at.seen_s - node.alive_s < _ALIVE_FOR_S:
-            others += "; its warden answers: its agent is stopped, and was waited for"
-        return lost(node.beat, silence_s, limit_s, blind_s=blind_s, others=others)
+            evidence += "; its warden answers: health has waited for its stopped agent"
+        return loss_of(node.beat, silence_s, limit_s, blind_s=blind_s, evidence=evidence)
 
     def _witness(self, seen_s: float) -> str:
         heard_s = max(0.0, self._unheard_s(seen_s))
@@ -342,22 +332,22 @@ class Company:
         return self.nodes[next(reversed(self.nodes))]
 
     def _unheard_s(self, seen_s: float) -> float:
-        """Since any node was heard."""
+        """The seconds since any node was heard."""
         return seen_s - self._newest.seen_s
 
     def _still_s(self, beat: NodeBeat, seen_s: float) -> float:
-        """Since the other nodes of its round made progress; infinite if they were not seen to."""
-        if beat.slot is None or beat.round != self._motion.round:
+        """The seconds since another node of its round made progress; infinite if none has."""
+        if beat.slot is None or beat.round != self._progress.round:
             return inf
-        return self._motion.still_s(beat.node, seen_s)
+        return self._progress.still_s(beat.node, seen_s)
 
     def _moves(self, beat: NodeBeat, seen_s: float, least_s: float) -> bool:
-        """The other nodes of its round train on. They could not, if it did not."""
-        limit_s = self._motion.proves_for_s(least_s, self._limits.moving_most_s)
+        """The other nodes of its round make progress, which they could not do without it."""
+        limit_s = self._progress.proves_for_s(least_s, self._settings.moving_limit_most_s)
         return self._still_s(beat, seen_s) < limit_s
 
     def _stillness(self, beat: NodeBeat, seen_s: float) -> str:
-        if beat.slot is None or beat.round != self._motion.round:
+        if beat.slot is None or beat.round != self._progress.round:
             return ""
         still_s = self._still_s(beat, seen_s)
         if still_s == inf:

@@ -1,4 +1,4 @@
-"""Whether a round's training moves, as the beats of its nodes show."""
+"""Whether the training of a round moves, as the beats of its nodes show."""
 
 from math import inf
 
@@ -9,21 +9,21 @@ _FORGOTTEN = 0.99
 _MARGIN = 1.5
 
 
-class Motion:
-    """When the ranks of one round last progressed, and how long that takes at most."""
+class RoundProgress:
+    """When the ranks of one round last made progress, and the longest time between two moves."""
 
     def __init__(self, number: int, heard_s: float) -> None:
         self.round = number
         self.heard_s = heard_s
         self.longest_s = 0.0
-        """The longest time between two moves; an unusual one is forgotten with the moves after."""
+        """The longest time between two moves. It shrinks with each move, so that outliers fade."""
         self._mover = ""
         self._moved_s = -inf
         self._others_s = -inf
         self._marked_s = -inf
 
     def advance(self, node: str, at_s: float) -> None:
-        """A rank of `node` progressed."""
+        """A rank of `node` made progress."""
         if node == self._mover:
             self._moved_s = max(self._moved_s, at_s)
         elif at_s > self._moved_s:
@@ -37,20 +37,20 @@ class Motion:
                 self.longest_s = max(took_s, _FORGOTTEN * self.longest_s)
 
     def still_s(self, node: str, now_s: float) -> float:
-        """Since a rank of any node but this one progressed; infinite if none was seen to."""
+        """The seconds since a rank of another node made progress; infinite if none has."""
         moved_s = self._others_s if node == self._mover else self._moved_s
         return max(0.0, now_s - moved_s)
 
     def proves_for_s(self, least_s: float, most_s: float) -> float:
-        """How long a move proves that the training goes on: it may take long steps."""
+        """How long after a move the training counts as moving: its steps may be long."""
         return min(max(least_s, _MARGIN * self.longest_s), most_s)
 
 
 def progress_age_s(beat: NodeBeat, before: NodeBeat | None) -> float | None:
-    """Since one of the node's ranks progressed; None when the beat does not show that.
+    """The seconds since a rank of the node made progress; None if the beat does not show it.
 
-    An age of exactly 0 is what a beat says that knows of no progress. It counts only if a step
-    or a collective was finished since the beat before.
+    A beat without progress has an age of exactly 0. That counts only if a step or a collective was
+    finished since the previous beat.
     """
     youngest_s = inf
     for rank in beat.ranks:

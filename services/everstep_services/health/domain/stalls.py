@@ -1,29 +1,29 @@
-"""Who stopped first when ranks of a round stall, and who merely waits for them."""
+"""Which ranks of a round stopped first when ranks stall, and which merely wait for them."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from everstep.ids import id_from
 from everstep.messages import NodeBeat, RankBeat, RankRecovered, RankStalled
 
 _TOGETHER_S = 0.25
-"""Beats travel: ranks that stopped this close to each other may have stopped in any order."""
+"""Beats take time: the order of ranks that stopped within this time is unknown."""
 _ONE_STEP_S = 60.0
-"""Ranks stop within a step of the one that they need; a longer lead proves nothing."""
+"""Ranks stop within one step of the rank that they wait for: a longer lead proves nothing."""
 _SETTLED_S = 3.0
-"""Every node has been heard again by then, if it is heard at all."""
+"""By then, every node that is heard at all has sent another beat."""
 _DESERTED_S = 60.0
-"""A round of which nobody spoke for so long may be followed by one with a lower number."""
+"""A round that was silent for this time may be followed by one with a lower number."""
 _MOVED_S = 0.5
 _STANDING = frozenset({"running", "stalled"})
 _NAMED_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """The finding, once for each stall of a round."""
+class LocatedStall:
+    """A finding: where a stall of a round began. There is one for each stall."""
 
     id: str
     job: str
@@ -39,7 +39,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Where a rank stopped, and when, by the observer's clock."""
+    """Where and when a rank stopped, by the observer's clock."""
 
     rank: int
     node: str
@@ -47,18 +47,18 @@ class Halt:
     step: int
     section: str | None
     collective: str | None = None
-    """The collective that it is in; empty for none, None if nobody knows."""
+    """The collective that the rank is in; empty for none, None if that is unknown."""
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What a node said last while its ranks stood."""
+    """The last beat of a node, and when it was heard."""
 
     at_s: float
     beat: NodeBeat
 
     def halts(self) -> Iterator[Halt]:
-        """Where its ranks stood. That one was stopped, or has ended, says nothing of that."""
+        """Where the node's ranks stand; ranks that were stopped or have ended do not count."""
         for rank in self.beat.ranks:
             if rank.state in _STANDING and _is_known(rank):
                 yield Halt(
@@ -72,31 +72,31 @@ class _Heard:
 
     @property
     def is_vague(self) -> bool:
-        """It has a rank of which nobody can say when it stopped."""
-        return any(one.state in _STANDING and not _is_known(one) for one in self.beat.ranks)
+        """The node has a rank whose time of stopping is unknown."""
+        return any(rank.state in _STANDING and not _is_known(rank) for rank in self.beat.ranks)
 
 
 @dataclass(slots=True)
 class _Round:
-    """One round of one job. Nothing of it reaches the next."""
+    """One round of one job. The next round starts empty."""
 
     number: int
     heard_s: float
     nodes: dict[str, _Heard] = field(default_factory=dict)
     stalled: dict[int, Halt] = field(default_factory=dict)
     facts: dict[int, str] = field(default_factory=dict)
-    """The facts that say so, by rank."""
+    """The ids of the facts about them, by rank."""
     opened_s: float | None = None
-    is_said: bool = False
+    is_located: bool = False
 
     def open(self, halt: Halt, seen_s: float) -> None:
-        """A rank has stalled."""
+        """Note a rank that has stalled."""
         self.stalled.setdefault(halt.rank, halt)
         if self.opened_s is None:
             self.opened_s = seen_s
 
     def hear(self, heard: _Heard, *, is_calm: bool) -> None:
-        """What a node says of its ranks; `is_calm`: that none of them has stalled."""
+        """Note a beat; `is_calm`: none of the node's ranks has stalled."""
         self.nodes[heard.beat.node] = heard
         if is_calm and not self.stalled:
             return
@@ -106,22 +106,23 @@ class _Round:
             if states[halt.rank] == "stalled":
                 self.open(halt, heard.at_s)
             elif before is not None and halt.at_s > before.at_s + _MOVED_S:
-                self.over(halt.rank)
+                self.resume(halt.rank)
         for rank, state in states.items():
             if state == "paused":
-                self.over(rank)
+                self.resume(rank)
 
-    def over(self, rank: int) -> None:
-        """It moves again. When all do, the next stall is another one."""
+    def resume(self, rank: int) -> None:
+        """Note that the rank moves again. Once all do, the next stall is a new one."""
         if self.stalled.pop(rank, None) is not None and not self.stalled:
-            self.opened_s, self.is_said = None, False
+            self.opened_s, self.is_located = None, False
             self.facts.clear()
 
 
-class Locator:
-    """The rounds of all jobs. `hear`, `stalled` and `recovered` as they come; `judge` every tick.
+class StallLocator:
+    """The stalls of all jobs.
 
-    All take seconds of a clock that stands still while we are blind.
+    Call `hear`, `stalled` and `recovered` for each message, and `judge` every tick. Times are of
+    the observer's clock, which stands still while health is blind.
     """
 
     def __init__(self, deserted_s: float) -> None:
@@ -129,74 +130,75 @@ class Locator:
         self._rounds: dict[str, _Round] = {}
 
     def hear(self, beat: NodeBeat, seen_s: float) -> None:
-        """How far the ranks of a node are."""
+        """Take in where the ranks of a node are."""
         if beat.round is None or beat.slot is None or not beat.ranks:
             return
-        known = self._round(beat.job, beat.round, seen_s)
+        round_ = self._round(beat.job, beat.round, seen_s)
         states = {rank.state for rank in beat.ranks}
-        if known is not None and not states.isdisjoint(_STANDING):
-            known.hear(_Heard(seen_s, beat), is_calm="stalled" not in states)
+        if round_ is not None and not states.isdisjoint(_STANDING):
+            round_.hear(_Heard(seen_s, beat), is_calm="stalled" not in states)
 
     def stalled(self, fact: RankStalled, seen_s: float) -> None:
-        """An agent has found that a rank stalled."""
-        known = self._round(fact.job, fact.round, seen_s)
-        if known is not None:
-            known.facts[fact.rank] = fact.id
+        """Take in that an agent has found a stalled rank."""
+        round_ = self._round(fact.job, fact.round, seen_s)
+        if round_ is not None:
+            round_.facts[fact.rank] = fact.id
             at_s = seen_s - fact.waited_s
-            known.open(Halt(fact.rank, fact.node, at_s, fact.step or 0, fact.section), seen_s)
+            round_.open(Halt(fact.rank, fact.node, at_s, fact.step or 0, fact.section), seen_s)
 
     def recovered(self, fact: RankRecovered) -> None:
-        """A rank moves again."""
-        known = self._rounds.get(fact.job)
-        if known is not None and known.number == fact.round:
-            known.over(fact.rank)
+        """Take in that a rank moves again."""
+        round_ = self._rounds.get(fact.job)
+        if round_ is not None and round_.number == fact.round:
+            round_.resume(fact.rank)
 
     def end_job(self, job: str) -> None:
         """The job is over."""
         self._rounds.pop(job, None)
 
-    def judge(self, seen_s: float, back_s: float) -> list[Located]:
-        """Each stall that can be told about now. `back_s`: when we last ceased to be blind."""
-        found: list[Located] = []
-        for job, known in list(self._rounds.items()):
-            if seen_s - known.heard_s > self._deserted_s:
+    def judge(self, seen_s: float, back_s: float) -> list[LocatedStall]:
+        """The stalls that can be located now. `back_s`: when health last ceased to be blind."""
+        stalls: list[LocatedStall] = []
+        for job, round_ in list(self._rounds.items()):
+            if seen_s - round_.heard_s > self._deserted_s:
                 del self._rounds[job]
                 continue
-            opened_s = known.opened_s
-            if opened_s is None or known.is_said:
+            opened_s = round_.opened_s
+            if opened_s is None or round_.is_located:
                 continue
-            missing = sorted(name for name, one in known.nodes.items() if one.at_s < opened_s)
+            missing = sorted(name for name, node in round_.nodes.items() if node.at_s < opened_s)
             if missing and seen_s - opened_s < _SETTLED_S:
                 continue
-            known.is_said = True
-            is_vague = any(one.is_vague for one in known.nodes.values())
+            round_.is_located = True
+            is_vague = any(node.is_vague for node in round_.nodes.values())
             is_whole = not missing and not is_vague and back_s < opened_s
-            found.append(_located(job, known, missing, is_whole))
-        return found
+            stalls.append(_located(job, round_, missing, is_whole))
+        return stalls
 
     def _round(self, job: str, number: int, seen_s: float) -> _Round | None:
-        known = self._rounds.get(job)
-        if known is not None and number < known.number and seen_s - known.heard_s < _DESERTED_S:
+        """The round to note it in; None if that round is over."""
+        round_ = self._rounds.get(job)
+        if round_ is not None and number < round_.number and seen_s - round_.heard_s < _DESERTED_S:
             return None
-        if known is None or number != known.number:
-            known = self._rounds[job] = _Round(number, seen_s)
-        known.heard_s = seen_s
-        return known
+        if round_ is None or number != round_.number:
+            round_ = self._rounds[job] = _Round(number, seen_s)
+        round_.heard_s = seen_s
+        return round_
 
 
-def _located(job: str, known: _Round, missing: list[str], is_whole: bool) -> Located:
-    heard = [one for name, one in known.nodes.items() if name not in missing]
-    halts = {**known.stalled, **{halt.rank: halt for one in heard for halt in one.halts()}}
+def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> LocatedStall:
+    heard = [node for name, node in round_.nodes.items() if name not in missing]
+    halts = {**round_.stalled, **{halt.rank: halt for node in heard for halt in node.halts()}}
     first, lead_s, why = _first(list(halts.values()))
     numbers = sorted(halt.rank for halt in first)
     sections = {halt.section for halt in first}
     section = sections.pop() if len(sections) == 1 else None
     nodes = sorted({halt.node for halt in first})
     waiting = len(halts) - len(first)
-    return Located(
-        id=_id(job, known, first),
+    return LocatedStall(
+        id=_id(job, round_, first),
         job=job,
-        round=known.number,
+        round=round_.number,
         first_ranks=tuple(numbers[:_NAMED_MOST]),
         nodes=tuple(nodes[:_NAMED_MOST]),
         waiting_ranks=waiting,
@@ -208,9 +210,10 @@ def _located(job: str, known: _Round, missing: list[str], is_whole: bool) -> Loc
 
 
 def _first(halts: list[Halt]) -> tuple[list[Halt], float | None, str]:
-    """Who stopped first, by how much before the others where time tells, and how it is known."""
+    """The ranks that stopped first, their lead where times tell, and how that is known."""
     most = len(halts) / 2
-    behind = [halt for halt in halts if halt.step == min(one.step for one in halts)]
+    last_step = min(halt.step for halt in halts)
+    behind = [halt for halt in halts if halt.step == last_step]
     if len(behind) <= most:
         lead_s = _lead_s(behind, halts)
         return behind, max(lead_s, 0.0), f"made its last step, {behind[0].step}, before all others"
@@ -229,7 +232,7 @@ def _first(halts: list[Halt]) -> tuple[list[Halt], float | None, str]:
     if odd and times > most:
         return odd, None, f"stopped elsewhere: {times} others are in {_named(usual)}"
     if len(halts) == 1:
-        return early, None, "is the only rank that is known of"
+        return early, None, "is the only rank that health knows of"
     return early, None, f"stopped within {_TOGETHER_S:g} s of each other: beats cannot tell more"
 
 
@@ -249,18 +252,18 @@ def _reason(
     missing: list[str],
 ) -> str:
     place = f" in {_named(section)}" if section is not None else ""
-    said = f"{_listed(ranks, 'rank')} on {_listed(nodes, '')}{place} {why}"
+    reason = f"{_listed(ranks, 'rank')} on {_listed(nodes, '')}{place} {why}"
     if waiting:
-        said += f"; {waiting} {'others wait' if waiting > 1 else 'other waits'}"
+        reason += f"; {waiting} {'others wait' if waiting > 1 else 'other waits'}"
     if missing:
-        said += f"; nothing was heard since of {_listed(missing, '')}"
-    return said
+        reason += f"; health has not heard {_listed(missing, '')} since"
+    return reason
 
 
-def _listed(names: list[int] | list[str], what: str) -> str:
+def _listed(names: list[int] | list[str], noun: str) -> str:
     shown = ", ".join(str(name) for name in names[:8])
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    plural = f"{what}{'s' if len(names) > 1 else ''} " if what else ""
+    plural = f"{noun}{'s' if len(names) > 1 else ''} " if noun else ""
     return f"{plural}{shown}{more}"
 
 
@@ -269,14 +272,13 @@ def _named(section: str | None) -> str:
 
 
 def _is_known(rank: RankBeat) -> bool:
-    """Its page says when it moved last; an age of exactly 0 is what a beat without that says."""
+    """The beat says when the rank last moved; an age of exactly 0 means that it does not."""
     return rank.step is not None or rank.progress_age_s > 0
 
 
-def _id(job: str, known: _Round, first: list[Halt]) -> str:
-    """The same from every observer that heard the same: of the stall's first fact, if any."""
-    about = min(known.facts.values(), default="")
+def _id(job: str, round_: _Round, first: list[Halt]) -> str:
+    """An id that is the same from every observer which heard the same messages."""
+    about = min(round_.facts.values(), default="")
     if not about:
         about = ",".join(sorted(f"{halt.rank}@{halt.step}" for halt in first))
-    text = "\n".join(("stall", job, str(known.number), about))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return id_from("stall", job, str(round_.number), about)

@@ -1,7 +1,6 @@
-"""What people have health do to nodes and switches."""
+"""The actions on nodes and switches that people request."""
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus
@@ -18,6 +17,7 @@ from everstep.messages import (
     NodeIncluded,
     SetControl,
 )
+from everstep.messages.stamp import FactHead
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.control import (
     binds,
@@ -26,9 +26,9 @@ from everstep_services.health.nodes.control import (
     with_exclusion,
     without_exclusion,
 )
-from everstep_services.health.nodes.control_documents import Switches
+from everstep_services.health.nodes.control_documents import ControlDocuments
 from everstep_services.health.nodes.exclusions import close_breaker, pardon
-from everstep_services.health.nodes.service import Registrar
+from everstep_services.health.nodes.service import NodeService
 from everstep_services.health.settings import NodeSettings
 
 _HEALTH = "health"
@@ -36,8 +36,8 @@ _BREAKER = "breaker"
 _LONGEST_S = 10 * 365 * 86400.0
 
 
-class Deeds:
-    """Each is done by compare-and-set, so that any replica may do it."""
+class OperatorActions:
+    """Each changes documents by compare-and-set, so that any replica can carry it out."""
 
     def __init__(
         self,
@@ -45,45 +45,52 @@ class Deeds:
         bus: Bus,
         clock: Clock,
         records: Recorder,
-        registrar: Registrar,
+        nodes: NodeService,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._records = records
-        self._registrar = registrar
-        self._switches = Switches(bus)
+        self._nodes = nodes
+        self._control = ControlDocuments(bus)
 
     async def exclude(self, ask: ExcludeNode) -> Done:
-        """Let a node join nothing."""
+        """Keep a node out of every round."""
         _check(ask)
         ttl_s = self._settings.exclude_ttl_s if ask.ttl_s is None else ask.ttl_s
         exclusion = Exclusion(node=ask.node, by=ask.by, reason=ask.reason, until=self._until(ttl_s))
-        _, after, _ = await self._switches.change(
+        _, after, _ = await self._control.change(
             CLUSTER, lambda document: with_exclusion(document, exclusion)
         )
         mode = "enforce" if binds(after) else "observe"
         self._records.keep(
             NodeExcluded(
-                **self._about(ask), node=ask.node, by=ask.by, ttl_s=ttl_s or None, mode=mode
+                **self._head(ask),
+                reason=ask.reason,
+                node=ask.node,
+                by=ask.by,
+                ttl_s=ttl_s or None,
+                mode=mode,
             )
         )
-        long = f"for {ttl_s:g} s" if ttl_s else "until somebody includes it"
+        time = f"for {ttl_s:g} s" if ttl_s else "until somebody includes it"
         if mode == "observe":
-            return Done(text=f"{ask.node} is excluded {long}, but exclusions are only observed now")
-        return Done(text=f"{ask.node} joins no round {long}; a round that it is in goes on")
+            return Done(text=f"{ask.node} is excluded {time}, but exclusions are only observed now")
+        return Done(text=f"{ask.node} joins no round {time}; its present round goes on")
 
     async def include(self, ask: IncludeNode) -> Done:
-        """Let a node join again, and forget what spoke against it."""
+        """Let a node join again, and drop the evidence against it."""
         _check(ask)
-        # First what health itself would keep it out for, else it would be put back.
-        await self._registrar.change(lambda register, _: pardon(register, ask.node))
-        before, after, _ = await self._switches.change(
+        # First drop the evidence; otherwise health would exclude the node again.
+        await self._nodes.change(lambda register, _: pardon(register, ask.node))
+        before, after, _ = await self._control.change(
             CLUSTER, lambda document: without_exclusion(document, ask.node)
         )
         if before == after:
-            return Done(text=f"{ask.node} is not excluded; what spoke against it is forgotten")
-        self._records.keep(NodeIncluded(**self._about(ask), node=ask.node, by=ask.by))
-        return Done(text=f"{ask.node} may join again; what spoke against it is forgotten")
+            return Done(text=f"{ask.node} is not excluded; the evidence against it is dropped")
+        self._records.keep(
+            NodeIncluded(**self._head(ask), reason=ask.reason, node=ask.node, by=ask.by)
+        )
+        return Done(text=f"{ask.node} may join again; the evidence against it is dropped")
 
     async def switch(self, ask: SetControl) -> Done:
         """Change switches, or close the breaker."""
@@ -93,49 +100,53 @@ class Deeds:
             raise RefusalError(
                 "422", f"breaker cannot be {closes!r} for {ask.job}: only 'closed', for {CLUSTER}"
             )
-        before, after, revision = await self._switches.change(
+        before, after, revision = await self._control.change(
             ask.job, lambda document: switched(document, changes, ask.by, ask.reason)
         )
-        told: list[str] = []
+        changed: list[str] = []
         for name in changes:
-            values = {"before": value_of(before, name), "after": value_of(after, name)}
-            if values["before"] != values["after"]:
-                told.append(name)
-                self._changed(ask, name, **values, revision=revision)
+            old, new = value_of(before, name), value_of(after, name)
+            if old != new:
+                changed.append(name)
+                self._record_change(ask, name, old, new, revision)
         if closes:
-            is_closed: bool = await self._registrar.change(
+            is_closed: bool = await self._nodes.change(
                 lambda register, now: close_breaker(register, ask.by, ask.reason, now)
             )
             if is_closed:
-                told.append(_BREAKER)
-                self._changed(ask, _BREAKER, before="open", after="closed")
-        return Done(text=f"changed: {', '.join(told)}" if told else "it stood so already")
+                changed.append(_BREAKER)
+                self._record_change(ask, _BREAKER, "open", "closed")
+        return Done(text=f"changed: {', '.join(changed)}" if changed else "nothing has changed")
 
-    def _changed(self, ask: SetControl, name: str, **values: Any) -> None:
-        about = self._about(ask)
+    def _record_change(
+        self, ask: SetControl, name: str, before: str, after: str, revision: int | None = None
+    ) -> None:
         self._records.keep(
-            ControlChanged(**about, name=name, by=ask.by, origin=ask.origin, **values)
+            ControlChanged(
+                **self._head(ask),
+                name=name,
+                before=before,
+                after=after,
+                by=ask.by,
+                reason=ask.reason,
+                origin=ask.origin,
+                revision=revision,
+            )
         )
 
-    def _about(self, ask: ExcludeNode | IncludeNode | SetControl) -> dict[str, Any]:
-        return {
-            "id": new_id(),
-            "job": ask.job,
-            "at": self._clock.wall(),
-            "source": _HEALTH,
-            "reason": ask.reason,
-        }
+    def _head(self, ask: ExcludeNode | IncludeNode | SetControl) -> FactHead:
+        return {"id": new_id(), "job": ask.job, "at": self._clock.wall(), "source": _HEALTH}
 
     def _until(self, ttl_s: float) -> datetime | None:
         if not 0 <= ttl_s <= _LONGEST_S:
-            text = f"a node cannot be excluded for {ttl_s:g} s: give seconds, or 0 for no end"
+            text = f"health cannot exclude a node for {ttl_s:g} s: give seconds, or 0 for no end"
             raise RefusalError("422", text)
         return self._clock.wall() + timedelta(seconds=ttl_s) if ttl_s else None
 
 
 def _check(ask: ExcludeNode | IncludeNode) -> None:
     if ask.job != CLUSTER:
-        raise RefusalError("403", f"an exclusion holds for all jobs: ask about {CLUSTER}")
+        raise RefusalError("403", f"an exclusion holds for all jobs: name {CLUSTER} as the job")
     if ask.by == _HEALTH:
-        raise RefusalError("422", "health excludes nodes by itself: say who you are")
+        raise RefusalError("422", "health is the name of this service: give your own")
     checked_name("node", ask.node)

@@ -1,4 +1,4 @@
-"""The switches, and who may not join: how the documents in `CONTROL` change. Pure."""
+"""Switches and exclusions: how the documents in `CONTROL` change; pure."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,12 +19,12 @@ _ON_OFF = ("on", "off", "")
 
 
 class BadSwitchError(EverstepError):
-    """There is no such switch, or it cannot be set so."""
+    """The switch does not exist, or cannot have this value."""
 
 
 def _one_of(known: tuple[str, ...], name: str, value: str) -> str:
     if value not in known:
-        shown = ", ".join(repr(one) for one in known)
+        shown = ", ".join(map(repr, known))
         raise BadSwitchError(f"{name} cannot be {value!r}: use one of {shown}")
     return value
 
@@ -76,19 +76,19 @@ SETTINGS: Mapping[str, Callable[[str, str], str]] = {
     "attribution.offences": partial(_whole, 1, 1000),
     "attribution.offences_within_s": partial(_number, 60, 30 * 86400),
 }
-"""Settings that services follow while they run, each with what checks its value; all others are
-read when a service starts."""
+"""Settings that services follow while they run, each with the check of its value. A service reads
+all others when it starts."""
 
 
 def blank() -> ControlDocument:
-    """What holds where nothing was ever changed."""
+    """The document where nobody has changed anything."""
     return ControlDocument(settings={}, changed_by="", reason="", modes={})
 
 
 def switched(
     document: ControlDocument, changes: Mapping[str, str], by: str, reason: str
 ) -> ControlDocument:
-    """The document after these changes; an empty value goes back to the default."""
+    """The document with these changes; an empty value restores the default."""
     settings, modes, is_braked = dict(document.settings), dict(document.modes), document.is_braked
     for name, value in changes.items():
         actuator = name.removeprefix("modes.")
@@ -104,13 +104,13 @@ def switched(
             raise BadSwitchError(_no_switch(name))
     new = replace(document, settings=settings, modes=modes, is_braked=is_braked)
     if is_braked != document.is_braked:
-        pulled = (by, reason) if is_braked else ("", "")
-        new = replace(new, braked_by=pulled[0], brake_reason=pulled[1])
+        brake = (by, reason) if is_braked else ("", "")
+        new = replace(new, braked_by=brake[0], brake_reason=brake[1])
     return document if new == document else replace(new, changed_by=by, reason=reason)
 
 
 def value_of(document: ControlDocument, name: str) -> str:
-    """How a switch stands; empty for its default."""
+    """The value of a switch; empty for its default."""
     if name == "brake":
         return "on" if document.is_braked else ""
     if name.startswith("modes."):
@@ -119,18 +119,18 @@ def value_of(document: ControlDocument, name: str) -> str:
 
 
 def enforces_exclusions(document: ControlDocument) -> bool:
-    """Whether health itself may exclude nodes, or only say that it would."""
+    """Whether exclusions by health bind; by default health only records them."""
     return not document.is_braked and document.modes.get("exclude") == "enforce"
 
 
 def binds(document: ControlDocument) -> bool:
-    """Whether exclusions by people bind: they do unless somebody has said otherwise."""
+    """Whether exclusions by people bind; by default they do."""
     return not document.is_braked and document.modes.get("exclude") != "observe"
 
 
 def with_exclusion(document: ControlDocument, exclusion: Exclusion) -> ControlDocument:
-    """The document with it, in the place of an older one of the same node."""
-    kept = tuple(one for one in document.exclusions if one.node != exclusion.node)
+    """The document with this exclusion, which replaces an older one of the same node."""
+    kept = tuple(other for other in document.exclusions if other.node != exclusion.node)
     return replace(
         document,
         exclusions=(*kept, exclusion),
@@ -140,31 +140,31 @@ def with_exclusion(document: ControlDocument, exclusion: Exclusion) -> ControlDo
 
 
 def without_exclusion(document: ControlDocument, node: str) -> ControlDocument:
-    """The document in which this node may join."""
-    kept = tuple(one for one in document.exclusions if one.node != node)
+    """The document without exclusions of this node."""
+    kept = tuple(other for other in document.exclusions if other.node != node)
     return replace(document, exclusions=kept)
 
 
 def reconciled(
     document: ControlDocument, ours: Iterable[Exclusion], now: Time
 ) -> tuple[ControlDocument, list[Exclusion]]:
-    """The document with exactly our own exclusions and those by people whose time is not over.
+    """The document with exactly the exclusions in force, and those by people that are over.
 
-    And those by people that are over.
+    In force are `ours`, by health, and those by people whose time is not over.
     """
-    by_people = [one for one in document.exclusions if one.by != "health"]
-    over = [one for one in by_people if one.until is not None and one.until <= now]
-    kept = [one for one in by_people if one not in over]
-    named = {one.node for one in kept}
-    added = sorted((one for one in ours if one.node not in named), key=lambda one: one.node)
+    by_people = [e for e in document.exclusions if e.by != "health"]
+    over = [e for e in by_people if e.until is not None and e.until <= now]
+    kept = [e for e in by_people if e not in over]
+    named = {e.node for e in kept}
+    added = sorted((e for e in ours if e.node not in named), key=lambda e: e.node)
     return replace(document, exclusions=(*kept, *added)), over
 
 
 def _no_switch(name: str) -> str:
-    modes = ", ".join(f"modes.{one}" for one in ACTUATORS)
+    modes = ", ".join(f"modes.{actuator}" for actuator in ACTUATORS)
     known = f"there is no switch {name!r}: use brake, breaker, {modes}, {', '.join(SETTINGS)}"
     if name.partition(".")[0] in KNOWN_SECTIONS:
-        return f"{known}; other settings hold from the start of their service on: everstep.toml"
+        return f"{known}; a service reads other settings when it starts: change everstep.toml"
     return known
 
 

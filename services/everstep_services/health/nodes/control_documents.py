@@ -1,4 +1,4 @@
-"""The documents in `CONTROL`, read and changed by compare-and-set."""
+"""The documents in `CONTROL`: read, and changed by compare-and-set."""
 
 from collections.abc import Callable
 
@@ -14,46 +14,46 @@ _ATTEMPTS = 20
 
 
 class UnreadableSwitchesError(EverstepError):
-    """What is stored is no document of ours. It is neither followed nor written over."""
+    """The stored document cannot be decoded. Health neither follows nor overwrites it."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(
-            f"the switches of {key} cannot be read ({why}): a newer release may have written them; "
-            f"else look at key {key} of bucket CONTROL, and remove it"
+            f"health cannot read the switches of {key} ({why}): a newer release may have written "
+            f"them; otherwise look at key {key} of bucket CONTROL, and remove it"
         )
 
 
-class Switches:
-    """Any replica may change them: whoever comes second looks again."""
+class ControlDocuments:
+    """Any replica may change them; a replica that is overtaken reads again."""
 
     def __init__(self, bus: Bus) -> None:
         self._documents = bus.documents("CONTROL")
 
     async def read(self, key: str) -> tuple[ControlDocument, int]:
-        """As they stand, and their revision; 0 where nothing was ever changed."""
-        found = await self._documents.get(key)
-        if found.data is None:
+        """The document of a job or the cluster, and its revision; 0 where nobody changed any."""
+        stored = await self._documents.get(key)
+        if stored.data is None:
             return blank(), 0
         try:
-            return decode_as(found.data, ControlDocument), found.revision
+            return decode_as(stored.data, ControlDocument), stored.revision
         except BadMessageError as error:
             raise UnreadableSwitchesError(key, str(error)) from error
 
     async def put(self, key: str, document: ControlDocument, revision: int) -> int:
-        """Write them, if nobody else did since that revision; `ConflictError` if so."""
+        """Write it over this revision; `ConflictError` if there is a newer one."""
         return await self._documents.put(key, encode(document), revision=revision)
 
     async def change(
-        self, key: str, deed: Callable[[ControlDocument], ControlDocument]
+        self, key: str, edit: Callable[[ControlDocument], ControlDocument]
     ) -> tuple[ControlDocument, ControlDocument, int]:
-        """Before, after, and the revision from now on."""
+        """Apply `edit`; return the document before and after, and the new revision."""
         for _ in range(_ATTEMPTS):
             before, revision = await self.read(key)
-            after = deed(before)
+            after = edit(before)
             if after == before:
                 return before, after, revision
             try:
                 return before, after, await self.put(key, after, revision)
             except ConflictError:
                 continue
-        raise RefusalError("503", f"others change the switches of {key} all the time: ask again")
+        raise RefusalError("503", f"other replicas keep changing the switches of {key}: ask again")

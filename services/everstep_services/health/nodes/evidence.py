@@ -1,4 +1,4 @@
-"""What a fact says against a node, or takes back. What nobody can tell speaks against nobody."""
+"""The evidence against nodes in a fact, and what it takes back. Unknown causes blame no node."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,37 +18,37 @@ from everstep.messages import (
 from everstep.messages.base import Time
 
 HARDWARE_CAUSES = frozenset({"gpu", "network", "host"})
-"""Cause classes of verdicts that speak against a node; any other blames somebody else."""
+"""Causes of verdicts that count against a node; all others lie elsewhere."""
 FAULTS = frozenset({"reset", "reboot", "drain", "replace"})
-"""Classes of failed checks that speak against a node. `watch`, `report`, none at all, and what a
-newer release may say, do not."""
+"""Classes of failed checks that count against a node. `watch`, `report`, no class and unknown
+classes do not."""
 SLOW_CAUSES = frozenset({"host", "device", "network"})
-"""Causes of slow ranks that speak against a node; any other blames the script or its data."""
+"""Causes of slow ranks that count against a node; all others lie in the script or its data."""
 _FAILED = "failed"
 _PASSED = frozenset({"ok", "warning", "unsupported"})
 _SURE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
-    """What a fact changes: these strikes, in the place of those with these keys."""
+class Evidence:
+    """What a fact changes: `strikes` take the place of the strikes whose keys are in `replaces`."""
 
     strikes: Mapping[str, Strike]
     """By node."""
     replaces: tuple[str, ...] = ()
-    """Keys of strikes that are taken back, from whichever node."""
+    """The keys of strikes to take back, from every node."""
     revision: int = 0
     """Strikes of a later revision stay."""
 
 
-def against(fact: Fact, now: Time) -> Against | None:
-    """What it says, apart from the checks in it; None for nothing."""
+def evidence_in(fact: Fact, now: Time) -> Evidence | None:
+    """The evidence in a fact, but for that in checks; None if there is none."""
     weigh = _WEIGHED.get(type(fact))
     return None if weigh is None else weigh(fact, min(fact.at, now))
 
 
 def accused(fact: Fact) -> tuple[str, ...]:
-    """The nodes whose standing it changes, on the word of its job; a person may name any."""
+    """The nodes about which a job testifies in a fact; a person's verdict may name any node."""
     match fact:
         case NodeCheckFinished() | NodeLost() | NodeReturned() | StragglerFound():
             return (fact.node,)
@@ -61,51 +61,52 @@ def accused(fact: Fact) -> tuple[str, ...]:
 
 
 def faults(fact: NodeCheckFinished) -> dict[tuple[str, str], CheckResult]:
-    """The failures that count, by check and part; of two about one part the first."""
-    found: dict[tuple[str, str], CheckResult] = {}
+    """The failures that count, by check and part; the first of several about the same part."""
+    failures: dict[tuple[str, str], CheckResult] = {}
     for result in fact.results:
         if result.state == _FAILED and result.failure_class in FAULTS:
-            found.setdefault((result.check, result.subject), result)
-    return found
+            failures.setdefault((result.check, result.subject), result)
+    return failures
 
 
 def passed(fact: NodeCheckFinished) -> frozenset[str]:
-    """The checks that ran, and could tell: what they do not call failed has not failed."""
-    vague = {one.check for one in fact.results if one.state not in {*_PASSED, _FAILED}}
+    """The checks with a clear result: a part that they do not call failed has passed."""
+    clear = {*_PASSED, _FAILED}
+    vague = {result.check for result in fact.results if result.state not in clear}
     return frozenset(fact.checks) - vague
 
 
-def told(results: Iterable[CheckResult]) -> str:
-    """What failed, in words."""
-    said = [
-        " ".join(filter(None, [one.check, one.subject, f"({one.failure_class})"]))
-        + (f": {one.reason}" if one.reason else "")
-        for one in results
+def described(results: Iterable[CheckResult]) -> str:
+    """The failures in words."""
+    texts = [
+        " ".join(filter(None, [result.check, result.subject, f"({result.failure_class})"]))
+        + (f": {result.reason}" if result.reason else "")
+        for result in results
     ]
-    return "; ".join(said)
+    return "; ".join(texts)
 
 
-def _lost(fact: NodeLost, at: Time) -> Against:
+def _lost(fact: NodeLost, at: Time) -> Evidence:
     strike = Strike(key=fact.id, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.reason}")
-    return Against({fact.node: strike})
+    return Evidence({fact.node: strike})
 
 
-def _returned(fact: NodeReturned, _: Time) -> Against | None:
-    """It was only not heard: that is nothing against it."""
-    return Against({}, replaces=(fact.loss,)) if fact.how == "cut_off" and fact.loss else None
+def _returned(fact: NodeReturned, _: Time) -> Evidence | None:
+    """A node that was only cut off has not failed: take the strike of its loss back."""
+    return Evidence({}, replaces=(fact.loss,)) if fact.how == "cut_off" and fact.loss else None
 
 
-def _closed(fact: IncidentClosed, at: Time) -> Against | None:
+def _closed(fact: IncidentClosed, at: Time) -> Evidence | None:
     key = fact.trigger_fact or fact.incident
     if fact.verdict is not None or fact.outcome == "preempted":
-        return Against({}, replaces=(key,))  # the verdict says whose fault it was
+        return Evidence({}, replaces=(key,))  # the verdict names the cause
     if fact.trigger != "node_lost" or fact.node is None:
         return None
     strike = Strike(key=key, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.cause}")
-    return Against({fact.node: strike}, replaces=(key,))
+    return Evidence({fact.node: strike}, replaces=(key,))
 
 
-def _judged(fact: VerdictReached, at: Time) -> Against:
+def _judged(fact: VerdictReached, at: Time) -> Evidence:
     is_fault = fact.cause in HARDWARE_CAUSES and fact.confidence >= _SURE
     strikes = {
         node: Strike(
@@ -117,11 +118,11 @@ def _judged(fact: VerdictReached, at: Time) -> Against:
         )
         for node in (fact.culprit_nodes if is_fault else ())
     }
-    return Against(strikes, replaces=(fact.incident,), revision=fact.revision)
+    return Evidence(strikes, replaces=(fact.incident,), revision=fact.revision)
 
 
-def _slow(fact: StragglerFound, at: Time) -> Against | None:
-    """One strike for all findings of a job: a slow node does less harm than a broken one."""
+def _slow(fact: StragglerFound, at: Time) -> Evidence | None:
+    """One strike for all findings of a job: a slow node does less harm than a broken node."""
     is_sure = fact.confidence is None or fact.confidence >= _SURE
     if fact.cause not in SLOW_CAUSES or not is_sure:
         return None
@@ -131,10 +132,10 @@ def _slow(fact: StragglerFound, at: Time) -> Against | None:
         fact=fact.id,
         reason=f"rank {fact.rank} of {fact.job} is slow ({fact.cause}): {fact.reason}",
     )
-    return Against({fact.node: strike})
+    return Evidence({fact.node: strike})
 
 
-_WEIGHED: Mapping[type[Fact], Callable[[Any, Time], Against | None]] = {
+_WEIGHED: Mapping[type[Fact], Callable[[Any, Time], Evidence | None]] = {
     NodeLost: _lost,
     NodeReturned: _returned,
     IncidentClosed: _closed,
@@ -142,4 +143,4 @@ _WEIGHED: Mapping[type[Fact], Callable[[Any, Time], Against | None]] = {
     VerdictReached: _judged,
 }
 READ: tuple[type[Fact], ...] = (*_WEIGHED, NodeCheckFinished)
-"""The kinds of facts that say something about nodes."""
+"""The kinds of facts that the register reads."""

@@ -1,6 +1,7 @@
-"""Which suspect nodes are excluded, for how long, and when health must stop doing so."""
+"""Which suspect nodes health excludes, for how long, and when it must stop doing so."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -12,31 +13,39 @@ from everstep.messages import (
     NodeIncluded,
     NodeRecord,
 )
-from everstep_services.health.nodes.register import Moment, Register
+from everstep.messages.stamp import FactStamp
+from everstep.subjects import CLUSTER
+from everstep_services.health.nodes.register import NodeRegister
 
+ExclusionMode = Literal["observe", "enforce"]
 _DOUBLINGS_MOST = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What a decision depends on beside the register."""
+class ExclusionScope:
+    """What a decision depends on besides the register."""
 
     nodes: int
-    """How many nodes there are: the breaker lets a share of them go."""
+    """The number of nodes, of which the breaker lets health exclude a share."""
     enforces: bool = False
-    """Exclusions bind; else they are only said."""
+    """Exclusions bind; otherwise health only records them."""
+
+    @property
+    def mode(self) -> ExclusionMode:
+        """As in `node_excluded`."""
+        return "enforce" if self.enforces else "observe"
 
 
-def decide(register: Register, around: Circumstances, now: Moment) -> None:
-    """End what is over, and exclude whom something new speaks against."""
+def decide(register: NodeRegister, scope: ExclusionScope, now: FactStamp) -> None:
+    """End exclusions whose time is over, and exclude suspect nodes with new evidence."""
     for record in list(register.nodes.values()):
         _end(register, record, now)
     _close_in_time(register, now)
-    for record in sorted(register.nodes.values(), key=lambda one: one.node):
+    for record in sorted(register.nodes.values(), key=lambda node: node.node):
         exile = exile_of(record)
-        is_out = exile is not None and (exile.mode == "enforce" or not around.enforces)
+        is_out = exile is not None and (exile.mode == "enforce" or not scope.enforces)
         if record.is_undecided and record.suspicion and not is_out:
-            _exclude(register, record, around, now)
+            _exclude(register, record, scope, now)
 
 
 def exile_of(record: NodeRecord) -> Exile | None:
@@ -45,70 +54,74 @@ def exile_of(record: NodeRecord) -> Exile | None:
     return None if newest is None or newest.is_over else newest
 
 
-def exiled(register: Register) -> dict[str, Exile]:
-    """Whom health keeps out."""
-    found = {record.node: exile_of(record) for record in register.nodes.values()}
-    return {node: one for node, one in found.items() if one is not None and one.mode == "enforce"}
+def exiled(register: NodeRegister) -> dict[str, Exile]:
+    """The exclusions by health that bind, by node."""
+    exiles = {record.node: exile_of(record) for record in register.nodes.values()}
+    return {node: exile for node, exile in exiles.items() if exile and exile.mode == "enforce"}
 
 
-def pardon(register: Register, node: str) -> None:
-    """Somebody includes the node: nothing that was before is held against it."""
+def pardon(register: NodeRegister, node: str) -> None:
+    """Include a node for a person: drop all evidence against it, and end its exclusions."""
     register.forgive(node)
     record = register.record(node)
     if record.exiles:
         register.put(replace(record, exiles=tuple(replace(e, is_over=True) for e in record.exiles)))
 
 
-def close_breaker(register: Register, by: str, reason: str, now: Moment) -> bool:
-    """A person lets health exclude nodes again; False if it may already."""
+def close_breaker(register: NodeRegister, by: str, reason: str, now: FactStamp) -> bool:
+    """Let health exclude nodes again, for a person; False if the breaker was closed."""
     if register.opened_at is None:
         return False
-    register.closed_at = now.wall  # what was before is forgiven
+    register.closed_at = now.wall  # earlier exclusions count no more
     _close(register, by, reason, now)
     return True
 
 
-def recent(register: Register, mode: str, now: Moment) -> int:
-    """Exclusions by health that the breaker counts: what was only said takes nobody away."""
+def recent(register: NodeRegister, mode: ExclusionMode, now: FactStamp) -> int:
+    """The number of exclusions that the breaker counts; those only observed count apart."""
     closed = register.closed_at
     return sum(
-        one.mode == mode
-        and now.since_s(one.at) < register.rules.breaker_window_s
-        and (closed is None or one.at > closed)
+        exile.mode == mode
+        and now.since_s(exile.at) < register.settings.breaker_window_s
+        and (closed is None or exile.at > closed)
         for record in register.nodes.values()
-        for one in record.exiles
+        for exile in record.exiles
     )
 
 
-def limit_of(register: Register, around: Circumstances) -> int:
-    """How many nodes health may exclude within the breaker's window."""
-    nodes = max(around.nodes, len(register.nodes))
-    return max(1, int(register.rules.breaker_ratio * nodes))
+def limit_of(register: NodeRegister, scope: ExclusionScope) -> int:
+    """The number of nodes that health may exclude within the breaker's window."""
+    nodes = max(scope.nodes, len(register.nodes))
+    return max(1, int(register.settings.breaker_ratio * nodes))
 
 
-def _exclude(register: Register, record: NodeRecord, around: Circumstances, now: Moment) -> None:
-    rules = register.rules
-    mode = "enforce" if around.enforces else "observe"
-    before = sum(one.mode == mode for one in record.exiles)
-    if before >= rules.exclude_most:
-        register.put(replace(record, is_undecided=False))  # it does not help: people must look
+def _exclude(
+    register: NodeRegister, record: NodeRecord, scope: ExclusionScope, now: FactStamp
+) -> None:
+    settings = register.settings
+    mode = scope.mode
+    before = sum(exile.mode == mode for exile in record.exiles)
+    if before >= settings.exclude_most:
+        register.put(
+            replace(record, is_undecided=False)
+        )  # exclusion does not help: people must look
         return
-    made, most = recent(register, mode, now), limit_of(register, around)
+    made, most = recent(register, mode, now), limit_of(register, scope)
     if register.opened_at is not None:
         return
     if made >= most:
         _open_breaker(register, made, most, now)
         return
-    ttl_s = rules.exclude_ttl_s * 2 ** min(before, _DOUBLINGS_MOST)
+    ttl_s = settings.exclude_ttl_s * 2 ** min(before, _DOUBLINGS_MOST)
     exile = Exile(at=now.wall, ttl_s=ttl_s, reason=record.reason, mode=mode)
     register.put(replace(record, exiles=(*record.exiles, exile), is_undecided=False))
-    register.say(
+    register.decide(
         NodeExcluded(
-            **now.about(),
+            **now.head(CLUSTER),
             node=record.node,
             by="health",
-            reason=f"{record.reason} (exclusion {before + 1} of {rules.exclude_most}; "
-            f"{made + 1} of {most} within {rules.breaker_window_s:g} s)",
+            reason=f"{record.reason} (exclusion {before + 1} of {settings.exclude_most}; "
+            f"{made + 1} of {most} within {settings.breaker_window_s:g} s)",
             ttl_s=ttl_s,
             mode=mode,
             exclusions_in_window=made + 1,
@@ -116,45 +129,45 @@ def _exclude(register: Register, record: NodeRecord, around: Circumstances, now:
     )
 
 
-def _open_breaker(register: Register, made: int, most: int, now: Moment) -> None:
-    rules = register.rules
+def _open_breaker(register: NodeRegister, made: int, most: int, now: FactStamp) -> None:
+    settings = register.settings
     register.opened_at = now.wall
-    waiting = [one for one in register.nodes.values() if one.is_undecided and one.suspicion]
-    causes = sorted({one.cause for one in waiting})
-    register.say(
+    waiting = [r for r in register.nodes.values() if r.is_undecided and r.suspicion]
+    causes = sorted({record.cause for record in waiting})
+    register.decide(
         BreakerOpened(
-            **now.about(),
+            **now.head(CLUSTER),
             exclusions=made,
             limit=most,
-            window_s=rules.breaker_window_s,
-            reason=f"{made} nodes were excluded within {rules.breaker_window_s:g} s, limit {most}, "
-            f"and {len(waiting)} more are suspect by {' and '.join(causes)}: when so many fail at "
-            f"once, something else may be to blame",
+            window_s=settings.breaker_window_s,
+            reason=f"{made} nodes were excluded within {settings.breaker_window_s:g} s, limit "
+            f"{most}, and {len(waiting)} more are suspect by {' and '.join(causes)}: when many "
+            f"nodes fail at once, the cause may be elsewhere",
         )
     )
 
 
-def _close_in_time(register: Register, now: Moment) -> None:
-    opened, window_s = register.opened_at, register.rules.breaker_window_s
+def _close_in_time(register: NodeRegister, now: FactStamp) -> None:
+    opened, window_s = register.opened_at, register.settings.breaker_window_s
     if opened is not None and now.since_s(opened) >= window_s:
         _close(register, "health", f"{window_s:g} s have passed", now)
 
 
-def _close(register: Register, by: str, reason: str, now: Moment) -> None:
+def _close(register: NodeRegister, by: str, reason: str, now: FactStamp) -> None:
     register.opened_at = None
-    register.say(BreakerClosed(**now.about(), by=by, reason=reason))
+    register.decide(BreakerClosed(**now.head(CLUSTER), by=by, reason=reason))
 
 
-def _end(register: Register, record: NodeRecord, now: Moment) -> None:
+def _end(register: NodeRegister, record: NodeRecord, now: FactStamp) -> None:
     exile = exile_of(record)
     if exile is None or now.since_s(exile.at) < exile.ttl_s:
         return
-    over = tuple(replace(one, is_over=True) for one in record.exiles)
+    over = tuple(replace(past, is_over=True) for past in record.exiles)
     register.put(replace(record, exiles=over))
     if exile.mode == "enforce":
-        register.say(
+        register.decide(
             NodeIncluded(
-                **now.about(),
+                **now.head(CLUSTER),
                 node=record.node,
                 by="health",
                 reason=f"the {exile.ttl_s:g} s of its exclusion are over",

@@ -1,16 +1,18 @@
-"""What speaks against each node, over all jobs: strikes, failing checks, suspicion.
+"""The register of nodes: strikes, failing checks and suspicion of each, over all jobs.
 
-The same facts in the same order make the same register, in whichever replica.
+The same facts in the same order make the same register in every replica.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from msgspec.structs import replace
 
 from everstep.messages import (
     CheckDistrusted,
+    CheckResult,
     CheckTrusted,
     Fact,
     FailingCheck,
@@ -21,49 +23,45 @@ from everstep.messages import (
     NodeSuspected,
     Strike,
 )
-from everstep.messages.base import Time
+from everstep.messages.stamp import FactStamp
 from everstep.subjects import CLUSTER
-from everstep_services.health.nodes.distrust import NodeRules, Suspect, judged
-from everstep_services.health.nodes.evidence import against, faults, passed, told
+from everstep_services.health.nodes.evidence import described, evidence_in, faults, passed
+from everstep_services.health.settings import NodeSettings
 
+SuspicionCause = Literal["", "check", "incidents"]
+"""What makes a node suspect, in the words of `node_suspected`; empty for nothing."""
 _STRIKES_MOST = 50
 _REASON_MOST = 500
 _NODES_MOST = 20_000
-"""Its document must fit into one message. Whoever comes later is not remembered."""
+"""The document must fit into one message. Nodes beyond this number are not remembered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """When it is, and what only the shell can make."""
+class CheckTrust:
+    """A check whose trust changes: a check that fails on too many nodes is to blame itself."""
 
-    wall: Time
-    """By our own wall clock: what it decides outlives every process."""
-    new_id: Callable[[], str]
-
-    def about(self) -> dict[str, Any]:
-        """What every fact of health about nodes says."""
-        return {"id": self.new_id(), "job": CLUSTER, "at": self.wall, "source": "health"}
-
-    def since_s(self, then: Time) -> float:
-        """How long ago that was."""
-        return (self.wall - then).total_seconds()
+    check: str
+    failed: int
+    ran: int
+    is_distrusted: bool
+    reason: str
 
 
-class Register:
-    """All nodes. Whoever changes it writes its document, or drops both."""
+class NodeRegister:
+    """All nodes. A caller that changes it writes its document, or drops both."""
 
-    def __init__(self, document: NodesDocument, rules: NodeRules) -> None:
-        self.rules = rules
-        self.nodes: dict[str, NodeRecord] = {one.node: one for one in document.nodes}
+    def __init__(self, document: NodesDocument, settings: NodeSettings) -> None:
+        self.settings = settings
+        self.nodes: dict[str, NodeRecord] = {record.node: record for record in document.nodes}
         self.distrusted = set(document.distrusted)
         self.opened_at = document.breaker_opened_at
         self.closed_at = document.breaker_closed_at
         self.facts: list[Fact] = []
-        """What was decided since it was made."""
+        """The facts that were decided since the register was made."""
         self.is_changed = False
 
     def document(self, stream: str, sequence: int, outbox: tuple[str, ...]) -> NodesDocument:
-        """All of it, as of this place in the stream of facts."""
+        """The document to write, with its position in the stream of facts."""
         return NodesDocument(
             nodes=tuple(self.nodes.values()),
             stream=stream,
@@ -75,131 +73,130 @@ class Register:
         )
 
     def record(self, node: str) -> NodeRecord:
-        """What is known of it."""
+        """The record of a node; a blank one for an unknown node."""
         return self.nodes.get(node) or NodeRecord(node=node)
 
     def put(self, record: NodeRecord) -> None:
-        """Remember it so."""
+        """Keep a record."""
         if record.node not in self.nodes and len(self.nodes) >= _NODES_MOST:
             return
         if self.nodes.get(record.node) != record:
             self.nodes[record.node] = record
             self.is_changed = True
 
-    def say(self, fact: Fact) -> None:
-        """Put it on record with the next write."""
+    def decide(self, fact: Fact) -> None:
+        """Have a fact recorded with the next write."""
         self.facts.append(fact)
         self.is_changed = True
 
-    def take(self, fact: Fact, now: Moment) -> None:
-        """What a fact says against a node, or for it."""
+    def apply(self, fact: Fact, now: FactStamp) -> None:
+        """Take in what a fact says for or against a node."""
         if isinstance(fact, NodeCheckFinished):
-            self._examined(fact, now)
+            self._apply_checks(fact, now)
             return
-        found = against(fact, now.wall)
-        if found is None:
+        evidence = evidence_in(fact, now.wall)
+        if evidence is None:
             return
-        kept = self._taken_back(found.replaces, found.revision)
-        for node, strike in found.strikes.items():
+        kept = self._take_back(evidence.replaces, evidence.revision)
+        for node, strike in evidence.strikes.items():
             if strike.key not in kept:
                 self._strike(node, strike)
 
-    def judge(self, now: Moment) -> None:
-        """Forget what is too old, and suspect the nodes that too much speaks against."""
+    def judge(self, now: FactStamp) -> None:
+        """Forget old evidence, and suspect the nodes with too much of it."""
         for record in list(self.nodes.values()):
             self._forget(record, now)
-        for verdict in list(judged(self.nodes.values(), self.distrusted, self.rules)):
-            self._trust(verdict, now)
+        for trust in list(trust_changes(self.nodes.values(), self.distrusted, self.settings)):
+            self._set_trust(trust, now)
         for record in list(self.nodes.values()):
             self._judge_node(record, now)
 
     def persistent(self, record: NodeRecord) -> list[FailingCheck]:
-        """The checks that have failed for long enough, and count."""
+        """The trusted checks that have failed in enough windows."""
         return [
-            one
-            for one in record.failing
-            if one.windows >= self.rules.check_windows and one.result.check not in self.distrusted
+            failing
+            for failing in record.failing
+            if failing.windows >= self.settings.check_windows
+            and failing.result.check not in self.distrusted
         ]
 
     def strikes(self, record: NodeRecord) -> list[Strike]:
-        """Those that count."""
-        return [one for one in record.strikes if one.check not in self.distrusted]
+        """The strikes that count."""
+        return [strike for strike in record.strikes if strike.check not in self.distrusted]
 
     def forgive(self, node: str) -> None:
-        """Somebody says that it is well: what was before counts no more."""
+        """Drop all evidence against a node: a person has included it."""
         record = self.nodes.get(node)
         if record is not None:
             self.put(replace(record, strikes=(), failing=(), is_undecided=False))
 
     def _strike(self, node: str, strike: Strike) -> None:
         record = self.record(node)
-        if any(one.key == strike.key for one in record.strikes):
+        if any(known.key == strike.key for known in record.strikes):
             return
         strike = replace(strike, reason=strike.reason[:_REASON_MOST])
         strikes = (*record.strikes, strike)[-_STRIKES_MOST:]
         self.put(replace(record, strikes=strikes, is_undecided=True))
 
-    def _taken_back(self, keys: tuple[str, ...], revision: int) -> set[str]:
-        """Drop the strikes with these keys; the keys of those that a later verdict has made."""
+    def _take_back(self, keys: tuple[str, ...], revision: int) -> set[str]:
+        """Drop the strikes with these keys; return the keys that a later verdict keeps."""
         kept: set[str] = set()
         for record in list(self.nodes.values()) if keys else ():
-            with_key = [one for one in record.strikes if one.key in keys]
-            kept |= {one.key for one in with_key if one.revision > revision}
-            gone = [one for one in with_key if one.key not in kept]
+            with_key = [strike for strike in record.strikes if strike.key in keys]
+            kept |= {strike.key for strike in with_key if strike.revision > revision}
+            gone = [strike for strike in with_key if strike.key not in kept]
             if gone:
-                strikes = tuple(one for one in record.strikes if one not in gone)
+                strikes = tuple(strike for strike in record.strikes if strike not in gone)
                 self.put(replace(record, strikes=strikes))
         return kept
 
-    def _examined(self, fact: NodeCheckFinished, now: Moment) -> None:
-        record, found, could_tell = self.record(fact.node), faults(fact), passed(fact)
+    def _apply_checks(self, fact: NodeCheckFinished, now: FactStamp) -> None:
+        record, failures, conclusive = self.record(fact.node), faults(fact), passed(fact)
         at = min(fact.at, now.wall)
-        known = {(one.result.check, one.result.subject): one for one in record.failing}
+        known = {(check.result.check, check.result.subject): check for check in record.failing}
         failing = [
-            one for key, one in known.items() if key not in found and key[0] not in could_tell
+            check
+            for key, check in known.items()
+            if key not in failures and key[0] not in conclusive
         ]
         has_news = False
-        for key, result in found.items():
+        for key, result in failures.items():
             before = known.get(key)
             if before is None:
-                one = FailingCheck(result=result, since=at, window_since=at, fact=fact.id)
+                check = FailingCheck(result=result, since=at, window_since=at, fact=fact.id)
                 has_news = has_news or key[0] not in self.distrusted
             else:
-                one = replace(before, result=result, fact=fact.id)
-                if (at - before.window_since).total_seconds() >= self.rules.check_window_s:
-                    one = replace(one, window_since=at, windows=before.windows + 1)
-            failing.append(one)
-        grown = any(one not in record.failing for one in failing)
+                check = replace(before, result=result, fact=fact.id)
+                if (at - before.window_since).total_seconds() >= self.settings.check_window_s:
+                    check = replace(check, window_since=at, windows=before.windows + 1)
+            failing.append(check)
+        grown = any(check not in record.failing for check in failing)
         self.put(
             replace(
                 record,
                 checks=fact.checks or record.checks,
                 checked_at=at,
                 failing=tuple(failing),
-                is_undecided=record.is_undecided or (grown and bool(found)),
+                is_undecided=record.is_undecided or (grown and bool(failures)),
             )
         )
         if has_news:
-            new = next(key for key in found if key not in known and key[0] not in self.distrusted)
-            reason = f"failed {told([found[new]])}"
+            new = next(k for k in failures if k not in known and k[0] not in self.distrusted)
+            reason = f"failed {described([failures[new]])}"
             strike = Strike(key=fact.id, at=at, fact=fact.id, reason=reason, check=new[0])
             self._strike(fact.node, strike)
 
-    def _forget(self, record: NodeRecord, now: Moment) -> None:
-        rules = self.rules
-        is_old = (
-            record.checked_at is None or now.since_s(record.checked_at) > rules.strikes_window_s
-        )
+    def _forget(self, record: NodeRecord, now: FactStamp) -> None:
+        window_s = self.settings.strikes_window_s
+        is_old = record.checked_at is None or now.since_s(record.checked_at) > window_s
         if not (is_old or record.strikes or record.failing or record.exiles):
             return
-        strikes = tuple(s for s in record.strikes if now.since_s(s.at) < rules.strikes_window_s)
-        failing = tuple(
-            f for f in record.failing if now.since_s(f.window_since) < rules.strikes_window_s
-        )
+        strikes = tuple(s for s in record.strikes if now.since_s(s.at) < window_s)
+        failing = tuple(f for f in record.failing if now.since_s(f.window_since) < window_s)
         exiles = tuple(
-            one
-            for one in record.exiles
-            if not one.is_over or now.since_s(one.at) < 4 * rules.strikes_window_s
+            exile
+            for exile in record.exiles
+            if not exile.is_over or now.since_s(exile.at) < 4 * window_s
         )
         record = replace(record, strikes=strikes, failing=failing, exiles=exiles)
         if is_old and not (strikes or failing or exiles or record.suspicion):
@@ -208,62 +205,70 @@ class Register:
         else:
             self.put(record)
 
-    def _trust(self, found: Suspect, now: Moment) -> None:
-        """A check is to blame, or is not any more."""
-        if not found.is_everywhere:
-            self.distrusted.discard(found.check)
-            self.say(CheckTrusted(**now.about(), check=found.check, reason=found.reason))
+    def _set_trust(self, trust: CheckTrust, now: FactStamp) -> None:
+        if not trust.is_distrusted:
+            self.distrusted.discard(trust.check)
+            head = now.head(CLUSTER)
+            self.decide(CheckTrusted(**head, check=trust.check, reason=trust.reason))
             return
-        self.distrusted.add(found.check)
+        self.distrusted.add(trust.check)
         for record in list(self.nodes.values()):
-            strikes = tuple(one for one in record.strikes if one.check != found.check)
+            strikes = tuple(strike for strike in record.strikes if strike.check != trust.check)
             self.put(replace(record, strikes=strikes))
-        self.say(
+        self.decide(
             CheckDistrusted(
-                **now.about(),
-                check=found.check,
-                nodes_failed=found.failed,
-                nodes_checked=found.ran,
-                reason=found.reason,
+                **now.head(CLUSTER),
+                check=trust.check,
+                nodes_failed=trust.failed,
+                nodes_checked=trust.ran,
+                reason=trust.reason,
             )
         )
 
-    def _judge_node(self, record: NodeRecord, now: Moment) -> None:
-        rules = self.rules
+    def _judge_node(self, record: NodeRecord, now: FactStamp) -> None:
+        settings = self.settings
         lasting, strikes = self.persistent(record), self.strikes(record)
-        cause, reason = "", ""
+        cause: SuspicionCause = ""
+        reason = ""
         if lasting:
             cause = "check"
-            reason = f"failed in {lasting[0].windows} windows of {rules.check_window_s:g} s, limit "
-            reason += f"{rules.check_windows}: {told([one.result for one in lasting])}"
-        elif len(strikes) >= rules.strikes_limit:
+            reason = (
+                f"failed in {lasting[0].windows} windows of {settings.check_window_s:g} s, limit "
+            )
+            reason += f"{settings.check_windows}: {described([check.result for check in lasting])}"
+        elif len(strikes) >= settings.strikes_limit:
             cause = "incidents"
-            days = rules.strikes_window_s / 86400
-            reason = f"{len(strikes)} strikes in {days:g} days, limit {rules.strikes_limit}: "
-            reason += "; ".join(one.reason for one in strikes[-rules.strikes_limit :])
+            days = settings.strikes_window_s / 86400
+            reason = f"{len(strikes)} strikes in {days:g} days, limit {settings.strikes_limit}: "
+            reason += "; ".join(strike.reason for strike in strikes[-settings.strikes_limit :])
         if cause == record.cause:
             return
         if not cause:
             why = "its checks passed, or its strikes are too old or were taken back"
-            self.say(
-                NodeCleared(**now.about(), node=record.node, reason=why, suspicion=record.suspicion)
+            self.decide(
+                NodeCleared(
+                    **now.head(CLUSTER),
+                    node=record.node,
+                    reason=why,
+                    suspicion=record.suspicion,
+                )
             )
             self.put(replace(record, suspicion="", cause="", reason="", is_undecided=False))
             return
-        evidence = [*(one.fact for one in strikes), *(one.fact for one in lasting)]
+        evidence = [*(strike.fact for strike in strikes), *(check.fact for check in lasting)]
         suspected = NodeSuspected(
-            **now.about(),
+            **now.head(CLUSTER),
             node=record.node,
             cause=cause,
             reason=reason[: 4 * _REASON_MOST],
             failure_class=lasting[0].result.failure_class if lasting else "",
             strikes=len(strikes),
-            strikes_limit=rules.strikes_limit,
-            window_s=rules.strikes_window_s,
-            checks=tuple(one.result for one in lasting),
+            strikes_limit=settings.strikes_limit,
+            window_s=settings.strikes_window_s,
+            checks=tuple(check.result for check in lasting),
             evidence=tuple(evidence),
         )
-        self.say(suspected)
+        self.decide(suspected)
         self.put(
             replace(
                 record,
@@ -273,3 +278,30 @@ class Register:
                 is_undecided=True,
             )
         )
+
+
+def trust_changes(
+    records: Iterable[NodeRecord], distrusted: Collection[str], settings: NodeSettings
+) -> Iterator[CheckTrust]:
+    """The checks that must be distrusted from now on, or trusted again."""
+    ran: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    examples: dict[str, CheckResult] = {}
+    for record in records:
+        failing = {check.result.check: check.result for check in record.failing}
+        ran.update({*record.checks, *failing})
+        failed.update(failing.keys())
+        examples.update(failing)
+    for check in sorted({*failed, *distrusted}):
+        failures, nodes = failed[check], ran[check]
+        least = max(settings.distrust_nodes, settings.distrust_ratio * nodes)
+        is_distrusted = failures >= least
+        if is_distrusted == (check in distrusted):
+            continue
+        share = f"{check} fails on {failures} of the {nodes} nodes on which it ran"
+        limit = f"{settings.distrust_ratio:.0%} and {settings.distrust_nodes} nodes"
+        reason = f"{share}, below {limit}: it counts again"
+        if is_distrusted:
+            reason = f"{share}; from {limit} on the check is to blame, and counts against no node"
+            reason += f": {described([examples[check]])}"
+        yield CheckTrust(check, failures, nodes, is_distrusted, reason)

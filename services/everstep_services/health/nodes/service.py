@@ -1,35 +1,46 @@
-"""Keeps the register of nodes: reads every fact, writes what it comes to, carries it out."""
+"""Keeps the register of nodes: reads every fact, writes the document, carries out decisions."""
 
 import contextlib
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
+from everstep.bus import decided
 from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
-from everstep.bus.decided import facts_in
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.leading import Term, lead_for_ever
-from everstep.bus.ports import Batch, Bus, StreamPosition
+from everstep.bus.ports import Batch, Bus, Document, StreamPosition
 from everstep.bus.recorder import Recorder
 from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
-from everstep.ids import new_id
-from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded, kind_of
+from everstep.errors import EverstepError
+from everstep.ids import id_from, new_id
+from everstep.messages import (
+    ControlDocument,
+    Exclusion,
+    Fact,
+    NodeIncluded,
+    NodesDocument,
+    kind_of,
+)
+from everstep.messages.codec import encode
+from everstep.messages.stamp import FactStamp
+from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.control import enforces_exclusions, reconciled
-from everstep_services.health.nodes.control_documents import Switches
-from everstep_services.health.nodes.evidence import accused
-from everstep_services.health.nodes.exclusions import Circumstances, decide, exiled
-from everstep_services.health.nodes.register import Moment, Register
-from everstep_services.health.nodes.stored import KEY, Stored, fact_of, rules_of
+from everstep_services.health.nodes.control_documents import ControlDocuments
+from everstep_services.health.nodes.evidence import READ, accused
+from everstep_services.health.nodes.exclusions import ExclusionScope, decide, exiled
+from everstep_services.health.nodes.register import NodeRegister
 from everstep_services.health.settings import NodeSettings
 
 T = TypeVar("T")
+_KEY = CLUSTER
 _LEASE = "health-nodes"
 _BATCH = 1000
 _FETCH_S = 2.0
@@ -43,26 +54,70 @@ _LEVELS = (
     "checks_distrusted",
     "breaker_open",
 )
+_KINDS = frozenset(kind_of(fact) for fact in READ)
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(NodesDocument)
 
 
-class _OvertakenError(BusError):
-    """Somebody else has read on: the lease went to another replica."""
+class UnreadableNodesError(EverstepError):
+    """The stored document cannot be decoded. Health decides nothing from it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"health cannot read the document of nodes ({why}): a newer release may have written "
+            f"it; otherwise look at key {_KEY} of bucket NODES, and remove it"
+        )
+
+
+class StoredRegister:
+    """The register as of one revision of its document."""
+
+    def __init__(self, document: Document, settings: NodeSettings) -> None:
+        try:
+            data = document.data
+            body = NodesDocument() if data is None else _DECODER.decode(data)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise UnreadableNodesError(str(error)) from error
+        self.revision = document.revision if document.data is not None else 0
+        self.position = StreamPosition(body.stream, body.sequence) if body.stream else None
+        self.outbox = body.outbox
+        """Facts in the document that may not be recorded yet."""
+        self.is_untidy = False
+        """The document holds facts that are recorded."""
+        self.register = NodeRegister(body, settings)
+
+    def settle(self, position: StreamPosition, recorded: tuple[str, ...]) -> None:
+        """The document is written and its facts are recorded: the next write omits them."""
+        self.register.facts, self.register.is_changed = [], False
+        self.position = position
+        self.is_untidy = bool(recorded)
+
+    @property
+    def decided(self) -> tuple[str, ...]:
+        """The facts that were decided since the document was read."""
+        return tuple(encode(fact).decode() for fact in self.register.facts)
+
+    def encoded(self, position: StreamPosition | None) -> bytes:
+        """The document to write."""
+        at = position or StreamPosition("", 0)
+        document = self.register.document(at.stream, at.sequence, self.outbox + self.decided)
+        return _ENCODER.encode(document)
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one look at the stream brought."""
+    """What one read of the stream brought."""
 
     facts: list[Fact]
     position: StreamPosition
     is_due: bool
-    """Nodes are to be judged: everything was read, and it is time."""
+    """It is time to judge the nodes, and every fact was read."""
     is_old: bool
-    """The position that is stored lags behind."""
+    """The stored position lags behind."""
 
 
-class Registrar:
-    """One of any number of replicas; the one with the lease reads on, any may be asked."""
+class NodeService:
+    """One of any number of replicas. The replica with the lease reads on; all answer questions."""
 
     def __init__(
         self,
@@ -72,21 +127,20 @@ class Registrar:
         records: Recorder,
         count_nodes: Callable[[], int],
     ) -> None:
-        self._rules = rules_of(settings)
-        self._judge_every_s = settings.judge_every_s
+        self._settings = settings
         self._bus = bus
         self._clock = clock
         self._records = records
         self._count_nodes = count_nodes
         self._documents = bus.documents("NODES")
-        self._switches = Switches(bus)
+        self._control = ControlDocuments(bus)
         self._seated = SeatedOnly(bus, clock, accused)
         self._counts: Counter[str] = Counter()
         self._contained = Containment("the register of nodes")
         self._levels: dict[str, float] = dict.fromkeys(_LEVELS, 0.0)
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """The numbers for metrics."""
         names = ("facts_read", "facts_missed", "node_conflicts")
         return {
             **self._levels,
@@ -94,49 +148,49 @@ class Registrar:
             "facts_not_believed_total": float(self._seated.refused),
         }
 
-    def moment(self) -> Moment:
-        """Now."""
-        return Moment(self._clock.wall(), new_id)
-
     async def keep_for_ever(self) -> None:
-        """Whenever the lease is free, take it and read on; survive the bus."""
+        """Take the lease whenever it is free, and read on; survive the loss of the bus."""
         await lead_for_ever(self._bus, self._clock, _LEASE, self._keep)
 
-    async def read(self) -> Register:
-        """How it stands."""
+    async def read(self) -> NodeRegister:
+        """The register as it is stored."""
         return (await self._load()).register
 
-    async def change(self, deed: Callable[[Register, Moment], T]) -> T:
-        """Do something to the register, and write it."""
+    async def change(self, action: Callable[[NodeRegister, FactStamp], T]) -> T:
+        """Apply `action` to the register, and write it; return what `action` returns."""
         for _ in range(_ATTEMPTS):
             stored = await self._load()
-            done = deed(stored.register, self.moment())
+            outcome = action(stored.register, self._now())
             if not stored.register.is_changed:
-                return done
+                return outcome
             try:
                 await self._put(stored, stored.position)
             except ConflictError:
                 self._counts["node_conflicts"] += 1
                 continue
             self._records.keep(*stored.register.facts)
-            return done
-        raise RefusalError("503", "others change what is known of nodes all the time: ask again")
+            return outcome
+        raise RefusalError("503", "other replicas keep changing the document of nodes: ask again")
+
+    def _now(self) -> FactStamp:
+        return FactStamp(self._clock.wall(), new_id, "health")
 
     async def _keep(self, term: Term) -> None:
         try:
             stored = await self._load()
             judged = written = self._clock.now()
+            judge_every_s = self._settings.judge_every_s
             async with self._bus.facts(stored.position) as reader:
                 self._levels["judging"] = 1.0
                 while True:
-                    batch = await reader.fetch(_BATCH, min(_FETCH_S, self._judge_every_s))
+                    batch = await reader.fetch(_BATCH, min(_FETCH_S, judge_every_s))
                     facts = await self._seated.passed(self._facts(batch))
                     now = self._clock.now()
                     turn = _Turn(
                         facts,
                         batch.position,
                         is_due=len(batch.facts) < _BATCH
-                        and (bool(facts) or now - judged >= self._judge_every_s),
+                        and (bool(facts) or now - judged >= judge_every_s),
                         is_old=batch.position != stored.position
                         and now - written >= _WRITE_EVERY_S,
                     )
@@ -148,15 +202,15 @@ class Registrar:
         finally:
             self._levels["judging"] = 0.0
 
-    async def _take_turn(self, stored: Stored, turn: _Turn) -> Stored:
-        """Take what was read, judge, write, carry out. Whoever wrote meanwhile goes first."""
+    async def _take_turn(self, stored: StoredRegister, turn: _Turn) -> StoredRegister:
+        """Apply the facts, judge, write, carry out. If another replica wrote, begin with that."""
         before = stored.position
         for _ in range(_ATTEMPTS):
             if stored.position != before:
-                raise _OvertakenError("another replica has read the facts meanwhile")
-            control, revision = await self._switches.read(KEY)
+                raise _OvertakenError("another replica has read the facts in the meantime")
+            control, revision = await self._control.read(_KEY)
             self._apply(stored.register, turn, control)
-            if self._is_to_be_written(stored, turn):
+            if self._must_write(stored, turn):
                 await self._record(stored.outbox)
                 stored.outbox = ()
                 try:
@@ -165,54 +219,55 @@ class Registrar:
                     self._counts["node_conflicts"] += 1
                     stored = await self._load()
                     continue
-                said = stored.said
-                await self._record(said)
-                stored.settle(turn.position, said)
+                facts = stored.decided
+                await self._record(facts)
+                stored.settle(turn.position, facts)
             if turn.is_due:
                 await self._carry_out(stored.register, control, revision)
             return stored
-        raise BusError(f"nodes: {_ATTEMPTS} writes in a row came second")
+        raise BusError(f"nodes: other replicas were faster in {_ATTEMPTS} writes in a row")
 
-    def _is_to_be_written(self, stored: Stored, turn: _Turn) -> bool:
+    def _must_write(self, stored: StoredRegister, turn: _Turn) -> bool:
         is_news = stored.register.is_changed or bool(stored.outbox)
         return is_news or turn.is_old or (turn.is_due and stored.is_untidy)
 
-    def _apply(self, register: Register, turn: _Turn, control: ControlDocument) -> None:
-        now = self.moment()
+    def _apply(self, register: NodeRegister, turn: _Turn, control: ControlDocument) -> None:
+        now = self._now()
         for fact in turn.facts:
             with self._contained.of(kind_of(fact)):
-                register.take(fact, now)
+                register.apply(fact, now)
         if turn.is_due:
             register.judge(now)
-            around = Circumstances(self._count_nodes(), enforces_exclusions(control))
-            decide(register, around, now)
+            scope = ExclusionScope(self._count_nodes(), enforces_exclusions(control))
+            decide(register, scope, now)
 
-    async def _carry_out(self, register: Register, control: ControlDocument, revision: int) -> None:
-        """Make the switches say whom we keep out, and drop exclusions whose time is over."""
-        out = exiled(register)
-        self._measure(register, len(out))
+    async def _carry_out(
+        self, register: NodeRegister, control: ControlDocument, revision: int
+    ) -> None:
+        """Write the exclusions by health into the switches, and drop those that are over."""
+        exiles = exiled(register)
+        self._measure(register, len(exiles))
         ours = [
             Exclusion(
                 node=node,
                 by="health",
-                reason=one.reason,
-                until=one.at + timedelta(seconds=one.ttl_s),
+                reason=exile.reason,
+                until=exile.at + timedelta(seconds=exile.ttl_s),
             )
-            for node, one in out.items()
+            for node, exile in exiles.items()
         ]
         new, over = reconciled(control, ours, self._clock.wall())
         if new == control:
             return
         new = replace(new, changed_by="health", reason="the exclusions of nodes have changed")
         with contextlib.suppress(ConflictError):  # the next turn sees what was written
-            await self._switches.put(KEY, new, revision)
-            self._records.keep(*(self._over(one) for one in over))
+            await self._control.put(_KEY, new, revision)
+            self._records.keep(*(self._included(exclusion) for exclusion in over))
 
-    def _over(self, exclusion: Exclusion) -> NodeIncluded:
-        text = f"included\n{exclusion.node}\n{exclusion.until}\n{exclusion.by}"
+    def _included(self, exclusion: Exclusion) -> NodeIncluded:
         return NodeIncluded(
-            id=hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
-            job=KEY,
+            id=id_from("included", exclusion.node, str(exclusion.until), exclusion.by),
+            job=_KEY,
             at=self._clock.wall(),
             source="health",
             node=exclusion.node,
@@ -220,29 +275,33 @@ class Registrar:
             reason=f"the time for which {exclusion.by} excluded it is over",
         )
 
-    async def _load(self) -> Stored:
-        return Stored(await self._documents.get(KEY), self._rules)
+    async def _load(self) -> StoredRegister:
+        return StoredRegister(await self._documents.get(_KEY), self._settings)
 
-    async def _put(self, stored: Stored, position: StreamPosition | None) -> None:
+    async def _put(self, stored: StoredRegister, position: StreamPosition | None) -> None:
         data = stored.encoded(position)
-        stored.revision = await self._documents.put(KEY, data, revision=stored.revision)
+        stored.revision = await self._documents.put(_KEY, data, revision=stored.revision)
 
     async def _record(self, outbox: Iterable[str]) -> None:
-        for fact in facts_in(outbox):
+        for fact in decided.facts_in(outbox):
             await self._bus.record(fact)
 
     def _facts(self, batch: Batch) -> list[Fact]:
         self._counts["facts_read"] += len(batch.facts)
         self._counts["facts_missed"] += batch.missed
-        found = (fact_of(one) for one in batch.facts)
-        return [fact for fact in found if fact is not None]
+        facts = (decided.fact_of(message, _KINDS) for message in batch.facts)
+        return [fact for fact in facts if fact is not None]
 
-    def _measure(self, register: Register, excluded: int) -> None:
+    def _measure(self, register: NodeRegister, excluded: int) -> None:
         records = register.nodes.values()
         self._levels |= {
             "nodes_known": float(len(records)),
-            "nodes_suspect": float(sum(bool(one.suspicion) for one in records)),
+            "nodes_suspect": float(sum(bool(record.suspicion) for record in records)),
             "nodes_excluded": float(excluded),
             "checks_distrusted": float(len(register.distrusted)),
             "breaker_open": float(register.opened_at is not None),
         }
+
+
+class _OvertakenError(BusError):
+    """Another replica has the lease and has read on."""

@@ -1,43 +1,47 @@
-"""What health thinks of nodes, the worst first. Pure."""
+"""The state of each node as health reports it, the worst first; pure."""
 
 from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
 
 from everstep.messages import Exclusion, NodeStanding
 from everstep.messages.base import Time
-from everstep_services.health.nodes.register import Register
+from everstep_services.health.nodes.register import NodeRegister
 
-_STATES = ("excluded", "lost", "suspect", "healthy", "unknown")
+StandingState = Literal["excluded", "lost", "suspect", "healthy", "unknown"]
+"""The worst first."""
+_STATES: tuple[str, ...] = get_args(StandingState)
 _SHOWN_MOST = 2000
 """More would not fit into one message."""
-Heard = Mapping[str, tuple[float, bool]]
+Silences = Mapping[str, tuple[float, bool]]
 """How long each node is silent, and whether it is lost."""
 
 
 def standings(
     nodes: Iterable[str],
-    register: Register,
+    register: NodeRegister,
     exclusions: Iterable[Exclusion],
-    heard: Heard,
+    silences: Silences,
     wall: Time,
 ) -> tuple[NodeStanding, ...]:
-    """Each of these nodes."""
-    out = {one.node: one for one in exclusions if one.until is None or one.until > wall}
-    found = [_standing(node, register, out.get(node), heard) for node in set(nodes)]
-    found.sort(key=lambda one: (_STATES.index(one.state), -one.strikes, one.node))
-    return tuple(found[:_SHOWN_MOST])
+    """The standing of each of these nodes."""
+    in_force = {e.node: e for e in exclusions if e.until is None or e.until > wall}
+    rows = [_standing(node, register, in_force.get(node), silences) for node in set(nodes)]
+    rows.sort(key=lambda row: (_STATES.index(row.state), -row.strikes, row.node))
+    return tuple(rows[:_SHOWN_MOST])
 
 
 def _standing(
-    node: str, register: Register, exclusion: Exclusion | None, heard: Heard
+    node: str, register: NodeRegister, exclusion: Exclusion | None, silences: Silences
 ) -> NodeStanding:
-    record, silence = register.record(node), heard.get(node)
-    state, reason = "unknown", "nobody has heard of it" if silence is None else ""
+    record, silence = register.record(node), silences.get(node)
+    state: StandingState = "unknown"
+    reason = "health knows nothing of it" if silence is None else ""
     if silence is not None or record.checked_at is not None:
         state, reason = "healthy", ""
     if record.suspicion:
         state, reason = "suspect", record.reason
     if silence is not None and silence[1]:
-        state, reason = "lost", f"nothing was heard of it for {silence[0]:.1f} s"
+        state, reason = "lost", f"it has been silent for {silence[0]:.1f} s"
     if exclusion is not None:
         state, reason = "excluded", f"by {exclusion.by}: {exclusion.reason}"
     return NodeStanding(
@@ -46,6 +50,6 @@ def _standing(
         reason=reason,
         strikes=len(register.strikes(record)),
         silence_s=None if silence is None else round(silence[0], 3),
-        failing=tuple(one.result for one in record.failing),
+        failing=tuple(check.result for check in record.failing),
         exclusion=exclusion,
     )
