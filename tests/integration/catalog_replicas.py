@@ -19,7 +19,7 @@ from everstep.messages import (
     RoundFormed,
 )
 from everstep.runtime import Loop
-from everstep_services.catalog.replica import Catalog
+from everstep_services.catalog.replica import CatalogReplica
 from everstep_services.catalog.settings import CatalogSettings
 from trainer_sdk.checkpoint.manifest import step_name
 
@@ -27,9 +27,9 @@ QUICK = CatalogSettings(tend_every_s=0.05, degraded_after_s=0.0, repair_every_s=
 
 
 @asynccontextmanager
-async def at_work(bus: Bus, settings: CatalogSettings = QUICK) -> AsyncIterator[Catalog]:
+async def at_work(bus: Bus, settings: CatalogSettings = QUICK) -> AsyncIterator[CatalogReplica]:
     """One replica, all of its loops running, its questions heard."""
-    catalog = Catalog(settings, bus, SystemClock())
+    catalog = CatalogReplica(settings, bus, SystemClock())
     async with asyncio.TaskGroup() as tasks:
         loops = [tasks.create_task(_run(loop)) for loop in catalog.loops]
         try:

@@ -17,7 +17,7 @@ from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep.store.tokens import Scope
-from everstep_services.catalog.replica import Catalog
+from everstep_services.catalog.replica import CatalogReplica
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.__main__ import main
 from everstep_services.history.domain import fold
@@ -94,7 +94,7 @@ class ServedStory:
 
             loops: tuple[Loop, ...] = ()
             if self._catalog is not None:
-                loops = Catalog(self._catalog, api.bus, SystemClock()).loops
+                loops = CatalogReplica(self._catalog, api.bus, SystemClock()).loops
                 for fact in self._more:
                     await api.bus.record(fact)
             async with AsyncExitStack() as opened:

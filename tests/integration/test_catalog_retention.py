@@ -18,7 +18,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import encode
 from everstep_services.catalog import maintenance
-from everstep_services.catalog.stores import OutOfReachError, Shelves
+from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
 from tests.checkpoint_shelves import leave
 from tests.integration.catalog_job import JOB, change, opened_bus, publish, seen, steps
 from tests.integration.catalog_replicas import (
@@ -88,7 +88,7 @@ async def test_the_brake_holds_retention(bus: NatsBus, root: str) -> None:
             "both are verified",
             holds=lambda all_: len(all_) == 2 and all(one.is_verified for one in all_),
         )
-        assert await catalog.tender.rules(JOB) == (await catalog.tender.rules(JOB))
+        assert await catalog.maintenance.rules(JOB) == (await catalog.maintenance.rules(JOB))
         ask = CollectCheckpoints(job=JOB, by="ann", reason="room")
         plan = await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=30)
         assert [(one.step, one.is_kept) for one in plan.judged] == [(200, True), (100, False)]
@@ -111,11 +111,11 @@ async def test_what_dead_saves_have_left_goes_with_retention(bus: NatsBus, root:
         plan = await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=30)
         assert [(one.step, one.is_kept) for one in plan.judged] == [(100, True), (400, False)]
         assert plan.judged[1].path == str(dead)
-        assert "what dead saves left goes, too: 1 with 4 B; nothing was deleted" in plan.text
+        assert "leftovers of failed saves go, too: 1 with 4 B; nothing was deleted" in plan.text
         assert dead.exists()
         ask = msgspec.structs.replace(ask, is_dry_run=False)
         await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=30)
-        swept = lambda: catalog.tender.statistics()["swept_total"]  # noqa: E731
+        swept = lambda: catalog.maintenance.statistics()["swept_total"]  # noqa: E731
         await until_async(swept, "what is dead goes", holds=lambda count: count == 1)
     assert not dead.exists()
     assert of_the_round.exists()
@@ -157,7 +157,7 @@ async def test_whoever_dies_while_it_deletes_leaves_files_that_the_next_one_find
 
     settings = msgspec.structs.replace(QUICK, keep_last=1)
     with monkeypatch.context() as patched:
-        patched.setattr(Shelves, "remove", hangs)
+        patched.setattr(CheckpointStores, "remove", hangs)
         async with at_work(bus, settings):
             await publish(bus, root, 100, 200)
             await until_async(lambda: steps(bus), "100 is forgotten", holds=lambda s: s == [200])
@@ -175,7 +175,7 @@ async def test_what_cannot_be_deleted_is_not_forgotten(
     async def fails(*_: object) -> int:
         raise OutOfReachError("the disk went away")
 
-    monkeypatch.setattr(Shelves, "remove", fails)
+    monkeypatch.setattr(CheckpointStores, "remove", fails)
     async with at_work(bus):
         await publish(bus, root, 100, 200)
         await until_async(

@@ -116,7 +116,7 @@ async def test_people_change_checkpoints_and_it_is_on_record(bus: NatsBus, root:
         )
         with pytest.raises(AskRefusedError, match="knows no checkpoint of step 7"):
             await change(bus, "pin", 7)
-        with pytest.raises(AskRefusedError, match="cannot be done to a checkpoint"):
+        with pytest.raises(AskRefusedError, match="is not an operation on a checkpoint"):
             await change(bus, "eat", 100)
         acted = await facts_of(bus, OperatorActed, 7)
     assert [(fact.action, fact.outcome) for fact in acted] == [
@@ -182,7 +182,7 @@ async def test_a_root_that_is_out_of_reach_makes_nothing_missing(
         ask = ScanCheckpoints(job=JOB, by="ann", reason="look")
         done = await bus.ask("catalog", "scan", ask, Done, job=JOB, within_s=30)
         assert done.is_refused
-        assert "cannot be seen from here" in done.text
+        assert "the catalog cannot see" in done.text
         assert [one.is_missing for one in await places(bus, JOB)] == [False]
 
 

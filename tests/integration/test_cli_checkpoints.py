@@ -316,7 +316,7 @@ def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
     assert "step 200 is not quarantined; for its states in the memory of nodes, say --tier" in err
     code, _, err = asked("release", JOB, "200", "--tier", "memory")
     assert code != 0
-    assert "nobody orders the agents to" in err
+    assert "rendezvous did not order the agents" in err
     assert asked("release", root, "200", "--tier", "memory")[0] == Exit.USAGE
     code, out, _ = asked("pull", JOB, "200", str(tmp_path / "here"))
     assert code == 0
@@ -348,7 +348,7 @@ def test_a_jobs_marks_stay_as_they_were_first_said(asked: Run, root: str) -> Non
     assert mark.read_bytes() == said
     assert asked("unpin", JOB, "200")[:2] == (
         0,
-        "llama: step 200 was not pinned, as far as is known\n",
+        "llama: step 200 was not pinned, as far as the catalog knows\n",
     )
     assert "paper" in asked("show", JOB, "100")[1]
     code, out, _ = asked("quarantine", JOB, "300")

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from everstep_services.catalog.replica import Catalog
+from everstep_services.catalog.replica import CatalogReplica
 from tests.checkpoint_shelves import flip, save
 from tests.integration.catalog_replicas import at_work, committed
 from tests.integration.conftest import Api
@@ -42,7 +42,7 @@ async def operator(api: Api, root: str) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @pytest.fixture
-async def catalog(api: Api, operator: httpx2.AsyncClient) -> AsyncIterator[Catalog]:
+async def catalog(api: Api, operator: httpx2.AsyncClient) -> AsyncIterator[CatalogReplica]:
     async with at_work(api.bus) as working:
         await until_async(
             lambda: states(operator),
@@ -65,7 +65,7 @@ async def states(client: httpx2.AsyncClient) -> dict[int, str]:
 
 
 async def test_a_jobs_checkpoints_are_listed_the_newest_first(
-    operator: httpx2.AsyncClient, catalog: Catalog, root: str
+    operator: httpx2.AsyncClient, catalog: CatalogReplica, root: str
 ) -> None:
     found = (await operator.get(f"jobs/{JOB}/checkpoints", params={"limit": 2})).json()
     assert (found["job"], found["is_live"], found["note"]) == (JOB, True, None)
@@ -81,7 +81,7 @@ async def test_a_jobs_checkpoints_are_listed_the_newest_first(
 
 
 async def test_what_would_be_restored_is_told_with_what_is_passed_over(
-    operator: httpx2.AsyncClient, catalog: Catalog
+    operator: httpx2.AsyncClient, catalog: CatalogReplica
 ) -> None:
     found = (await operator.get(f"jobs/{JOB}/checkpoints:locate")).json()
     assert [one["step"] for one in found["places"]] == [200, 100]
@@ -91,7 +91,7 @@ async def test_what_would_be_restored_is_told_with_what_is_passed_over(
 
 
 async def test_people_pin_and_release_by_name(
-    operator: httpx2.AsyncClient, catalog: Catalog
+    operator: httpx2.AsyncClient, catalog: CatalogReplica
 ) -> None:
     wanted = {"reason": "for the paper", "user": "ann@login-1"}
     answer = await operator.post(f"jobs/{JOB}/checkpoints/100:pin", json=wanted)
@@ -106,7 +106,7 @@ async def test_people_pin_and_release_by_name(
 
 
 async def test_what_may_not_be_done_is_refused_with_the_reason(
-    operator: httpx2.AsyncClient, catalog: Catalog, root: str
+    operator: httpx2.AsyncClient, catalog: CatalogReplica, root: str
 ) -> None:
     kept = await operator.post(f"jobs/{JOB}/checkpoints/200:delete", json={})
     assert (kept.status_code, kept.json()["code"]) == (409, "refused")
@@ -119,7 +119,7 @@ async def test_what_may_not_be_done_is_refused_with_the_reason(
 
 
 async def test_a_clean_up_says_first_what_would_go(
-    operator: httpx2.AsyncClient, catalog: Catalog, root: str
+    operator: httpx2.AsyncClient, catalog: CatalogReplica, root: str
 ) -> None:
     wanted: dict[str, object] = {"keep_last": 1}
     plan = (await operator.post(f"jobs/{JOB}/checkpoints:collect", json=wanted)).json()

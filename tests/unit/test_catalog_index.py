@@ -24,13 +24,14 @@ from everstep.messages import (
     ReplicationRestored,
 )
 from everstep.messages.documents import Seat
-from everstep_services.catalog.domain.facts import take
+from everstep.messages.stamp import FactStamp
+from everstep_services.catalog.domain.facts import apply
 from everstep_services.catalog.domain.files import compare
-from everstep_services.catalog.domain.index import Index, Moment
+from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.domain.places import located
 from everstep_services.catalog.domain.replication import judge, repairs
-from everstep_services.catalog.domain.retention import Rules, judged, last_good
-from everstep_services.catalog.domain.schedule import Reading, rules_for, to_verify
+from everstep_services.catalog.domain.retention import RetentionRules, judged, last_good
+from everstep_services.catalog.domain.schedule import ReadBackRules, rules_for, to_verify
 from everstep_services.catalog.domain.survival import survivable
 from tests.integration.catalog_replicas import formed, stored
 from tests.unit.history_facts import make
@@ -43,14 +44,14 @@ PATHS = {step: f"/ckpt/step-{step:09d}" for step in (100, 200, 300)}
 _ids = itertools.count()
 
 
-def now(after_s: float = 0.0) -> Moment:
-    return Moment(BEGAN + timedelta(seconds=after_s), lambda: f"{next(_ids):032x}")
+def now(after_s: float = 0.0) -> FactStamp:
+    return FactStamp(BEGAN + timedelta(seconds=after_s), lambda: f"{next(_ids):032x}", "catalog")
 
 
 def index(*facts: Fact) -> Index:
     made = Index(JOB, CheckpointsDocument())
     for fact in facts:
-        take(made, fact, now())
+        apply(made, fact, now())
     return made
 
 
@@ -113,9 +114,9 @@ FACTS = [
 def test_a_fact_that_comes_a_second_time_changes_nothing(facts: list[Fact]) -> None:
     once, twice = index(), index()
     for fact in facts:
-        take(once, fact, now())
-        take(twice, fact, now())
-        take(twice, fact, now())
+        apply(once, fact, now())
+        apply(twice, fact, now())
+        apply(twice, fact, now())
     assert once.document("", 0, ()) == twice.document("", 0, ())
 
 
@@ -143,15 +144,15 @@ def test_what_a_restore_has_found_corrupt_is_not_the_last_good_one(kind: str) ->
     assert before.step == 300
     restored = rejecting(300, "a shard is torn")
     assert isinstance(restored, CheckpointRestored)
-    take(made, make(kind, job=JOB, rejected=restored.rejected), now())
+    apply(made, make(kind, job=JOB, rejected=restored.rejected), now())
     after = last_good(made.known.values())
     assert after is not None
     assert after.step == 200
     (one,) = made.of_step(300, "global")
     assert (one.flaw, one.is_good) == ("a shard is torn", False)
-    again = to_verify(made, Reading(is_on=True, with_objects=False, again_s=0.0), BEGAN)
+    again = to_verify(made, ReadBackRules(is_on=True, with_objects=False, again_s=0.0), BEGAN)
     assert again == one
-    kept = judged(made.known.values(), Rules(keep_last=1))
+    kept = judged(made.known.values(), RetentionRules(keep_last=1))
     assert [each.checkpoint.step for each in kept if each.is_kept] == [300, 200]
 
 
@@ -164,7 +165,7 @@ def test_what_a_restore_could_not_use_is_as_good_as_it_was() -> None:
 
 def test_memory_goes_with_the_agent_and_that_is_said() -> None:
     made = index(formed(JOB, 2), stored(JOB, 0, "n1"), stored(JOB, 1, "n0"))
-    take(made, make("node_lost", job=JOB, node="n1", reason="silent"), now())
+    apply(made, make("node_lost", job=JOB, node="n1", reason="silent"), now())
     assert {(one.slot, one.holder) for one in made.holdings.values()} == {(0, "n0"), (1, "n0")}
     lost = [fact for fact in made.facts if isinstance(fact, ReplicaLost)]
     assert {(fact.owner_slot, fact.holder) for fact in lost} == {(0, "n1"), (1, "n1")}
@@ -184,7 +185,7 @@ def test_another_agent_on_a_node_holds_nothing(
     kind: str, more: dict[str, Any], is_kept: bool
 ) -> None:
     made = index(formed(JOB, 2), stored(JOB, 0, "n1"))
-    take(made, make(kind, job=JOB, node="n1", **{"round": None, **more}), now())
+    apply(made, make(kind, job=JOB, node="n1", **{"round": None, **more}), now())
     assert any(one.holder == "n1" for one in made.holdings.values()) is is_kept
 
 
@@ -194,7 +195,7 @@ def test_what_is_in_memory_can_be_restored_by_as_many_ranks_only() -> None:
     places, _ = located(made, None, 2, ())
     assert [(one.step, one.tier, one.survivable_losses) for one in places] == [(100, "peer", 1)]
     assert located(made, None, 4, ()) == ([], [])
-    take(made, formed(JOB, 4, 2), now())
+    apply(made, formed(JOB, 4, 2), now())
     assert not made.holdings
 
 
@@ -204,7 +205,7 @@ def test_too_few_copies_are_said_once_they_last_and_repaired_elsewhere() -> None
     made = index(formed(JOB, 4), *held)
     judge(made, 1, 60.0, now())
     assert made.facts == []
-    take(made, make("node_lost", job=JOB, node="n3", reason="silent"), now())
+    apply(made, make("node_lost", job=JOB, node="n3", reason="silent"), now())
     made.facts.clear()
     judge(made, 1, 60.0, now())
     judge(made, 1, 60.0, now(59))
@@ -225,7 +226,7 @@ def test_too_few_copies_are_said_once_they_last_and_repaired_elsewhere() -> None
     asked = repairs(made, 1, seats)
     assert [(one.slot, one.holder, one.to) for one in asked] == [(2, "n2", "n1"), (3, "n2", "n1")]
     for one in asked:
-        take(made, stored(JOB, one.slot, one.to), now())
+        apply(made, stored(JOB, one.slot, one.to), now())
     judge(made, 1, 60.0, now(80))
     restored = made.facts[-1]
     assert isinstance(restored, ReplicationRestored)
@@ -238,7 +239,7 @@ def test_a_job_without_copies_is_never_short_of_them() -> None:
         own = make(
             "shards_written", job=JOB, slot=slot, node=f"n{slot}", step=100, tier="memory", round=1
         )
-        take(made, own, now())
+        apply(made, own, now())
     judge(made, 1, 0.0, now(1000))
     assert made.facts == []
 
@@ -266,7 +267,7 @@ def test_the_largest_index_fits_into_one_message() -> None:
                 quarantine_reason=flaw,
             )
         )
-    take(made, formed(JOB, 1), now())
+    apply(made, formed(JOB, 1), now())
     made.slots = 12_500
     for slot in range(made.slots):
         for holder in (slot, (slot + 12) % made.slots):
@@ -326,11 +327,11 @@ def test_what_is_gone_is_missing_until_it_is_there_again() -> None:
 def test_a_manifest_that_nobody_has_committed_is_never_good() -> None:
     made = index(committed(100), verified(100, "h1"))
     compare(made, "/ckpt", [seen(100, "h2")], now())
-    take(made, verified(100, "h2"), now())
+    apply(made, verified(100, "h2"), now())
     (one,) = made.known.values()
     assert (one.is_good, one.quarantined_for) == (False, "")
     assert last_good(made.known.values()) is None
-    take(made, verified(100, "h2", flaw="it is not the one that was committed"), now())
+    apply(made, verified(100, "h2", flaw="it is not the one that was committed"), now())
     (place,), rejected = located(made, None, 2, ())
     assert (place.manifest_hash, place.committed_hash, rejected) == ("h2", "h1", [])
     assert place.note == (
@@ -338,18 +339,18 @@ def test_a_manifest_that_nobody_has_committed_is_never_good() -> None:
         "and h1 was committed"
     )
     compare(made, "/ckpt", [seen(100, "h1")], now())  # it was put back
-    take(made, verified(100, "h1"), now())
+    apply(made, verified(100, "h1"), now())
     assert [one.is_good for one in made.known.values()] == [True]
 
 
 def test_what_was_committed_is_heard_of_after_its_files_were_seen() -> None:
     made = index(committed(100))
     compare(made, "/ckpt", [seen(100, "h2")], now())
-    take(made, verified(100, "h2", flaw="it is not the one that was committed"), now())
-    take(made, committed(100, manifest_hash="h2"), now())
+    apply(made, verified(100, "h2", flaw="it is not the one that was committed"), now())
+    apply(made, committed(100, manifest_hash="h2"), now())
     (one,) = made.known.values()
     assert (one.is_as_committed, one.flaw, one.verified_at) == (True, "", None)
-    take(made, verified(100, "h2"), now())
+    apply(made, verified(100, "h2"), now())
     assert [one.is_good for one in made.known.values()] == [True]
 
 
@@ -357,11 +358,11 @@ def test_what_was_committed_is_heard_of_after_its_files_were_seen() -> None:
 def test_a_save_whose_fact_is_lost_may_take_the_place_of_what_is_gone(gone: str) -> None:
     made = index(committed(100, manifest_hash="" if gone == "never told of" else "h1"))
     if gone == "quarantined":
-        take(made, about("checkpoint_quarantined", path=PATHS[100], cause="c", reason="r"), now())
+        apply(made, about("checkpoint_quarantined", path=PATHS[100], cause="c", reason="r"), now())
     if gone == "missing":
         compare(made, "/ckpt", [], now())
     compare(made, "/ckpt", [seen(100, "h2")], now())
-    take(made, verified(100, "h2"), now())
+    apply(made, verified(100, "h2"), now())
     assert [one.is_good for one in made.known.values()] == [True]
 
 
@@ -387,20 +388,20 @@ def test_a_manifest_that_cannot_be_read_is_quarantined() -> None:
 def test_the_newest_that_was_never_read_back_is_read_first() -> None:
     made = index(committed(100), committed(300))
     made.put(KnownCheckpoint(step=400, path="s3://bucket/step-000000400"))
-    reading = Reading(is_on=True, with_objects=False, again_s=0.0)
+    reading = ReadBackRules(is_on=True, with_objects=False, again_s=0.0)
 
-    def first(how: Reading, wall: datetime = BEGAN) -> int | None:
+    def first(how: ReadBackRules, wall: datetime = BEGAN) -> int | None:
         one = to_verify(made, how, wall)
         return None if one is None else one.step
 
     assert first(reading) == 300
-    assert first(Reading(is_on=True, with_objects=True, again_s=0.0)) == 400
-    assert first(Reading(is_on=False, with_objects=True, again_s=0.0)) is None
+    assert first(ReadBackRules(is_on=True, with_objects=True, again_s=0.0)) == 400
+    assert first(ReadBackRules(is_on=False, with_objects=True, again_s=0.0)) is None
     for step in (100, 300):
-        take(made, about("checkpoint_verified", step, path=PATHS[step], is_good=True), now())
+        apply(made, about("checkpoint_verified", step, path=PATHS[step], is_good=True), now())
     assert first(reading) is None
     later = max(one.verified_at for one in made.known.values() if one.verified_at is not None)
-    again = Reading(is_on=True, with_objects=False, again_s=60.0)
+    again = ReadBackRules(is_on=True, with_objects=False, again_s=60.0)
     assert first(again, later + timedelta(seconds=61)) == 300
 
 
@@ -411,8 +412,8 @@ def test_a_jobs_switches_go_over_the_clusters_and_the_settings() -> None:
         names = {f"catalog.{name}": value for name, value in of.items()}
         return ControlDocument(settings=names, changed_by="", reason="", modes={})
 
-    default = Rules(keep_last=3)
+    default = RetentionRules(keep_last=3)
     assert rules_for(default, None, None) == default
     cluster, job = switches(keep_last="5", keep_every_steps="100"), switches(keep_last="2")
-    assert rules_for(default, cluster, job) == Rules(keep_last=2, keep_every_steps=100)
+    assert rules_for(default, cluster, job) == RetentionRules(keep_last=2, keep_every_steps=100)
     assert rules_for(default, switches(keep_last="many"), None) == default

@@ -22,13 +22,14 @@ from everstep.messages import (
     KnownCheckpoint,
 )
 from everstep.messages.codec import decode
+from everstep.messages.stamp import FactStamp
 from everstep_services.catalog import maintenance, stores
-from everstep_services.catalog.domain.facts import take
+from everstep_services.catalog.domain.facts import apply
 from everstep_services.catalog.domain.files import compare
-from everstep_services.catalog.domain.index import Index, Moment
-from everstep_services.catalog.replica import Catalog
+from everstep_services.catalog.domain.index import Index
+from everstep_services.catalog.replica import CatalogReplica
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.catalog.stores import Shelves
+from everstep_services.catalog.stores import CheckpointStores
 from tests.checkpoint_shelves import save
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.integration.catalog_replicas import QUICK, at_work, committed
@@ -53,7 +54,7 @@ class World:
     def __init__(self, root: str) -> None:
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server)
-        self.catalog = Catalog(CatalogSettings(), self.bus, SystemClock())
+        self.catalog = CatalogReplica(CatalogSettings(), self.bus, SystemClock())
         self.root = root
 
     async def publish(self, *steps: int) -> None:
@@ -66,7 +67,7 @@ class World:
 
     async def commit(self, step: int, manifest_hash: str) -> None:
         fact = committed(JOB, self.root, step, manifest_hash)
-        await self.catalog.indexer.change(JOB, lambda index, now: take(index, fact, now))
+        await self.catalog.indexer.change(JOB, lambda index, now: apply(index, fact, now))
 
     async def one(self, step: int) -> KnownCheckpoint | None:
         found = (await self.catalog.indexer.read(JOB)).of_step(step, "global")
@@ -84,7 +85,7 @@ class World:
 
     async def mark(self, step: int, action: str) -> str:
         ask = ChangeCheckpoint(job=JOB, step=step, action=action, by="ann", reason="paper")
-        done: Done = await getattr(self.catalog.tender.deeds, action)(ask)
+        done: Done = await getattr(self.catalog.maintenance.operations, action)(ask)
         return done.text
 
     def said(self, kind: type[Fact]) -> list[Fact]:
@@ -116,11 +117,13 @@ async def test_what_is_removed_while_it_is_read_is_missing_and_not_corrupt(
     await world.publish(100)
     one = await world.known(100)
     reading(monkeypatch, lambda: storage_for(world.root).remove(step_name(100)))
-    assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    assert await world.catalog.maintenance.operations.verify(JOB, one) is None
     assert world.said(CheckpointVerified) == world.said(CheckpointQuarantined) == []
     after = await world.known(100)
     assert (after.missing_since is None, after.verified_at) == (False, None)
-    assert not await world.catalog.tender.deeds.verify(JOB, one)  # nor is it when it is gone before
+    assert not await world.catalog.maintenance.operations.verify(
+        JOB, one
+    )  # nor is it when it is gone before
     assert world.said(CheckpointQuarantined) == []
 
 
@@ -131,18 +134,18 @@ async def test_what_takes_the_place_of_another_is_not_judged_by_its_reading(
     one = await world.known(100)
     with monkeypatch.context() as patched:
         reading(patched, lambda: save(world.root, JOB, 100, ranks=3, size=64))
-        assert await world.catalog.tender.deeds.verify(JOB, one) is None
+        assert await world.catalog.maintenance.operations.verify(JOB, one) is None
     assert world.said(CheckpointVerified) == world.said(CheckpointQuarantined) == []
     other = await world.known(100)
     assert other.manifest_hash != one.manifest_hash
     assert (other.world_size, other.missing_since, other.flaw) == (3, None, "")
-    assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    assert await world.catalog.maintenance.operations.verify(JOB, one) is None
     await world.commit(100, other.manifest_hash)
     other = await world.known(100)
-    assert await world.catalog.tender.deeds.verify(JOB, other) == ""
+    assert await world.catalog.maintenance.operations.verify(JOB, other) == ""
     assert (await world.known(100)).is_good
     save(world.root, JOB, 100, ranks=4)  # of which no fact was heard
-    assert await world.catalog.tender.deeds.verify(JOB, other) is None
+    assert await world.catalog.maintenance.operations.verify(JOB, other) is None
     last = await world.known(100)
     assert (last.world_size, last.is_good) == (4, False)
 
@@ -152,7 +155,7 @@ async def test_a_manifest_that_was_not_committed_is_an_error_and_no_quarantine(
 ) -> None:
     await world.publish(100, 200)
     hash_ = await asyncio.to_thread(save, world.root, JOB, 100, ranks=3)
-    said = await world.catalog.tender.scan(world.root, JOB)
+    said = await world.catalog.maintenance.scan(world.root, JOB)
     wrong = (
         f"the manifest of {world.root}/{step_name(100)} is not the one that was committed: "
         f"its xxh3-128 is {hash_}, and "
@@ -160,7 +163,7 @@ async def test_a_manifest_that_was_not_committed_is_an_error_and_no_quarantine(
     assert said.count("is not the one that was committed") == 1
     assert wrong in said
     for step, is_good in ((100, False), (200, True)):
-        flaw = await world.catalog.tender.deeds.verify(JOB, await world.known(step))
+        flaw = await world.catalog.maintenance.operations.verify(JOB, await world.known(step))
         assert flaw is not None
         assert flaw.startswith("" if is_good else wrong)
         fact = world.said(CheckpointVerified)[-1]
@@ -177,15 +180,15 @@ async def test_what_is_forgotten_before_its_verdict_is_written_gets_none(
 ) -> None:
     await world.publish(100)
     one = await world.known(100)
-    real = Shelves.verify
+    real = CheckpointStores.verify
 
     async def verify(*arguments: Any) -> Any:
         found = await real(*arguments)
         await world.delete(100)
         return found
 
-    monkeypatch.setattr(Shelves, "verify", verify)
-    assert await world.catalog.tender.deeds.verify(JOB, one) is None
+    monkeypatch.setattr(CheckpointStores, "verify", verify)
+    assert await world.catalog.maintenance.operations.verify(JOB, one) is None
     assert world.said(CheckpointVerified) == []
 
 
@@ -268,7 +271,7 @@ def looking(
     """Have this done after one of the two looks that a scan takes."""
 
     def with_(meanwhile: Meanwhile) -> None:
-        real, looks = Shelves.scan, iter(range(9))
+        real, looks = CheckpointStores.scan, iter(range(9))
 
         async def scan(*arguments: Any) -> Any:
             seen = await real(*arguments)
@@ -276,7 +279,7 @@ def looking(
                 await meanwhile()
             return seen
 
-        monkeypatch.setattr(Shelves, "scan", scan)
+        monkeypatch.setattr(CheckpointStores, "scan", scan)
 
     return with_
 
@@ -286,7 +289,7 @@ async def test_what_is_saved_while_files_are_listed_is_not_missing(
 ) -> None:
     await world.publish(100)
     looking(lambda: world.publish(200))
-    await world.catalog.tender.scan(world.root, JOB)
+    await world.catalog.maintenance.scan(world.root, JOB)
     assert (await world.known(200)).missing_since is None
 
 
@@ -296,7 +299,7 @@ async def test_what_is_saved_anew_while_files_are_listed_is_not_missing(
     await world.publish(100, 200)
     storage_for(world.root).remove(step_name(200))
     looking(lambda: world.save(200, ranks=3))
-    await world.catalog.tender.scan(world.root, JOB)
+    await world.catalog.maintenance.scan(world.root, JOB)
     assert (await world.known(200)).missing_since is None
 
 
@@ -305,7 +308,7 @@ async def test_what_is_deleted_while_files_are_listed_stays_forgotten(
 ) -> None:
     await world.publish(100, 200)
     looking(lambda: world.delete(200))
-    await world.catalog.tender.scan(world.root, JOB)
+    await world.catalog.maintenance.scan(world.root, JOB)
     assert await world.one(200) is None
 
 
@@ -315,7 +318,7 @@ async def test_what_is_unpinned_while_files_are_listed_stays_unpinned(
     await world.publish(100)
     await world.mark(100, "pin")
     looking(lambda: world.mark(100, "unpin"))
-    await world.catalog.tender.scan(world.root, JOB)
+    await world.catalog.maintenance.scan(world.root, JOB)
     assert (await world.known(100)).pinned_by == ""
 
 
@@ -327,7 +330,7 @@ def test_a_mark_on_one_that_is_too_old_to_be_known_is_passed_over() -> None:
         return Shelved(step, f"/ckpt/{step_name(step)}", manifest, "h", quarantined=mark)
 
     index = Index(JOB, CheckpointsDocument())
-    now = Moment(SystemClock().wall(), lambda: "0" * 32)
+    now = FactStamp(SystemClock().wall(), lambda: "0" * 32, "catalog")
     compare(index, "/ckpt", [seen(step) for step in range(1000, -1, -1)], now)
     assert (len(index.known), index.facts) == (1000, [])
 
@@ -340,14 +343,14 @@ async def test_what_is_being_deleted_cannot_be_marked_any_more(
     world: World, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
     await world.publish(100)
-    real = getattr(Shelves, action)
+    real = getattr(CheckpointStores, action)
 
     async def marked(*arguments: Any) -> None:
         await real(*arguments)
         one = await world.known(100)
         await world.catalog.indexer.change(JOB, lambda index, _: index.drop(one))
 
-    monkeypatch.setattr(Shelves, action, marked)
+    monkeypatch.setattr(CheckpointStores, action, marked)
     with pytest.raises(RefusalError, match="knows no checkpoint of step 100"):
         await world.mark(100, action)
     assert world.said(CheckpointPinned) == world.said(CheckpointQuarantined) == []
@@ -370,7 +373,7 @@ async def test_a_storage_that_hangs_is_not_asked_again_at_once(
     monkeypatch.setattr(Folder, "folders", hang)
     monkeypatch.setattr(stores, "_GLANCE_S", 0.05)
     for _ in range(2):
-        index = await world.catalog.tender.glance(JOB)
+        index = await world.catalog.maintenance.glance(JOB)
         assert [one.missing_since for one in index.known.values()] == [None]
     is_over.set()
     assert asked == [world.root]

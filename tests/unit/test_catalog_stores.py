@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep_services.catalog import stores
-from everstep_services.catalog.stores import OutOfReachError, Shelves
+from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
 from tests.checkpoint_shelves import save
 
 JOB = "llama"
@@ -33,11 +33,11 @@ def going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 
 
 async def test_a_scan_finds_nothing_missing(going: Callable[[str], str]) -> None:
-    with pytest.raises(OutOfReachError, match="cannot be seen from here"):
-        await Shelves(1 << 30).scan(going("shelved"))
+    with pytest.raises(OutOfReachError, match="the catalog cannot see"):
+        await CheckpointStores(1 << 30).scan(going("shelved"))
 
 
 @pytest.mark.parametrize("name", ["look", "verify"])
 async def test_a_reading_finds_nothing_wrong(going: Callable[[str], str], name: str) -> None:
-    with pytest.raises(OutOfReachError, match="cannot be seen from here"):
-        await Shelves(1 << 30).verify(JOB, going(name), 100)
+    with pytest.raises(OutOfReachError, match="the catalog cannot see"):
+        await CheckpointStores(1 << 30).verify(JOB, going(name), 100)

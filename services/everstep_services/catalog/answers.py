@@ -1,8 +1,9 @@
-"""What people and services may ask of the catalog."""
+"""The questions that people and services may ask the catalog."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from typing import assert_never
 
 from everstep.bus.asking import RefusalError
 from everstep.bus.errors import BusError
@@ -26,30 +27,29 @@ from everstep.messages import (
 )
 from everstep.sizes import size
 from everstep_services.catalog.domain.places import listed, located
-from everstep_services.catalog.domain.retention import Judged, Rules, judged
+from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
 from everstep_services.catalog.indexer import Indexer
-from everstep_services.catalog.maintenance import Tender, Work
+from everstep_services.catalog.maintenance import Maintenance, StoreLeftovers, Work
 from everstep_services.catalog.operations import known_in
 from everstep_services.catalog.stores import OutOfReachError
-from everstep_services.catalog.sweeping import Left
 
 _CATALOG = "catalog"
 _MOST = 1000
 _ASK_S = 3.0
-Deed = ChangeCheckpoint | ScanCheckpoints | CollectCheckpoints
-"""What people ask to be done. It is on record, done or refused."""
+Request = ChangeCheckpoint | ScanCheckpoints | CollectCheckpoints
+"""A request of a person. The catalog records each, accepted or refused."""
 
 
-class Answers:
-    """One of any number of replicas; each answers from what all of them write down."""
+class CatalogAnswers:
+    """One of any number of replicas; each answers from the documents that all of them write."""
 
-    def __init__(self, bus: Bus, clock: Clock, indexer: Indexer, tender: Tender) -> None:
+    def __init__(self, bus: Bus, clock: Clock, indexer: Indexer, maintenance: Maintenance) -> None:
         self._bus = bus
         self._clock = clock
         self._indexer = indexer
-        self._tender = tender
+        self._maintenance = maintenance
         self.open = asyncio.Event()
-        """Set once questions are heard."""
+        """Set once the service answers."""
 
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""
@@ -64,22 +64,22 @@ class Answers:
 
     async def _locate(self, question: Message) -> Message:
         assert isinstance(question, LocateCheckpoint)
-        index = await self._tender.glance(question.job)
-        seats = await self._tender.rounds.seats(question.job) if index.slots else ()
+        index = await self._maintenance.glance(question.job)
+        seats = await self._maintenance.rounds.seats(question.job) if index.slots else ()
         places, rejected = located(index, question.step, question.world_size, seats)
         return CheckpointsLocated(places=tuple(places[:_MOST]), rejected=tuple(rejected[:_MOST]))
 
     async def _list(self, question: Message) -> Message:
         assert isinstance(question, ListCheckpoints)
-        index = await self._tender.glance(question.job)
-        seats = await self._tender.rounds.seats(question.job) if index.holdings else ()
+        index = await self._maintenance.glance(question.job)
+        seats = await self._maintenance.rounds.seats(question.job) if index.holdings else ()
         most = min(max(question.most, 1), _MOST)
         return CheckpointsLocated(places=tuple(listed(index, most, question.tier, seats)))
 
     async def _audited(self, question: Message) -> Message:
-        assert isinstance(question, Deed)
+        assert isinstance(question, Request)
         try:
-            done = await self._done(question)
+            done = await self._carry_out(question)
         except OutOfReachError as error:
             done = Done(text=str(error), is_refused=True)
         except EverstepError as error:
@@ -91,7 +91,7 @@ class Answers:
             await self._record(question, "accepted", question.reason)
         return done
 
-    async def _done(self, question: Deed) -> Done | CheckpointsCollected:
+    async def _carry_out(self, question: Request) -> Done | CheckpointsCollected:
         match question:
             case ChangeCheckpoint():
                 return await self._change(question)
@@ -99,46 +99,55 @@ class Answers:
                 return await self._scan(question)
             case CollectCheckpoints():
                 return await self._collect(question)
+            case _:
+                assert_never(question)
 
     async def _change(self, ask: ChangeCheckpoint) -> Done:
-        deeds = self._tender.deeds
+        operations = self._maintenance.operations
         match ask.action:
             case "pin":
-                return await deeds.pin(ask)
+                return await operations.pin(ask)
             case "unpin":
-                return await deeds.unpin(ask)
+                return await operations.unpin(ask)
             case "quarantine":
-                return await deeds.quarantine(ask)
+                return await operations.quarantine(ask)
             case "release":
                 return await self._release(ask)
             case "verify":
                 one = known_in(await self._indexer.read(ask.job), ask)
-                text = f"step {ask.step} is read back; what is found comes as checkpoint_verified"
-                return self._soon(partial(deeds.verify, ask.job, one), text)
+                text = (
+                    f"step {ask.step} is read back; the fact checkpoint_verified brings the result"
+                )
+                return self._enqueue(partial(operations.verify, ask.job, one), text)
             case "delete":
                 one = known_in(await self._indexer.read(ask.job), ask)
-                return await deeds.delete(ask.job, one, f"{ask.by}: {ask.reason}", ask.by)
+                return await operations.delete(ask.job, one, f"{ask.by}: {ask.reason}", ask.by)
             case _:
                 raise RefusalError(
                     "422",
-                    f"{ask.action!r} cannot be done to a checkpoint: use pin, unpin, verify, "
+                    f"{ask.action!r} is not an operation on a checkpoint: use pin, unpin, verify, "
                     "quarantine, release or delete",
                 )
 
     async def _release(self, ask: ChangeCheckpoint) -> Done:
-        """States in memory are marked where they are: their agents are ordered to."""
+        """Release a checkpoint; for states in memory, rendezvous orders their agents to do so."""
         if ask.tier == "global":
-            return await self._tender.deeds.release(ask)
+            return await self._maintenance.operations.release(ask)
         question = RequestRelease(job=ask.job, step=ask.step, by=ask.by, reason=ask.reason)
         try:
             done = await self._bus.ask(
                 "rendezvous", "release", question, Done, job=ask.job, within_s=_ASK_S
             )
         except BusError as error:
-            raise OutOfReachError(f"nobody orders the agents to: {error}") from error
+            raise OutOfReachError(
+                f"rendezvous did not order the agents to release it: {error}"
+            ) from error
         if done.is_refused:
             return done
-        text = f"{done.text} for states of step {ask.step}: who has some says checkpoint_released"
+        text = (
+            f"{done.text} for states of step {ask.step}: each agent that has some records "
+            f"checkpoint_released"
+        )
         return Done(text=text)
 
     async def _scan(self, ask: ScanCheckpoints) -> Done:
@@ -146,47 +155,48 @@ class Answers:
         if not roots:
             text = f"the catalog knows no folder or URL of {ask.job}: name one"
             return Done(text=text, is_refused=True)
-        said = [await self._tender.scan(root, ask.job) for root in roots]
-        return Done(text="; ".join(said))
+        texts = [await self._maintenance.scan(root, ask.job) for root in roots]
+        return Done(text="; ".join(texts))
 
     async def _collect(self, ask: CollectCheckpoints) -> CheckpointsCollected:
-        rules, _ = await self._tender.rules(ask.job)
-        asked = Rules(
+        rules, _ = await self._maintenance.rules(ask.job)
+        asked = RetentionRules(
             keep_last=rules.keep_last if ask.keep_last is None else max(ask.keep_last, 0),
             keep_every_steps=rules.keep_every_steps
             if ask.keep_every_steps is None
             else max(ask.keep_every_steps, 0),
         )
         index = await self._indexer.read(ask.job)
-        found = judged(index.known.values(), asked, restored_step=index.restored_step)
-        doomed = [one for one in found if not one.is_kept]
-        left, why_not = await self._tender.sweeper.look_soon(index)
+        decisions = judged(index.known.values(), asked, restored_step=index.restored_step)
+        doomed = [decision for decision in decisions if not decision.is_kept]
+        leftovers, why_not = await self._maintenance.cleanup.look_soon(index)
         if not ask.is_dry_run:
-            why = f"{ask.by}: {ask.reason}"
-            for one in reversed(doomed):
-                work = partial(self._tender.deeds.delete, ask.job, one.checkpoint, why, ask.by)
-                self._tender.soon(work)
-            self._tender.soon(partial(self._tender.sweep, ask.job, left))
-        swept = [row for one in left for row in _left_in(one)]
-        said = [f"{len(doomed)} of {len(found)} checkpoints go, which frees {size(_bytes(doomed))}"]
+            why, delete = f"{ask.by}: {ask.reason}", self._maintenance.operations.delete
+            for decision in reversed(doomed):
+                work = partial(delete, ask.job, decision.checkpoint, why, ask.by)
+                self._maintenance.enqueue(work)
+            self._maintenance.enqueue(partial(self._maintenance.clean_up, ask.job, leftovers))
+        removed = [row for in_root in leftovers for row in _leftover_rows(in_root)]
+        freed = size(sum(decision.checkpoint.size_bytes for decision in doomed))
+        texts = [f"{len(doomed)} of {len(decisions)} checkpoints go, which frees {freed}"]
         if not asked.keep_last:
-            said = ["retention is off: say how many of the newest are to stay"]
-        if swept:
-            left_bytes = sum(one.size_bytes for one in swept)
-            said.append(f"what dead saves left goes, too: {len(swept)} with {size(left_bytes)}")
+            texts = ["retention is off: give the number of the newest checkpoints to keep"]
+        if removed:
+            freed = size(sum(row.size_bytes for row in removed))
+            texts.append(f"leftovers of failed saves go, too: {len(removed)} with {freed}")
         if why_not:
-            said.append(f"what dead saves left was not looked for: {why_not}")
-        if ask.is_dry_run and (asked.keep_last or swept):
-            said.append("nothing was deleted")
-        rows = [*map(_told, found), *swept]
-        return CheckpointsCollected(judged=tuple(rows[:_MOST]), text="; ".join(said))
+            texts.append(f"the catalog did not look for leftovers of failed saves: {why_not}")
+        if ask.is_dry_run and (asked.keep_last or removed):
+            texts.append("nothing was deleted")
+        rows = [*map(_row, decisions), *removed]
+        return CheckpointsCollected(judged=tuple(rows[:_MOST]), text="; ".join(texts))
 
-    def _soon(self, work: Work, text: str) -> Done:
-        if self._tender.soon(work):
+    def _enqueue(self, work: Work, text: str) -> Done:
+        if self._maintenance.enqueue(work):
             return Done(text=text)
-        return Done(text="too much waits to be done already: ask again later", is_refused=True)
+        return Done(text="too many requests wait already: ask again later", is_refused=True)
 
-    async def _record(self, question: Deed, outcome: str, reason: str) -> None:
+    async def _record(self, question: Request, outcome: str, reason: str) -> None:
         action, target = _named(question)
         await self._bus.record(
             OperatorActed(
@@ -204,33 +214,29 @@ class Answers:
         )
 
 
-def _told(one: Judged) -> JudgedCheckpoint:
+def _row(decision: RetentionDecision) -> JudgedCheckpoint:
     return JudgedCheckpoint(
-        step=one.checkpoint.step,
-        is_kept=one.is_kept,
-        reason=one.reason,
-        path=one.checkpoint.path,
-        size_bytes=one.checkpoint.size_bytes,
+        step=decision.checkpoint.step,
+        is_kept=decision.is_kept,
+        reason=decision.reason,
+        path=decision.checkpoint.path,
+        size_bytes=decision.checkpoint.size_bytes,
     )
 
 
-def _left_in(place: Left) -> Iterator[JudgedCheckpoint]:
-    for one in place.leavings:
+def _leftover_rows(leftovers: StoreLeftovers) -> Iterator[JudgedCheckpoint]:
+    for leaving in leftovers.leavings:
         yield JudgedCheckpoint(
-            step=one.step,
+            step=leaving.step,
             is_kept=False,
-            reason=one.reason,
-            path=f"{place.root}/{one.folder}",
-            size_bytes=one.size_bytes,
+            reason=leaving.reason,
+            path=f"{leftovers.root}/{leaving.folder}",
+            size_bytes=leaving.size_bytes,
         )
 
 
-def _bytes(doomed: Iterable[Judged]) -> int:
-    return sum(one.checkpoint.size_bytes for one in doomed)
-
-
-def _named(question: Deed) -> tuple[str, str]:
-    """The action and what it is about, as in `operator_acted`."""
+def _named(question: Request) -> tuple[str, str]:
+    """The action and its target, as in `operator_acted`."""
     match question:
         case ChangeCheckpoint(action=action, step=step, tier=tier):
             return f"{action}_checkpoint", f"step {step} ({tier})"
@@ -238,3 +244,5 @@ def _named(question: Deed) -> tuple[str, str]:
             return "scan_checkpoints", root
         case CollectCheckpoints():
             return "collect_checkpoints", ""
+        case _:
+            assert_never(question)

@@ -1,94 +1,157 @@
-"""Keeps the index: reads every fact, writes what it comes to."""
+"""Keeps the index of checkpoints: reads every fact, and writes one document a job."""
 
 import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
+from everstep.bus import decided
 from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
-from everstep.bus.decided import facts_in
 from everstep.bus.errors import BusError, ConflictError, MessageTooLargeError
 from everstep.bus.leading import Term, lead_for_ever
-from everstep.bus.ports import Batch, Bus, StreamPosition
+from everstep.bus.ports import Batch, Bus, Document, StreamPosition
 from everstep.clock import Clock
+from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import CheckpointsDocument, Fact, kind_of
 from everstep.messages.codec import encode
+from everstep.messages.stamp import FactStamp
 from everstep.subjects import CLUSTER, BadSubjectError
-from everstep_services.catalog.domain.facts import take
-from everstep_services.catalog.domain.index import Index, Moment
-from everstep_services.catalog.stored import BUCKET, Stored, UnreadableError, fact_of
+from everstep_services.catalog.domain.facts import READ, apply
+from everstep_services.catalog.domain.index import Index
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Deed = Callable[[Index, Moment], T]
+Action = Callable[[Index, FactStamp], T]
+_BUCKET = "CHECKPOINTS"
 _LEASE = "catalog"
 _BATCH = 1000
 _FETCH_S = 1.0
 _WRITE_EVERY_S = 10.0
 _ATTEMPTS = 20
+_ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message
+_DECODER = msgspec.json.Decoder(CheckpointsDocument)
+_KINDS = frozenset(kind_of(fact) for fact in READ)
+
+
+class UnreadableIndexError(EverstepError):
+    """The stored document cannot be decoded. The catalog decides nothing from it."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(
+            f"the catalog cannot read the index of {key} ({why}): a newer release may have "
+            f"written it; otherwise remove key {key} of bucket {_BUCKET}, and scan"
+        )
+
+
+class StoredIndex:
+    """A job's index as of one revision of its document."""
+
+    def __init__(self, document: Document) -> None:
+        try:
+            data = document.data
+            body = CheckpointsDocument() if data is None else _DECODER.decode(data)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise UnreadableIndexError(document.key, str(error)) from error
+        self.job = document.key
+        self.revision = document.revision if document.data is not None else 0
+        self.index = Index(document.key, body)
+        self.stream, self.sequence = body.stream, body.sequence
+        self.outbox = body.outbox
+        """Facts in the document that may not be recorded yet."""
+        self._before = self.index.document("", 0, ())
+
+    @property
+    def is_changed(self) -> bool:
+        """The index differs from the document that was read."""
+        return bool(self.index.facts) or self.index.document("", 0, ()) != self._before
+
+    @property
+    def decided(self) -> tuple[str, ...]:
+        """The facts that were decided since the document was read."""
+        return tuple(encode(fact).decode() for fact in self.index.facts)
+
+    def has_read(self, position: StreamPosition) -> bool:
+        """The index has taken in the fact at this position already."""
+        return self.stream == position.stream and position.sequence <= self.sequence
+
+    def encoded(self) -> bytes:
+        """The document to write."""
+        return _ENCODER.encode(
+            self.index.document(self.stream, self.sequence, self.outbox + self.decided)
+        )
+
+    def settle(self, revision: int) -> None:
+        """The document is written, and its facts are recorded."""
+        self.revision = revision
+        self.outbox = self.decided
+        self.index.facts = []
+        self._before = self.index.document("", 0, ())
 
 
 class Indexer:
-    """One of any number of replicas; the one with the lease reads on, any may be asked."""
+    """One of any number of replicas. The replica with the lease reads on; all answer questions."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
-        self._documents = bus.documents(BUCKET)
-        self._jobs: dict[str, Stored] = {}
+        self._documents = bus.documents(_BUCKET)
+        self._jobs: dict[str, StoredIndex] = {}
         self._counts: Counter[str] = Counter()
         self._contained = Containment("the index")
+        self._revision = 0
+        """Of the document with the position."""
         self.leads = False
-        """This replica reads on, and does what is to be done by itself."""
+        """This replica reads the facts, and does the regular maintenance."""
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
-        known = [one for stored in self._jobs.values() for one in stored.index.known.values()]
+        """The numbers for metrics."""
+        indexes = [stored.index for stored in self._jobs.values()]
+        known = [checkpoint for index in indexes for checkpoint in index.known.values()]
         names = ("facts_read", "facts_missed", "conflicts")
         return {
             "leading": float(self.leads),
             "input_failures_total": float(self._contained.failures),
-            "jobs": float(sum(not one.index.is_blank for one in self._jobs.values())),
+            "jobs": float(sum(not index.is_blank for index in indexes)),
             "checkpoints": float(len(known)),
-            "quarantined": float(sum(bool(one.quarantined_for) for one in known)),
-            "missing": float(sum(one.missing_since is not None for one in known)),
-            "degraded": float(
-                sum(one.index.survivable_losses is not None for one in self._jobs.values())
-            ),
+            "quarantined": float(sum(bool(checkpoint.quarantined_for) for checkpoint in known)),
+            "missing": float(sum(checkpoint.missing_since is not None for checkpoint in known)),
+            "degraded": float(sum(index.survivable_losses is not None for index in indexes)),
             **{f"{name}_total": float(self._counts[name]) for name in names},
         }
 
     async def keep_for_ever(self) -> None:
-        """Whenever the lease is free, take it and read on; survive the bus."""
+        """Take the lease whenever it is free, and read on; survive the loss of the bus."""
         await lead_for_ever(self._bus, self._clock, _LEASE, self._keep)
 
     async def read(self, job: str) -> Index:
-        """How it stands with a job's checkpoints."""
+        """A job's index as it is stored."""
         return (await self._load(job)).index
 
     def known(self) -> list[tuple[str, Index]]:
-        """Every job, as the replica that leads has it; what is done about one looks again."""
+        """The indexes of all jobs as the leading replica has them; read one again to act on it."""
         return [(job, one.index) for job, one in self._jobs.items() if not one.index.is_blank]
 
-    async def change(self, job: str, deed: Deed[T]) -> T:
-        """Do something to a job's index, write it, and put on record what it says."""
+    async def change(self, job: str, action: Action[T]) -> T:
+        """Apply `action` to a job's index, write it, and record its facts."""
         for _ in range(_ATTEMPTS):
             stored = await self._load(job)
-            done = deed(stored.index, self.moment())
+            outcome = action(stored.index, self.now())
             if not stored.is_changed:
-                return done
+                return outcome
             if await self._write(stored):
                 if self.leads:
                     self._jobs[job] = stored
-                return done
-        raise RefusalError("503", f"others change what is known of {job} all the time: ask again")
+                return outcome
+        raise RefusalError("503", f"other replicas keep changing the index of {job}: ask again")
 
-    def moment(self) -> Moment:
-        """Now."""
-        return Moment(self._clock.wall(), new_id)
+    def now(self) -> FactStamp:
+        """The present time, for facts of the catalog."""
+        return FactStamp(self._clock.wall(), new_id, "catalog")
 
     async def _keep(self, term: Term) -> None:
         try:
@@ -113,15 +176,15 @@ class Indexer:
         self._counts["facts_read"] += len(batch.facts)
         self._counts["facts_missed"] += batch.missed
         by_job: dict[str, list[tuple[StreamPosition, Fact]]] = {}
-        for one in batch.facts:
-            fact = fact_of(one)
+        for message in batch.facts:
+            fact = decided.fact_of(message, _KINDS)
             if fact is not None:
-                at = StreamPosition(batch.position.stream, one.sequence)
+                at = StreamPosition(batch.position.stream, message.sequence)
                 by_job.setdefault(fact.job, []).append((at, fact))
         for job, facts in by_job.items():
             try:
                 await self._take_of(job, facts)
-            except (UnreadableError, MessageTooLargeError, BadSubjectError) as error:
+            except (UnreadableIndexError, MessageTooLargeError, BadSubjectError) as error:
                 self._jobs.pop(job, None)
                 log.warning("job_passed_over job=%s error=%s", job, error)
 
@@ -132,16 +195,16 @@ class Indexer:
             for at, fact in facts:
                 if not stored.has_read(at):
                     with self._contained.of(kind_of(fact)):
-                        take(stored.index, fact, self.moment())
+                        apply(stored.index, fact, self.now())
                     stored.stream, stored.sequence = at.stream, at.sequence
             if not stored.is_changed or await self._write(stored):
                 return
             self._jobs.pop(job, None)
-        raise BusError(f"checkpoints of {job}: {_ATTEMPTS} writes in a row came second")
+        raise BusError(f"index of {job}: other replicas were faster in {_ATTEMPTS} writes in a row")
 
-    async def _write(self, stored: Stored) -> bool:
-        """False when somebody else wrote first."""
-        for fact in facts_in(stored.outbox):
+    async def _write(self, stored: StoredIndex) -> bool:
+        """Whether this replica was the first to write over the revision that it read."""
+        for fact in decided.facts_in(stored.outbox):
             await self._bus.record(fact)
         stored.outbox = ()
         try:
@@ -161,11 +224,11 @@ class Indexer:
             if job != CLUSTER:
                 try:
                     self._jobs[job] = await self._load(job)
-                except UnreadableError as error:
+                except UnreadableIndexError as error:
                     log.warning("job_passed_over job=%s error=%s", job, error)
 
-    async def _load(self, job: str) -> Stored:
-        return Stored(await self._documents.get(job))
+    async def _load(self, job: str) -> StoredIndex:
+        return StoredIndex(await self._documents.get(job))
 
     async def _position(self) -> StreamPosition | None:
         stored = await self._load(CLUSTER)

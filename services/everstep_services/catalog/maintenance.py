@@ -1,9 +1,10 @@
-"""Does what is to be done by itself: reads back, deletes, scans, asks for copies."""
+"""The work that nobody has to ask for: read back, delete, scan, clear leftovers, repair copies."""
 
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -12,51 +13,143 @@ from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep.messages import ControlDocument, Done, RequestCopy
+from everstep.messages import ControlDocument, Done, RequestCopy, RoundDocument, Seat, ShowRound
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
 from everstep_services.catalog.domain.index import Index, not_committed
 from everstep_services.catalog.domain.replication import Repair, is_quiet, judge, repairs
-from everstep_services.catalog.domain.retention import Rules
+from everstep_services.catalog.domain.retention import RetentionRules
 from everstep_services.catalog.domain.schedule import (
-    Reading,
+    ReadBackRules,
     is_braked,
     rules_for,
     to_delete,
     to_verify,
 )
 from everstep_services.catalog.indexer import Indexer
-from everstep_services.catalog.operations import Deeds
-from everstep_services.catalog.rounds import Rounds
+from everstep_services.catalog.operations import CheckpointOperations
 from everstep_services.catalog.scanner import Scanner
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.catalog.stores import OutOfReachError, Shelves
-from everstep_services.catalog.sweeping import Left, Sweeper
+from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
+from trainer_sdk.checkpoint.storage.leavings import Leaving
 
 log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 Work = Callable[[], Awaitable[object]]
-_ASK_S = 4.0
+_SHOW_S = 1.5
+_COPY_S = 4.0
+_LOOK_S = 2.5
 _WAITING_MOST = 1000
 _RETRY_S = 60.0
 _REMEMBERED = 10_000
+_ROUNDS_REMEMBERED = 1000
 
 
-class Tender:
-    """Every replica does what it was asked; the one with the lease looks for what nobody asks."""
+class RoundReader:
+    """Asks rendezvous about a job's round. Without an answer, nothing is repaired."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._wanted: dict[str, tuple[int, int]] = {}
+
+    async def seats(self, job: str) -> Sequence[Seat]:
+        """The seats of the round; none while rendezvous does not answer."""
+        document = await self._show(job)
+        return () if document is None else document.seats
+
+    async def wanted_losses(self, job: str, round_: int) -> int | None:
+        """The number of nodes whose loss the layout of copies must survive; None if unknown."""
+        known = self._wanted.get(job)
+        if known is not None and known[0] == round_:
+            return known[1]
+        document = await self._show(job)
+        if document is None or document.round != round_:
+            return None
+        layout = document.replication
+        wanted = 0 if layout is None else max(layout.factor - layout.parts_needed, 0)
+        while len(self._wanted) >= _ROUNDS_REMEMBERED:
+            self._wanted.pop(next(iter(self._wanted)))
+        self._wanted[job] = (round_, wanted)
+        return wanted
+
+    async def _show(self, job: str) -> RoundDocument | None:
+        try:
+            return await self._bus.ask(
+                "rendezvous",
+                "show",
+                ShowRound(job=job),
+                RoundDocument,
+                job=job,
+                within_s=_SHOW_S,
+            )
+        except BusError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLeftovers:
+    """What failed saves have left in a root, and may be removed."""
+
+    root: str
+    leavings: Sequence[Leaving]
+
+
+class Cleanup:
+    """Removes what failed saves have left, but for files that a running round may still write."""
+
+    def __init__(self, stores: CheckpointStores, after_s: float) -> None:
+        self._stores = stores
+        self._after_s = after_s
+
+    async def look(self, index: Index, roots: Iterable[str]) -> Sequence[StoreLeftovers]:
+        """The leftovers in each root."""
+        live = index.round if index.slots else None
+        return [
+            StoreLeftovers(root, await self._stores.leavings(index.job, root, self._after_s, live))
+            for root in roots
+        ]
+
+    async def look_soon(self, index: Index) -> tuple[Sequence[StoreLeftovers], str]:
+        """The leftovers, for a caller who waits; or the reason why they are unknown."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                return await self.look(index, sorted(index.roots)), ""
+        except TimeoutError:
+            return (), f"a storage did not answer within {_LOOK_S:g} s"
+        except OutOfReachError as error:
+            return (), str(error)
+
+    async def remove(self, job: str, leftovers: Iterable[StoreLeftovers]) -> int:
+        """Remove leftovers that have not changed since; return their number."""
+        removed = 0
+        for one in leftovers:
+            if one.leavings:
+                count, freed = await self._stores.sweep(job, one.root, one.leavings)
+                removed += count
+                log.info("swept job=%s root=%s count=%d bytes=%d", job, one.root, count, freed)
+        return removed
+
+
+class Maintenance:
+    """Every replica does what people requested; the leading replica looks for the rest."""
 
     def __init__(
-        self, settings: CatalogSettings, bus: Bus, clock: Clock, indexer: Indexer, shelves: Shelves
+        self,
+        settings: CatalogSettings,
+        bus: Bus,
+        clock: Clock,
+        indexer: Indexer,
+        stores: CheckpointStores,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._clock = clock
         self._indexer = indexer
-        self._scanner = Scanner(indexer, shelves)
-        self.deeds = Deeds(indexer, shelves, self._scanner)
-        self.sweeper = Sweeper(shelves, settings.abandoned_after_s)
-        self.rounds = Rounds(bus)
+        self._scanner = Scanner(indexer, stores)
+        self.operations = CheckpointOperations(indexer, stores, self._scanner)
+        self.cleanup = Cleanup(stores, settings.abandoned_after_s)
+        self.rounds = RoundReader(bus)
         self._waiting: deque[Work] = deque()
         self._has_work = asyncio.Event()
         self._scanned: dict[str, float] = {}
@@ -64,15 +157,15 @@ class Tender:
         self._not_before: dict[str, float] = {}
         self._not_glanced_before: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the tender")
+        self._contained = Containment("maintenance")
 
     def statistics(self) -> dict[str, float]:
-        """What it counted so far, for metrics."""
+        """The numbers for metrics."""
         names = ("verified", "flawed", "deleted", "swept", "scans", "repairs")
         return {f"{name}_total": float(self._counts[name]) for name in names}
 
-    def soon(self, work: Work) -> bool:
-        """Have it done, after what was asked before; False when too much waits already."""
+    def enqueue(self, work: Work) -> bool:
+        """Have work done after the work that waits already; False if the queue is full."""
         if len(self._waiting) >= _WAITING_MOST:
             return False
         self._waiting.append(work)
@@ -80,7 +173,7 @@ class Tender:
         return True
 
     async def work_for_ever(self) -> None:
-        """Do what was asked, one after the other."""
+        """Do the queued work, one piece after the other."""
         while True:
             while not self._waiting:
                 self._has_work.clear()
@@ -90,11 +183,11 @@ class Tender:
                 await work()
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_done error=%s", error)
-            except Exception as error:  # noqa: BLE001  others wait for theirs
-                self._contained.note("what was asked", error)
+            except Exception as error:  # noqa: BLE001  other work waits
+                self._contained.note("a request", error)
 
-    async def look_for_ever(self) -> None:
-        """While this replica leads, look what is to be done about each job."""
+    async def maintain_for_ever(self) -> None:
+        """While this replica leads, look after the copies and files of each job."""
         while True:
             await self._clock.sleep(self._settings.tend_every_s)
             if not self._indexer.leads:
@@ -103,12 +196,12 @@ class Tender:
                 await self._scan_settings()
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_tended error=%s", error)
-            except Exception as error:  # noqa: BLE001  what stores hold is not ours to trust
+            except Exception as error:  # noqa: BLE001  a store may hold anything
                 self._contained.note("the roots of the settings", error)
-            await self._for_each_job("tended", self._tend)
+            await self._for_each_job("tended", self._maintain)
 
     async def read_back_for_ever(self) -> None:
-        """While this replica leads, read back what nobody has read back yet."""
+        """While this replica leads, verify checkpoints that were not verified yet."""
         while True:
             await self._clock.sleep(self._settings.tend_every_s)
             if self._indexer.leads:
@@ -120,11 +213,11 @@ class Tender:
                 await look(job, index)
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_%s job=%s error=%s", what, job, error)
-            except Exception as error:  # noqa: BLE001  other jobs are as good as before
+            except Exception as error:  # noqa: BLE001  other jobs are not affected
                 self._contained.note(f"{what} {job}", error)
 
     async def scan(self, root: str, job: str | None = None) -> str:
-        """Compare the index with a root; what came of it."""
+        """Compare the index with the files in a root; return the result in words."""
         seen, new, missing = await self._scanner.scan(root, job)
         self._counts["scans"] += 1
         if new or missing:
@@ -134,14 +227,14 @@ class Tender:
             f"index, {missing} gone"
         )
         index = await self._indexer.read(seen.job)
-        paths = {one.path for one in seen.checkpoints}
-        wrong = [not_committed(one) for one in index.known.values() if one.path in paths]
-        return "; ".join([text, *filter(None, wrong)])
+        paths = {found.path for found in seen.checkpoints}
+        flaws = [not_committed(known) for known in index.known.values() if known.path in paths]
+        return "; ".join([text, *filter(None, flaws)])
 
     async def glance(self, job: str) -> Index:
-        """How it stands, for somebody who waits: what has no folder any more is missing in it.
+        """The index for a caller who waits; checkpoints without a folder are missing in it.
 
-        The index itself follows, once that was looked at again.
+        The stored index follows, once the queue has looked at these checkpoints again.
         """
         index = await self._indexer.read(job)
         for root in sorted(index.roots):
@@ -154,24 +247,24 @@ class Tender:
                 log.info("not_glanced job=%s root=%s error=%s", job, root, error)
             else:
                 if steps:
-                    self.soon(partial(self._scanner.look_again, job, root, steps))
+                    self.enqueue(partial(self._scanner.look_again, job, root, steps))
         return index
 
-    async def sweep(self, job: str, found: Iterable[Left]) -> None:
-        """Clear away what saves have left that came to nothing."""
-        self._counts["swept"] += await self.sweeper.sweep(job, found)
+    async def clean_up(self, job: str, leftovers: Iterable[StoreLeftovers]) -> None:
+        """Remove what failed saves have left, and count it."""
+        self._counts["swept"] += await self.cleanup.remove(job, leftovers)
 
-    async def rules(self, job: str) -> tuple[Rules, bool]:
-        """What is kept of a job's checkpoints, and whether nothing may be deleted now."""
+    async def rules(self, job: str) -> tuple[RetentionRules, bool]:
+        """The retention of a job, and whether the brake forbids it now."""
         switches = [await self._switches(CLUSTER), await self._switches(job)]
-        default = Rules(self._settings.keep_last, self._settings.keep_every_steps)
+        default = RetentionRules(self._settings.keep_last, self._settings.keep_every_steps)
         return rules_for(default, *switches), is_braked(*switches)
 
-    async def _tend(self, job: str, index: Index) -> None:
+    async def _maintain(self, job: str, index: Index) -> None:
         try:
-            await self._tend_copies(job, index)
+            await self._maintain_copies(job, index)
             if not self._is_out_of_reach(job):
-                await self._tend_files(job, index)
+                await self._maintain_files(job, index)
         except BusError as error:
             log.info("job_not_tended job=%s error=%s", job, error)
         except OutOfReachError as error:
@@ -179,29 +272,29 @@ class Tender:
             log.info("files_not_tended job=%s error=%s", job, error)
 
     async def _read_back(self, job: str, index: Index) -> None:
-        how = self._settings
-        reading = Reading(how.verify, how.verify_objects, how.verify_again_s)
-        if to_verify(index, reading, self._clock.wall()) is None or self._is_out_of_reach(job):
+        settings = self._settings
+        rules = ReadBackRules(settings.verify, settings.verify_objects, settings.verify_again_s)
+        if to_verify(index, rules, self._clock.wall()) is None or self._is_out_of_reach(job):
             return
-        one = to_verify(await self._indexer.read(job), reading, self._clock.wall())
-        if one is None:
-            return  # another replica has done it, or deleted it
+        checkpoint = to_verify(await self._indexer.read(job), rules, self._clock.wall())
+        if checkpoint is None:
+            return  # another replica has verified or deleted it
         try:
-            flaw = await self.deeds.verify(job, one)
+            flaw = await self.operations.verify(job, checkpoint)
         except OutOfReachError as error:
             self._not_before[job] = self._clock.now() + _RETRY_S
-            log.info("not_read_back path=%s error=%s", one.path, error)
+            log.info("not_read_back path=%s error=%s", checkpoint.path, error)
             return
         self._counts["verified"] += flaw is not None
         self._counts["flawed"] += bool(flaw)
 
     def _is_out_of_reach(self, job: str) -> bool:
-        """Its files could not be reached a moment ago."""
+        """The job's files could not be reached within the last minute."""
         return self._clock.now() < self._not_before.get(job, 0.0)
 
-    async def _tend_files(self, job: str, index: Index) -> None:
+    async def _maintain_files(self, job: str, index: Index) -> None:
         every_s = self._settings.scan_every_s
-        due = [one for one in sorted(index.roots) if self._is_due(self._scanned, one, every_s)]
+        due = [root for root in sorted(index.roots) if self._is_due(self._scanned, root, every_s)]
         for root in due:
             await self.scan(root, job)
             index = await self._indexer.read(job)
@@ -209,28 +302,28 @@ class Tender:
         if braked or not rules.keep_last:
             return
         for doomed, reason in to_delete(index, rules):
-            if self.deeds.is_read(job, doomed):
-                continue  # else slow reading would never come to an end, nor to a newer good one
-            done: Done = await self.deeds.delete(job, doomed, reason, "retention")
+            if self.operations.is_read(job, doomed):
+                continue  # otherwise a slow read-back would never finish
+            done: Done = await self.operations.delete(job, doomed, reason, "retention")
             self._counts["deleted"] += not done.is_refused
-        await self.sweep(job, await self.sweeper.look(index, due))
+        await self.clean_up(job, await self.cleanup.look(index, due))
 
-    async def _tend_copies(self, job: str, index: Index) -> None:
+    async def _maintain_copies(self, job: str, index: Index) -> None:
         if not index.slots or not index.uses_replicas:
             return
         wanted = await self.rounds.wanted_losses(job, index.round)
         if wanted is None or is_quiet(index, wanted):
             return
         after_s = self._settings.degraded_after_s
-        await self._indexer.change(job, lambda found, now: judge(found, wanted, after_s, now))
+        await self._indexer.change(job, lambda index, now: judge(index, wanted, after_s, now))
         index = await self._indexer.read(job)
         if index.survivable_losses is None:
             return
         for repair in repairs(index, wanted, await self.rounds.seats(job)):
             if self._is_due(self._asked, (job, repair.slot), self._settings.repair_every_s):
-                await self._ask_for(job, index.round, repair)
+                await self._request_copy(job, index.round, repair)
 
-    async def _ask_for(self, job: str, round_: int, repair: Repair) -> None:
+    async def _request_copy(self, job: str, round_: int, repair: Repair) -> None:
         question = RequestCopy(
             job=job,
             round=round_,
@@ -240,7 +333,7 @@ class Tender:
             to=repair.to,
             reason=repair.reason,
         )
-        done = await self._bus.ask("rendezvous", "copy", question, Done, job=job, within_s=_ASK_S)
+        done = await self._bus.ask("rendezvous", "copy", question, Done, job=job, within_s=_COPY_S)
         self._counts["repairs"] += 1
         log.info("copy_asked job=%s slot=%d to=%s text=%r", job, repair.slot, repair.to, done.text)
 
@@ -262,10 +355,12 @@ class Tender:
         return True
 
     async def _switches(self, key: str) -> ControlDocument | None:
-        found = await self._bus.documents("CONTROL").get(key)
-        if found.data is None:
+        document = await self._bus.documents("CONTROL").get(key)
+        if document.data is None:
             return None
         try:
-            return decode_as(found.data, ControlDocument)
+            return decode_as(document.data, ControlDocument)
         except BadMessageError as error:
-            raise OutOfReachError(f"the switches of {key} cannot be read: {error}") from error
+            raise OutOfReachError(
+                f"the catalog cannot read the switches of {key}: {error}"
+            ) from error

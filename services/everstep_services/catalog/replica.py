@@ -1,4 +1,4 @@
-"""The catalog service, opened: its place on the bus, and what is to be run."""
+"""The catalog service, put together for the process that runs it."""
 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -9,43 +9,43 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
-from everstep_services.catalog.answers import Answers
+from everstep_services.catalog.answers import CatalogAnswers
 from everstep_services.catalog.indexer import Indexer
-from everstep_services.catalog.maintenance import Tender
+from everstep_services.catalog.maintenance import Maintenance
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.catalog.stores import Shelves
+from everstep_services.catalog.stores import CheckpointStores
 
 
-class Catalog:
-    """One replica, put together."""
+class CatalogReplica:
+    """One replica of the catalog: its parts, and the loops to run."""
 
     def __init__(self, settings: CatalogSettings, bus: Bus, clock: Clock) -> None:
         self.indexer = Indexer(bus, clock)
-        shelves = Shelves(settings.verify_bytes_per_s)
-        self.tender = Tender(settings, bus, clock, self.indexer, shelves)
-        self.answers = Answers(bus, clock, self.indexer, self.tender)
+        stores = CheckpointStores(settings.verify_bytes_per_s)
+        self.maintenance = Maintenance(settings, bus, clock, self.indexer, stores)
+        self.answers = CatalogAnswers(bus, clock, self.indexer, self.maintenance)
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run."""
+        """What the process runs until it ends."""
         return (
             self.indexer.keep_for_ever,
-            self.tender.work_for_ever,
-            self.tender.look_for_ever,
-            self.tender.read_back_for_ever,
+            self.maintenance.work_for_ever,
+            self.maintenance.maintain_for_ever,
+            self.maintenance.read_back_for_ever,
             self.answers.answer_for_ever,
         )
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
-        return {**self.indexer.statistics(), **self.tender.statistics()}
+        """The numbers for metrics."""
+        return {**self.indexer.statistics(), **self.maintenance.statistics()}
 
 
 def opened(
     settings: CatalogSettings, bus_settings: BusSettings, spool: Path | None = None
 ) -> AbstractAsyncContextManager[Parts]:
-    """The replica, whether the bus is there or not: nothing that saves or restores needs it.
+    """A replica, whether or not the bus is there: no save and no restore needs it.
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """
-    return on_bus("catalog", bus_settings, partial(Catalog, settings), spool)
+    return on_bus("catalog", bus_settings, partial(CatalogReplica, settings), spool)

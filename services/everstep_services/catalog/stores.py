@@ -1,4 +1,4 @@
-"""Reads and changes checkpoints where they are, in threads: a storage may take for ever."""
+"""Reads and changes the files of checkpoints, in threads: a storage may never answer."""
 
 import asyncio
 import threading
@@ -35,31 +35,28 @@ _GLANCE_S = 1.0
 
 
 class OutOfReachError(EverstepError):
-    """The catalog does not see these files; nobody says that they are gone."""
+    """The catalog cannot see these files. It does not conclude that they are gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What is in a root that can be seen."""
+class StoreContents:
+    """The checkpoints in a root."""
 
     root: str
     job: str
     checkpoints: Sequence[Shelved]
 
 
-class Shelves:
-    """The files of checkpoints, as far as they can be reached from here."""
+class CheckpointStores:
+    """The folders and object stores with checkpoints that this process can reach."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
 
-    async def scan(self, root: str, steps: Collection[int] | None = None) -> Seen:
-        """Every checkpoint in a root, or those of these steps.
+    async def scan(self, root: str, steps: Collection[int] | None = None) -> StoreContents:
+        """Every checkpoint in a root, or those of `steps`; `OutOfReachError` if it is hidden."""
 
-        `OutOfReachError` when it is no root that we can see.
-        """
-
-        def work() -> Seen:
+        def work() -> StoreContents:
             storage = storage_for(root)
             job = _owner(storage, root)
             if steps is None:
@@ -67,26 +64,26 @@ class Shelves:
             else:
                 looked = (look(storage, step) for step in sorted(steps))
                 found = [one for one in looked if one is not None]
-            _owner(storage, root)  # if it went while we looked, we have seen nothing
-            return Seen(root, job, found)
+            _owner(storage, root)  # if the root went meanwhile, the result is void
+            return StoreContents(root, job, found)
 
         return await _in_thread(work)
 
     async def names(self, job: str, root: str) -> Collection[str]:
-        """The folders in a root, which is one list of names."""
+        """The names of the folders in a root, listed in one request."""
         listed = self._with(job, root, lambda storage: storage.folders())
         return set(await _soon(root, listed, _GLANCE_S))
 
     async def look(self, job: str, root: str, step: int) -> Shelved | None:
-        """One checkpoint, as its files stand; None when it is not there."""
+        """One checkpoint as its files show it; None if it is not there."""
         return await _soon(root, self._with(job, root, lambda storage: look(storage, step)))
 
     async def verify(
         self, job: str, root: str, step: int, manifest_hash: str = ""
     ) -> tuple[Verdict | None, float]:
-        """Every byte compared, no faster than is allowed; and how long it took.
+        """Compare every byte, at the allowed rate; return the verdict and the seconds it took.
 
-        No verdict if it is not there, or goes while it is read, or another one is in its place.
+        There is no verdict if the checkpoint is not there, goes while it is read, or was replaced.
         """
         throttle, passed = Throttle(self._bytes_per_s), 0
 
@@ -94,17 +91,17 @@ class Shelves:
             nonlocal passed
             passed += size
             if not throttle.let(passed):
-                raise OutOfReachError("nobody waits for it any more")
+                raise OutOfReachError("the caller has stopped waiting")
 
         def work(storage: Storage) -> tuple[Verdict | None, float]:
             began = time.monotonic()
             found = look(storage, step)
             verdict = None
-            if found is not None and _is_meant(found, manifest_hash):
+            if found is not None and _is_expected(found, manifest_hash):
                 with suppress(GoneError):
                     verdict = verify(storage, found, read)
             if verdict is None or not verdict.is_good:
-                _owner(storage, root)  # if it went while we read, nobody says anything about it
+                _owner(storage, root)  # if the root went meanwhile, there is no verdict
             return verdict, time.monotonic() - began
 
         try:
@@ -113,21 +110,21 @@ class Shelves:
             throttle.lift()
 
     async def pin(self, job: str, root: str, step: int, what: Mark | None) -> None:
-        """Say beside the files that they stay, or no longer."""
+        """Write or remove the mark next to the files that pins them."""
         await self._mark(job, root, step, PINNED, what)
 
     async def quarantine(self, job: str, root: str, step: int, what: Mark | None) -> None:
-        """Say beside the files that they are not to be restored, or may be."""
+        """Write or remove the mark next to the files that forbids to restore them."""
         await self._mark(job, root, step, QUARANTINED, what)
 
     async def remove(self, job: str, root: str, step: int) -> int:
-        """Remove a checkpoint; how many bytes that frees."""
+        """Remove a checkpoint; return the bytes that this frees."""
         return await self._with(job, root, lambda storage: storage.remove(step_name(step)))
 
     async def leavings(
         self, job: str, root: str, after_s: float, live_round: int | None
     ) -> Sequence[Leaving]:
-        """What saves have left there that came to nothing."""
+        """What failed saves have left in a root."""
 
         def work(storage: Storage) -> Sequence[Leaving]:
             return leavings(storage, after_s=after_s, live_round=live_round)
@@ -135,7 +132,7 @@ class Shelves:
         return await self._with(job, root, work)
 
     async def sweep(self, job: str, root: str, found: Sequence[Leaving]) -> tuple[int, int]:
-        """Remove it, unless it has changed meanwhile; how many, and how many bytes that frees."""
+        """Remove leftovers that have not changed since; return their number and bytes."""
 
         def work(storage: Storage) -> tuple[int, int]:
             freed = [size for one in found if (size := sweep(storage, one)) is not None]
@@ -149,7 +146,7 @@ class Shelves:
             if what is None:
                 unmark(storage, step, name)
             elif there is None:
-                return  # never the only file of a folder
+                return  # a mark must never be the only file of a folder
             elif name == QUARANTINED:
                 quarantine(storage, there, what)
             elif there.pinned is None:
@@ -168,35 +165,35 @@ class Shelves:
         return await _in_thread(owned)
 
 
-def _is_meant(found: Shelved, manifest_hash: str) -> bool:
-    """One whose manifest cannot be read has no hash that says anything."""
+def _is_expected(found: Shelved, manifest_hash: str) -> bool:
+    """The checkpoint has the expected manifest, or one that cannot be read."""
     return found.manifest is None or manifest_hash in ("", found.manifest_hash)
 
 
 def _owner(storage: Storage, root: str) -> str:
     job = owner_of(storage)
     if job is None:
-        raise OutOfReachError(f"{root} cannot be seen from here: it has no owner.json")
+        raise OutOfReachError(f"the catalog cannot see {root}: it has no owner.json")
     return job
 
 
-async def _soon(root: str, doing: Awaitable[T], within_s: float = _SOON_S) -> T:
-    """What is small, and that somebody waits for."""
+async def _soon(root: str, work: Awaitable[T], within_s: float = _SOON_S) -> T:
+    """The result of a small request for which a caller waits."""
     try:
         async with asyncio.timeout(within_s):
-            return await doing
+            return await work
     except TimeoutError as error:
         raise OutOfReachError(f"{root} did not answer within {within_s:g} s") from error
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Its result. The thread is a daemon: a storage that hangs keeps no process from its end."""
+    """The result of `work`. The thread is a daemon, so that a hanging storage delays no exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
     def run() -> None:
         outcome = _outcome(work)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no caller is left
             loop.call_soon_threadsafe(_settle, done, *outcome)
 
     threading.Thread(target=run, name="shelf", daemon=True).start()
@@ -208,7 +205,7 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
         return work(), None
     except StorageError as error:
         return None, OutOfReachError(str(error))
-    except BaseException as error:  # noqa: BLE001  whoever awaits it gets it
+    except BaseException as error:  # noqa: BLE001  the caller that awaits it gets it
         return None, error
 
 

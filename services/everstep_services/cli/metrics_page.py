@@ -20,7 +20,7 @@ from everstep.store.database import Database
 from everstep.store.log import FactLog
 from everstep_services.attribution.replica import AttributionReplica
 from everstep_services.attribution.settings import AttributionSettings
-from everstep_services.catalog.replica import Catalog
+from everstep_services.catalog.replica import CatalogReplica
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
@@ -209,7 +209,7 @@ def families() -> Iterator[Metric]:
     metrics = Metrics("page")
     metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("health", HealthReplica(HealthSettings(), _bus(), SystemClock()).statistics)
-    metrics.watch("catalog", Catalog(CatalogSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("catalog", CatalogReplica(CatalogSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("straggler", Straggler(StragglerSettings(), _bus(), SystemClock()).statistics)
     attribution = AttributionReplica(AttributionSettings(), {}, _bus(), SystemClock())
     metrics.watch("attribution", attribution.statistics)

@@ -1,7 +1,7 @@
-"""What facts say about a job's checkpoints and copies.
+"""How facts change the index of a job.
 
-The same facts in the same order make the same index, in whichever replica; a fact that comes a
-second time changes nothing.
+The same facts in the same order make the same index in every replica; a fact that comes a second
+time changes nothing.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ from everstep.messages import (
     RoundFormed,
     ShardsWritten,
 )
-from everstep_services.catalog.domain.index import Change, Index, Moment
+from everstep.messages.stamp import FactStamp
+from everstep_services.catalog.domain.index import Change, Index
 
 READ: tuple[type[Fact], ...] = (
     CheckpointCommitted,
@@ -57,18 +58,18 @@ READ: tuple[type[Fact], ...] = (
     RoundFormed,
     ShardsWritten,
 )
-"""The facts that say something about checkpoints, or about nodes that hold some."""
+"""The facts about checkpoints, and about nodes that hold states."""
 _TEXT_MOST = 500
 
 
-def say(index: Index, fact: Fact, now: Moment) -> None:
-    """Put it on record with the next write, and take it as any other."""
+def decide(index: Index, fact: Fact, now: FactStamp) -> None:
+    """Have a new fact recorded with the next write, and apply it."""
     index.facts.append(fact)
-    take(index, fact, now)
+    apply(index, fact, now)
 
 
-def take(index: Index, fact: Fact, now: Moment) -> None:
-    """What a fact says about the job's checkpoints and copies."""
+def apply(index: Index, fact: Fact, now: FactStamp) -> None:
+    """Change the index by a fact."""
     match fact:
         case CheckpointCommitted():
             _committed(index, fact)
@@ -89,8 +90,12 @@ def take(index: Index, fact: Fact, now: Moment) -> None:
 def _committed(index: Index, fact: CheckpointCommitted) -> None:
     before = index.known.get((fact.tier, fact.path, fact.step), KnownCheckpoint(step=fact.step))
     is_same = bool(fact.manifest_hash) and before.manifest_hash == fact.manifest_hash
-    kept = before if is_same else KnownCheckpoint(step=fact.step)  # another one of the same name
-    if not kept.is_as_committed:  # the files were quicker, and it was doubted
+    kept = (
+        before if is_same else KnownCheckpoint(step=fact.step)
+    )  # another checkpoint with the same name
+    if (
+        not kept.is_as_committed
+    ):  # the files were seen before the fact, and taken for another checkpoint
         kept = replace(kept, verified_at=None, flaw="")
     index.put(
         replace(
@@ -140,8 +145,8 @@ def _judged(index: Index, fact: Fact) -> None:
 
 def _verified(one: KnownCheckpoint, fact: CheckpointVerified) -> KnownCheckpoint:
     if fact.manifest_hash not in ("", one.manifest_hash):
-        return one  # another one has its place by now
-    flaw = "" if fact.is_good else (fact.reason or "it is not what was saved")[:_TEXT_MOST]
+        return one  # another checkpoint has replaced it
+    flaw = "" if fact.is_good else (fact.reason or "it differs from what was saved")[:_TEXT_MOST]
     return replace(one, verified_at=fact.at, flaw=flaw)
 
 
@@ -183,10 +188,10 @@ def _held(index: Index, fact: ReplicaStored | ReplicaLost | ShardsWritten) -> No
 
 
 def _rejected(index: Index, rejected: Sequence[RejectedStep]) -> None:
-    """What ranks have found corrupt is not good, whatever was read before; it is read once more."""
+    """A checkpoint that ranks found corrupt is not good any more; it is read back once more."""
     for one in rejected:
         if one.is_corrupt and one.path:
-            flaw = (one.reason or "a restore has found it corrupt")[:_TEXT_MOST]
+            flaw = (one.reason or "a restore found it corrupt")[:_TEXT_MOST]
             index.change(one.step, one.tier, one.path, partial(_doubted, flaw=flaw))
 
 
@@ -202,27 +207,29 @@ def _course(index: Index, fact: RoundFormed | JobEnded) -> None:
             if fact.world_size != index.world_size:
                 index.let_go(lambda _: True)
             index.world_size = fact.world_size
-        case JobEnded():  # what is in memory goes with the agents
+        case JobEnded():  # states in memory go with the agents
             index.slots, index.restored_step = 0, None
             index.let_go(lambda _: True)
             for one in [one for one in index.known.values() if one.tier != "global"]:
                 index.drop(one)
 
 
-def _node(index: Index, fact: NodeLost | NodeLeft | NodeReturned | NodeJoined, now: Moment) -> None:
-    """Memory goes with the agent that holds it; one that only paused says again what it has."""
+def _node(
+    index: Index, fact: NodeLost | NodeLeft | NodeReturned | NodeJoined, now: FactStamp
+) -> None:
+    """States go with the agent that holds them; an agent that only paused reports them again."""
     match fact:
         case NodeLost():
             why = f"{fact.node} is lost: {fact.reason}"
         case NodeLeft():
             why = f"{fact.node} has left: {fact.reason}"
         case NodeReturned(how="restarted") | NodeJoined(last_round=None):
-            why = f"the agent of {fact.node} is another one"
+            why = f"{fact.node} has a new agent"
         case _:
             return
     for one in index.let_go(lambda holding: holding.holder == fact.node):
         lost = ReplicaLost(
-            **now.about(index.job),
+            **now.head(index.job),
             round=one.round,
             owner_slot=one.slot,
             holder=one.holder,

@@ -1,12 +1,13 @@
-"""What comes of comparing the index with the files: they are the truth."""
+"""How the files change the index: they are the truth."""
 
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from everstep.messages import CheckpointQuarantined, KnownCheckpoint
-from everstep_services.catalog.domain.facts import say
-from everstep_services.catalog.domain.index import Index, Moment
+from everstep.messages.stamp import FactStamp
+from everstep_services.catalog.domain.facts import decide
+from everstep_services.catalog.domain.index import Index
 from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
 
@@ -15,15 +16,15 @@ def compare(
     index: Index,
     root: str,
     found: Sequence[Shelved],
-    now: Moment,
+    now: FactStamp,
     *,
     steps: Collection[int] | None = None,
     before: Index | None = None,
 ) -> tuple[int, int]:
-    """Take over what is there, and mark what is not; how many are new, and how many missing.
+    """Take over what the files show; return the number of new and of missing checkpoints.
 
-    `steps`: only these were looked for. `before`: the index, read before the files were seen; what
-    others have changed in it since is newer than what was seen, and stays.
+    `steps`: only these were looked for. `before`: the index as it was before the files were read;
+    what others have changed in it since is newer than the files, and stays.
     """
     index.roots.add(root)
     known = _by_path(index)
@@ -42,11 +43,11 @@ def compare(
     return new, len(missing)
 
 
-def doubts(index: Index, root: str, found: Sequence[Shelved], now: Moment) -> Collection[int]:
-    """The steps of which the files say something else than the index does.
+def doubts(index: Index, root: str, found: Sequence[Shelved], now: FactStamp) -> Collection[int]:
+    """The steps at which files and index differ.
 
-    Files take a while to be listed. What is saved, deleted or unpinned meanwhile is in the index
-    already, so these are looked at once more.
+    Listing files takes time. The index already has what was saved, deleted or unpinned meanwhile,
+    so the caller looks at these steps once more.
     """
     tried = Index(index.job, index.document("", 0, ()))
     compare(tried, root, found, now)
@@ -57,10 +58,10 @@ def doubts(index: Index, root: str, found: Sequence[Shelved], now: Moment) -> Co
     }
 
 
-def moved(index: Index, root: str, names: Collection[str], now: Moment) -> Collection[int]:
-    """Mark what has no folder among these names as missing; the steps to be looked at again.
+def moved(index: Index, root: str, names: Collection[str], now: FactStamp) -> Collection[int]:
+    """Mark checkpoints without a folder as missing; return the steps to look at again.
 
-    Among those are missing ones that have a folder now.
+    These include missing checkpoints that have a folder now.
     """
     steps = set()
     for one in _in(root, _by_path(index)):
@@ -84,7 +85,7 @@ def _in(root: str, known: Mapping[str, KnownCheckpoint]) -> list[KnownCheckpoint
 def _changed(
     before: Mapping[str, KnownCheckpoint], known: Mapping[str, KnownCheckpoint]
 ) -> set[str]:
-    """Where something else stands now, of all that files can say."""
+    """The paths at which something changed that files show."""
     return {
         path
         for path in before.keys() | known.keys()
@@ -99,7 +100,7 @@ def _of_files(one: KnownCheckpoint | None) -> tuple[object, ...]:
     return (one.manifest_hash, pin, one.quarantined_for, one.missing_since)
 
 
-def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: Moment) -> None:
+def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: FactStamp) -> None:
     if seen.manifest is None:
         _take_broken(index, seen, known, now)
         return
@@ -130,16 +131,16 @@ def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: 
             index,
             seen,
             cause=quarantined.cause or _cause(quarantined),
-            reason=quarantined.reason or "a file beside its manifest says so",
+            reason=quarantined.reason or "a mark next to its manifest says so",
             by=quarantined.by or "catalog",
             now=now,
         )
 
 
 def _committed_hash(before: KnownCheckpoint | None) -> str:
-    """What a manifest that takes the place of another must be; empty if it may be any.
+    """The hash that a replaced checkpoint's manifest must have; empty if it may have any.
 
-    A save has the place of what is quarantined, or gone. Its own fact comes, or is lost.
+    A save may replace a checkpoint that is quarantined or gone; the fact of that save may be late.
     """
     if before is None or not before.may_be_restored:
         return ""
@@ -150,7 +151,9 @@ def _cause(mark: Mark) -> str:
     return "operator" if mark.failed_at is None else "nan_after_load"
 
 
-def _take_broken(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: Moment) -> None:
+def _take_broken(
+    index: Index, seen: Shelved, known: KnownCheckpoint | None, now: FactStamp
+) -> None:
     if known is None:
         index.put(KnownCheckpoint(step=seen.step, path=seen.path))
     if known is None or not known.quarantined_for:
@@ -158,12 +161,12 @@ def _take_broken(index: Index, seen: Shelved, known: KnownCheckpoint | None, now
 
 
 def _quarantine(
-    index: Index, seen: Shelved, *, cause: str, reason: str, by: str, now: Moment
+    index: Index, seen: Shelved, *, cause: str, reason: str, by: str, now: FactStamp
 ) -> None:
-    say(
+    decide(
         index,
         CheckpointQuarantined(
-            **now.about(index.job),
+            **now.head(index.job),
             step=seen.step,
             tier="global",
             cause=cause,

@@ -1,14 +1,11 @@
-"""A job's checkpoints and copies: what is known of them, and how it is stored."""
+"""The index of a job: its checkpoints, and who holds its states in memory."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
 
 from everstep.messages import CheckpointsDocument, Fact, Holding, KnownCheckpoint
-from everstep.messages.base import Time
 
 _CHECKPOINTS_MOST = 1000
-"""A document must fit into one message. The oldest unpinned ones are no longer known then."""
+"""The document must fit into one message. Beyond this, the oldest unpinned ones are dropped."""
 _IN_MEMORY_MOST = 2
 
 Key = tuple[str, str, int]
@@ -16,27 +13,16 @@ Key = tuple[str, str, int]
 Change = Callable[[KnownCheckpoint], KnownCheckpoint]
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When it is, and what only the shell can make."""
-
-    wall: Time
-    """By our own wall clock: what it decides outlives every process."""
-    new_id: Callable[[], str]
-
-    def about(self, job: str) -> dict[str, Any]:
-        """What every fact of the catalog says."""
-        return {"id": self.new_id(), "job": job, "at": self.wall, "source": "catalog"}
-
-
 class Index:
-    """One job. Whoever changes it writes its document, or drops both."""
+    """One job. A caller that changes it writes its document, or drops both."""
 
     def __init__(self, job: str, document: CheckpointsDocument) -> None:
         self.job = job
-        self.known: dict[Key, KnownCheckpoint] = {_key(one): one for one in document.checkpoints}
+        self.known: dict[Key, KnownCheckpoint] = {
+            _key(known): known for known in document.checkpoints
+        }
         self.holdings: dict[tuple[int, str, int], Holding] = {
-            (one.slot, one.holder, one.part): one for one in document.holdings
+            (holding.slot, holding.holder, holding.part): holding for holding in document.holdings
         }
         self.roots = set(document.roots)
         self.round, self.slots = document.round, document.slots
@@ -45,10 +31,10 @@ class Index:
         self.degraded_at = document.degraded_at
         self.survivable_losses = document.survivable_losses
         self.facts: list[Fact] = []
-        """What was decided since it was made."""
+        """The facts that were decided since the index was made."""
 
     def document(self, stream: str, sequence: int, outbox: tuple[str, ...]) -> CheckpointsDocument:
-        """All of it, as of this place in the stream of facts."""
+        """The document to write, with its position in the stream of facts."""
         return CheckpointsDocument(
             checkpoints=tuple(sorted(self.known.values(), key=_order)),
             holdings=tuple(sorted(self.holdings.values(), key=_place)),
@@ -66,19 +52,19 @@ class Index:
 
     @property
     def is_blank(self) -> bool:
-        """The job has no checkpoints, as far as anybody knows."""
+        """The catalog knows no checkpoint of the job."""
         return not (self.known or self.holdings or self.roots)
 
     @property
     def uses_replicas(self) -> bool:
-        """Some slot's state is, or was, on more than one node."""
+        """The state of a slot is, or was, on more than one node."""
         holders: dict[int, str] = {}
         return any(
             holders.setdefault(one.slot, one.holder) != one.holder for one in self.holdings.values()
         )
 
     def of_step(self, step: int, tier: str, path: str = "") -> list[KnownCheckpoint]:
-        """Those of a step in a tier; in this place, if one is named."""
+        """The checkpoints of a step in a tier; only that at `path`, if it is given."""
         return [
             one
             for one in self.known.values()
@@ -86,27 +72,27 @@ class Index:
         ]
 
     def put(self, one: KnownCheckpoint) -> None:
-        """Remember it so."""
+        """Keep what is known of a checkpoint."""
         self.known[_key(one)] = one
         if one.tier == "global" and "/" in one.path:
             self.roots.add(one.path.rpartition("/")[0])
         self._forget_oldest(one.tier)
 
     def change(self, step: int, tier: str, path: str, how: Change) -> None:
-        """Change what is known of a checkpoint, if it is known."""
+        """Apply `how` to each checkpoint of a step and tier; only to that at `path`, if given."""
         for one in self.of_step(step, tier, path):
             self.known[_key(one)] = how(one)
 
     def drop(self, one: KnownCheckpoint) -> None:
-        """It is gone."""
+        """Forget a checkpoint."""
         self.known.pop(_key(one), None)
 
     def hold(self, holding: Holding) -> None:
-        """A node has this."""
+        """Note that a node holds a state."""
         self.holdings[(holding.slot, holding.holder, holding.part)] = holding
 
     def let_go(self, which: Callable[[Holding], bool]) -> list[Holding]:
-        """Nobody has these any more."""
+        """Forget the holdings for which `which` is true, and return them."""
         gone = [key for key, one in self.holdings.items() if which(one)]
         return [self.holdings.pop(key) for key in gone]
 
@@ -119,12 +105,12 @@ class Index:
 
 
 def newest_first(known: Iterable[KnownCheckpoint]) -> list[KnownCheckpoint]:
-    """In the order in which people ask for them."""
+    """The checkpoints in the order in which people want to see them."""
     return sorted(known, key=_order, reverse=True)
 
 
 def not_committed(one: KnownCheckpoint) -> str:
-    """What is wrong with its manifest as a whole; empty when it is the one that was committed."""
+    """Why a checkpoint is not the one that was committed; empty if it is."""
     if one.is_as_committed:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""What is said of a checkpoint to whoever asks: how it stands, where it can be had from."""
+"""The catalog's answer about checkpoints: their state, and from where they can be restored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,7 +18,7 @@ _REPLICAS = ("memory", "peer")
 
 
 def listed(index: Index, most: int, tier: str, seats: Sequence[Seat]) -> Sequence[CheckpointPlace]:
-    """Everything that is known, the newest first."""
+    """All known checkpoints, the newest first."""
     places = [place_of(one) for one in newest_first(index.known.values())]
     in_memory = _in_memory(index, seats)
     if in_memory is not None:
@@ -30,7 +30,7 @@ def listed(index: Index, most: int, tier: str, seats: Sequence[Seat]) -> Sequenc
 def located(
     index: Index, step: int | None, world_size: int, seats: Sequence[Seat]
 ) -> tuple[Sequence[CheckpointPlace], Sequence[RejectedStep]]:
-    """What can be restored, the newest first; and what cannot, with the reason."""
+    """The checkpoints that can be restored, the newest first; and the others, with the reason."""
     places: list[CheckpointPlace] = []
     rejected: list[RejectedStep] = []
     in_memory = _in_memory(index, seats)
@@ -50,18 +50,18 @@ def located(
 
 
 def unfit(one: KnownCheckpoint) -> str:
-    """Why it is not to be restored; empty when nothing speaks against it."""
+    """Why a checkpoint must not be restored; empty if it may be."""
     if one.quarantined_for:
         return f"quarantined ({one.quarantined_for}): {one.quarantine_reason}"
     if one.missing_since is not None:
         return f"its files are gone from {one.path}"
     if not one.is_as_committed:
-        return ""  # its files agree with each other, and ranks look at nothing else
+        return ""  # its files agree with each other, and ranks check no more than that
     return one.flaw
 
 
 def place_of(one: KnownCheckpoint) -> CheckpointPlace:
-    """All that is known of a checkpoint in files."""
+    """What is known of a checkpoint in files."""
     return CheckpointPlace(
         step=one.step,
         tier=one.tier,
@@ -84,7 +84,7 @@ def place_of(one: KnownCheckpoint) -> CheckpointPlace:
 
 
 def _in_memory(index: Index, seats: Sequence[Seat]) -> CheckpointPlace | None:
-    """What the nodes of the running round hold together, if that is all of it."""
+    """The state that the nodes of the running round hold together; None if it is incomplete."""
     held = current(index.holdings.values())
     losses, _ = survivable(index.holdings.values(), index.slots)
     step = step_held(held, index.slots)
@@ -110,7 +110,7 @@ def _replicas(
 
 
 def _peers(slot: int, held: Sequence[Holding], seats: Mapping[str, Seat]) -> Iterator[Peer]:
-    """Those that are here now, the slot's own node first."""
+    """The holders that take part in the round now, the slot's own node first."""
     here = [seats[one.holder] for one in held if one.holder in seats]
     for seat in sorted(here, key=lambda one: (one.slot != slot, one.node)):
         if seat.slot is not None:
@@ -120,14 +120,14 @@ def _peers(slot: int, held: Sequence[Holding], seats: Mapping[str, Seat]) -> Ite
 
 
 def _note(one: KnownCheckpoint) -> str:
-    said = [unfit(one), not_committed(one)]
+    texts = [unfit(one), not_committed(one)]
     if one.pinned_by:
-        said.append(f"pinned by {one.pinned_by}: {one.pin_reason}")
-    return "; ".join(text for text in said if text)
+        texts.append(f"pinned by {one.pinned_by}: {one.pin_reason}")
+    return "; ".join(filter(None, texts))
 
 
 def _of_memory(index: Index) -> str:
-    said = "this step or a later one: not every save is told"
+    note = "this step or a later one: the catalog does not hear of every save"
     if index.survivable_losses is None:
-        return said
-    return f"{said}; fewer nodes may be lost than wanted, and copies are asked for"
+        return note
+    return f"{note}; too few nodes may be lost, and the catalog asks for copies"

@@ -1,20 +1,21 @@
-"""Whether enough nodes may be lost, and which copy would help."""
+"""Whether the job survives the loss of enough nodes, and which copies would restore that."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.messages import Holding, ReplicationDegraded, ReplicationRestored, Seat
-from everstep_services.catalog.domain.facts import say
-from everstep_services.catalog.domain.index import Index, Moment
+from everstep.messages.stamp import FactStamp
+from everstep_services.catalog.domain.facts import decide
+from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.domain.survival import current, survivable
 
-_SLOTS_SAID = 100
+_SLOTS_NAMED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One node is to send a slot's state to another."""
+    """A copy to make: `holder` sends a slot's state to the node `to`."""
 
     slot: int
     step: int
@@ -23,8 +24,8 @@ class Repair:
     reason: str
 
 
-def judge(index: Index, wanted: int, after_s: float, now: Moment) -> None:
-    """Say when too few losses can be survived, once it has lasted; and when that is over."""
+def judge(index: Index, wanted: int, after_s: float, now: FactStamp) -> None:
+    """Record that too few losses can be survived, once that has lasted; and when it is over."""
     if not index.slots or not index.uses_replicas:
         index.degraded_at = index.survivable_losses = None
         return
@@ -39,43 +40,43 @@ def judge(index: Index, wanted: int, after_s: float, now: Moment) -> None:
         return
     index.survivable_losses = have
     weak = weak_slots(each, wanted)
-    say(
+    decide(
         index,
         ReplicationDegraded(
-            **now.about(index.job),
+            **now.head(index.job),
             round=index.round,
             wanted_losses=wanted,
             survivable_losses=max(have, 0),
             reason=_reason(weak, each, wanted),
-            slots=tuple(weak[:_SLOTS_SAID]),
+            slots=tuple(weak[:_SLOTS_NAMED]),
         ),
         now,
     )
 
 
 def is_quiet(index: Index, wanted: int) -> bool:
-    """Enough may be lost, as before: there is nothing to say."""
+    """The job can survive enough losses, as before: there is nothing to record."""
     least, _ = survivable(index.holdings.values(), index.slots)
     return index.degraded_at is None and least is not None and least >= wanted
 
 
 def weak_slots(each: Mapping[int, int], wanted: int) -> Sequence[int]:
-    """Those whose state survives too few losses."""
+    """The slots whose state survives too few losses."""
     return [slot for slot, losses in each.items() if losses < wanted]
 
 
 def repairs(index: Index, wanted: int, seats: Sequence[Seat]) -> Sequence[Repair]:
-    """One copy for each slot that has too few, from a node that has it to one that can take it."""
+    """One copy for each weak slot, from a node that holds its state to a node that can take it."""
     _, each = survivable(index.holdings.values(), index.slots)
     held = current(index.holdings.values())
     load = Counter(one.holder for several in held.values() for one in several)
-    found: list[Repair] = []
+    copies: list[Repair] = []
     for slot in weak_slots(each, wanted):
         repair = _repair(slot, held.get(slot, ()), seats, load)
         if repair is not None:
             load[repair.to] += 1
-            found.append(repair)
-    return found
+            copies.append(repair)
+    return copies
 
 
 def _repair(
@@ -101,12 +102,12 @@ def _repair(
     )
 
 
-def _restored(index: Index, have: int, now: Moment) -> None:
+def _restored(index: Index, have: int, now: FactStamp) -> None:
     if index.degraded_at is not None and index.survivable_losses is not None:
-        say(
+        decide(
             index,
             ReplicationRestored(
-                **now.about(index.job),
+                **now.head(index.job),
                 round=index.round,
                 survivable_losses=have,
                 degraded_s=round((now.wall - index.degraded_at).total_seconds(), 3),
@@ -123,6 +124,6 @@ def _reason(weak: Sequence[int], each: Mapping[int, int], wanted: int) -> str:
         gone = ", ".join(map(str, lost[:10])) + (" …" if len(lost) > 10 else "")
         return f"no node has the state of slot {gone} any more: a restore falls back to files"
     return (
-        f"slots {named}: the loss of {min(each[slot] for slot in weak) + 1} node(s) would take "
-        f"the state with it, {wanted} should be survived; copies are asked for"
+        f"slots {named}: the loss of {min(each[slot] for slot in weak) + 1} node(s) would lose "
+        f"their state, although {wanted} should be survived; the catalog asks for copies"
     )

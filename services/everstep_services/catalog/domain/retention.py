@@ -1,4 +1,4 @@
-"""Which checkpoints may be deleted. Whatever the rules say, the last good one stays."""
+"""Which checkpoints may be deleted. The last good one stays, whatever the rules are."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from everstep.messages import KnownCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What is kept; without either nothing is deleted."""
+class RetentionRules:
+    """Which checkpoints to keep. Without `keep_last`, nothing is deleted."""
 
     keep_last: int = 0
-    """The newest so many; 0 keeps all."""
+    """The number of the newest checkpoints to keep; 0 keeps all."""
     keep_every_steps: int = 0
-    """Each step that is a multiple of this; 0 for none."""
+    """Older checkpoints whose step is a multiple of this stay, too; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What retention says of a checkpoint, and why."""
+class RetentionDecision:
+    """Whether a checkpoint stays, and why."""
 
     checkpoint: KnownCheckpoint
     is_kept: bool
@@ -26,9 +26,12 @@ class Judged:
 
 
 def judged(
-    checkpoints: Iterable[KnownCheckpoint], rules: Rules, *, restored_step: int | None = None
-) -> Sequence[Judged]:
-    """What stays and what goes, the newest first; of the global tier only."""
+    checkpoints: Iterable[KnownCheckpoint],
+    rules: RetentionRules,
+    *,
+    restored_step: int | None = None,
+) -> Sequence[RetentionDecision]:
+    """The decision about each checkpoint of the global tier, the newest first."""
     ordered = sorted(
         (one for one in checkpoints if one.tier == "global"),
         key=lambda one: (one.step, one.path),
@@ -38,13 +41,14 @@ def judged(
     for one in ordered:
         if one.may_be_restored:
             newest.setdefault(_root(one), []).append(one)
-    found: list[Judged] = []
+    decisions: list[RetentionDecision] = []
     for one in ordered:
         why = protection(one, ordered, restored_step=restored_step) or _rule(
             one, newest.get(_root(one), []), rules
         )
-        found.append(Judged(one, bool(why), why or f"it is older than the last {rules.keep_last}"))
-    return found
+        reason = why or f"it is older than the last {rules.keep_last}"
+        decisions.append(RetentionDecision(one, bool(why), reason))
+    return decisions
 
 
 def protection(
@@ -53,23 +57,23 @@ def protection(
     *,
     restored_step: int | None = None,
 ) -> str:
-    """Why nobody may delete it, a person included; empty when it may go."""
+    """Why neither rules nor people may delete a checkpoint; empty if they may."""
     if one.pinned_by:
         return f"{one.pinned_by} has pinned it: {one.pin_reason}"
     if one.quarantined_for:
         return f"it is quarantined ({one.quarantined_for}): release it first"
     good = last_good(others, _root(one))
     if good is None:
-        return "none is verified yet: verify one first"
+        return "no checkpoint is verified yet: verify one first"
     if (one.step, one.path) == (good.step, good.path):
         return "it is the last good one"
     if one.step == restored_step and one.step >= good.step:
-        return "the round that runs began from it"
+        return "the running round began from it"
     return ""
 
 
 def last_good(checkpoints: Iterable[KnownCheckpoint], root: str = "") -> KnownCheckpoint | None:
-    """The newest that was read back and is what was saved; in this root, if one is named."""
+    """The newest checkpoint that was read back and found good; in `root`, if it is given."""
     return max(
         (
             one
@@ -81,7 +85,7 @@ def last_good(checkpoints: Iterable[KnownCheckpoint], root: str = "") -> KnownCh
     )
 
 
-def _rule(one: KnownCheckpoint, newest: Sequence[KnownCheckpoint], rules: Rules) -> str:
+def _rule(one: KnownCheckpoint, newest: Sequence[KnownCheckpoint], rules: RetentionRules) -> str:
     if not rules.keep_last:
         return "retention is off"
     if one.missing_since is not None:
@@ -90,10 +94,10 @@ def _rule(one: KnownCheckpoint, newest: Sequence[KnownCheckpoint], rules: Rules)
     if place < rules.keep_last:
         return f"it is among the last {rules.keep_last}"
     if rules.keep_every_steps and one.step % rules.keep_every_steps == 0:
-        return f"every {rules.keep_every_steps} steps one is kept"
+        return f"one checkpoint every {rules.keep_every_steps} steps is kept"
     return ""
 
 
 def _root(one: KnownCheckpoint) -> str:
-    """The folder or URL that it is in."""
+    """The folder or URL that holds a checkpoint."""
     return one.path.rpartition("/")[0]

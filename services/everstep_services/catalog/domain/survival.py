@@ -1,4 +1,4 @@
-"""How many nodes may be lost before a state in memory is: plain arithmetic on who holds what."""
+"""How many nodes may be lost before a state in memory is lost, from which node holds what."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -8,9 +8,10 @@ from everstep.messages import Holding
 
 
 def survivable(holdings: Iterable[Holding], slots: int) -> tuple[int | None, Mapping[int, int]]:
-    """How many nodes may be lost, whichever, with every slot's state still to be had.
+    """The number of nodes that may be lost, whichever they are, with every slot's state left.
 
-    None when a slot's state is lost already. And the same for each slot, -1 for one that is lost.
+    It is None if the state of a slot is lost already. The mapping has the number for each slot, -1
+    for a lost one.
     """
     held = current(holdings)
     each = {slot: _fatal(held.get(slot, ())) - 1 for slot in range(slots)}
@@ -19,7 +20,7 @@ def survivable(holdings: Iterable[Holding], slots: int) -> tuple[int | None, Map
 
 
 def current(holdings: Iterable[Holding]) -> Mapping[int, tuple[Holding, ...]]:
-    """What counts of each slot: of the newest round that anything is known of."""
+    """The holdings of each slot that count: those of its newest round."""
     found: dict[int, list[Holding]] = defaultdict(list)
     newest: dict[int, int] = {}
     for one in holdings:
@@ -32,26 +33,26 @@ def current(holdings: Iterable[Holding]) -> Mapping[int, tuple[Holding, ...]]:
 
 
 def step_held(held: Mapping[int, tuple[Holding, ...]], slots: int) -> int | None:
-    """The newest step that every slot is known to have; None when one has nothing."""
+    """The newest step that every slot has; None if a slot has none."""
     if slots < 1 or any(not held.get(slot) for slot in range(slots)):
         return None
     return min(max(one.step for one in held[slot]) for slot in range(slots))
 
 
 def _fatal(holdings: Collection[Holding]) -> int:
-    """The least number of nodes whose loss takes the state with them; 0 when it is lost."""
+    """The smallest number of nodes whose loss loses the state; 0 if it is lost already."""
     whole = {one.holder for one in holdings if one.parts_needed <= 1}
     parts: dict[str, set[int]] = defaultdict(set)
     needed = 0
     for one in holdings:
-        if one.parts_needed > 1 and one.holder not in whole:  # whoever is lost loses both
+        if one.parts_needed > 1 and one.holder not in whole:  # a lost node loses both
             parts[one.holder].add(one.part)
             needed = max(needed, one.parts_needed)
     return len(whole) + _broken_by(list(parts.values()), needed)
 
 
 def _broken_by(parts: list[set[int]], needed: int) -> int:
-    """How many of these must go so that the rest have fewer parts than are needed."""
+    """How many of these nodes must go until the rest have fewer parts than are needed."""
     if len(set().union(*parts)) < needed or not needed:
         return 0
     if sum(map(len, parts)) == len(set().union(*parts)):  # no part is in two places

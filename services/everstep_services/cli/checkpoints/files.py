@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.messages import KnownCheckpoint
 from everstep.sizes import size
-from everstep_services.catalog.domain.retention import Judged, Rules, judged
+from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
 from everstep_services.cli.checkpoints.page import print_judged, print_list
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -131,7 +131,7 @@ def collect_shelf(
     with _told():
         storage = storage_for(place)
         known = _with_a_good_one(storage, _all(place))
-        found = judged(known, Rules(*keep))
+        found = judged(known, RetentionRules(*keep))
         left = leavings(storage)
         rows = [_judged_record(one) for one in found]
         print_judged(invocation, rows + [_left_record(storage, one) for one in left])
@@ -294,7 +294,7 @@ def _record(one: Shelved) -> dict[str, Any]:
     }
 
 
-def _judged_record(one: Judged) -> dict[str, Any]:
+def _judged_record(one: RetentionDecision) -> dict[str, Any]:
     return {
         "step": one.checkpoint.step,
         "is_kept": one.is_kept,
