@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import RankBeat, RankRecovered, RankStalled
-from everstep_services.health.domain.stalls import LocatedStall, StallLocator
+from everstep_services.health.domain.stalls import StallFinding, StallLocator
 from tests.unit.health_fleet import beat
 
 AT = beat("x", 1).at
@@ -27,7 +27,7 @@ class World:
         self.sections: dict[int, str] = {}
         self.states: dict[int, str] = {}
         self.collectives: dict[int, str] = {}
-        self.found: list[LocatedStall] = []
+        self.found: list[StallFinding] = []
 
     def stop(self, rank: int, *, at: float, section: str = "forward", step: int = 10) -> None:
         self.stopped[rank], self.sections[rank], self.steps[rank] = at, section, step
@@ -124,7 +124,7 @@ class World:
                 self.silent ^= {f"n{rank // 2}"}
 
     @property
-    def one(self) -> LocatedStall:
+    def one(self) -> StallFinding:
         (found,) = self.found
         return found
 
@@ -183,7 +183,7 @@ def test_ranks_that_stop_together_cannot_be_told_apart() -> None:
     assert "beats cannot tell more" in world.one.reason
 
 
-def of_unmodified(collectives: dict[int, str]) -> LocatedStall:
+def of_unmodified(collectives: dict[int, str]) -> StallFinding:
     """What is found of scripts that name no section, and whose steps are short."""
     world = World()
     world.run(3)

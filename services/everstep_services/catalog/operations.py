@@ -43,73 +43,85 @@ class CheckpointOperations:
         self._scanner = scanner
         self._read: list[tuple[str, str]] = []
 
-    def is_read(self, job: str, one: KnownCheckpoint) -> bool:
+    def is_read(self, job: str, checkpoint: KnownCheckpoint) -> bool:
         """Whether this replica is reading the checkpoint back."""
-        return (job, one.path) in self._read
+        return (job, checkpoint.path) in self._read
 
     async def pin(self, ask: ChangeCheckpoint) -> Done:
         """Keep a checkpoint, whatever the rules of retention say."""
-        one = await self._known(ask)
+        checkpoint = await self._known(ask)
         mark = Mark(by=ask.by, reason=ask.reason, at=self._at())
-        note = await self._mark_files(ask.job, one, mark, is_pin=True)
+        note = await self._mark_files(ask.job, checkpoint, mark, is_pin=True)
 
         def action(index: Index, now: FactStamp) -> KnownCheckpoint:
             before = known_in(index, ask)
             if not before.pinned_by:
                 head = now.head(ask.job)
-                fact = CheckpointPinned(**head, step=one.step, by=ask.by, reason=ask.reason)
+                fact = CheckpointPinned(**head, step=checkpoint.step, by=ask.by, reason=ask.reason)
                 decide(index, fact, now)
             return before
 
         before = await self._indexer.change(ask.job, action)
         if before.pinned_by:
             state = f"is pinned already, by {before.pinned_by}: {before.pin_reason}"
-            return Done(text=f"step {one.step} {state}; for another reason, unpin it first{note}")
-        return Done(text=f"step {one.step} is kept until somebody unpins it{note}")
+            return Done(
+                text=f"step {checkpoint.step} {state}; for another reason, unpin it first{note}"
+            )
+        return Done(text=f"step {checkpoint.step} is kept until somebody unpins it{note}")
 
     async def unpin(self, ask: ChangeCheckpoint) -> Done:
         """Return a checkpoint to retention."""
-        one = await self._known(ask)
-        note = await self._mark_files(ask.job, one, None, is_pin=True)
+        checkpoint = await self._known(ask)
+        note = await self._mark_files(ask.job, checkpoint, None, is_pin=True)
 
         def action(index: Index, now: FactStamp) -> bool:
             was_pinned = bool(known_in(index, ask).pinned_by)
             if was_pinned:
                 head = now.head(ask.job)
-                fact = CheckpointUnpinned(**head, step=one.step, by=ask.by, reason=ask.reason)
+                fact = CheckpointUnpinned(
+                    **head, step=checkpoint.step, by=ask.by, reason=ask.reason
+                )
                 decide(index, fact, now)
             return was_pinned
 
         if await self._indexer.change(ask.job, action):
-            return Done(text=f"step {one.step} is subject to retention again{note}")
-        return Done(text=f"step {one.step} was not pinned, as far as the catalog knows{note}")
+            return Done(text=f"step {checkpoint.step} is subject to retention again{note}")
+        return Done(
+            text=f"step {checkpoint.step} was not pinned, as far as the catalog knows{note}"
+        )
 
     async def quarantine(self, ask: ChangeCheckpoint) -> Done:
         """Forbid to restore a checkpoint."""
-        one = await self._known(ask)
+        checkpoint = await self._known(ask)
         mark = Mark(by=ask.by, reason=ask.reason, cause="operator", at=self._at())
-        note = await self._mark_files(ask.job, one, mark, is_pin=False)
+        note = await self._mark_files(ask.job, checkpoint, mark, is_pin=False)
 
         def action(index: Index, now: FactStamp) -> KnownCheckpoint:
             before = known_in(index, ask)
             if not before.quarantined_for:
-                decide(index, quarantined(index.job, one, "operator", ask.reason, ask.by, now), now)
+                decide(
+                    index,
+                    quarantined(index.job, checkpoint, "operator", ask.reason, ask.by, now),
+                    now,
+                )
             return before
 
         before = await self._indexer.change(ask.job, action)
         if before.quarantined_for:
             state = f"is quarantined already ({before.quarantined_for}): {before.quarantine_reason}"
             again = f"for another reason, release it first{note}"
-            return Done(text=f"step {one.step} {state}; {again}")
-        return Done(text=f"no rank restores step {one.step} until it is released{note}")
+            return Done(text=f"step {checkpoint.step} {state}; {again}")
+        return Done(text=f"no rank restores step {checkpoint.step} until it is released{note}")
 
     async def release(self, ask: ChangeCheckpoint) -> Done:
         """Allow to restore a checkpoint again."""
-        one = await self._known(ask)
-        if not one.quarantined_for:
+        checkpoint = await self._known(ask)
+        if not checkpoint.quarantined_for:
             images = "for its states in the memory of nodes, say --tier memory"
-            return Done(text=f"step {one.step} is not quarantined; {images}", is_refused=True)
-        note = await self._mark_files(ask.job, one, None, is_pin=False)
+            return Done(
+                text=f"step {checkpoint.step} is not quarantined; {images}", is_refused=True
+            )
+        note = await self._mark_files(ask.job, checkpoint, None, is_pin=False)
 
         def action(index: Index, now: FactStamp) -> None:
             known_in(index, ask)
@@ -117,86 +129,94 @@ class CheckpointOperations:
             decide(
                 index,
                 CheckpointReleased(
-                    **head, step=one.step, tier=one.tier, by=ask.by, reason=ask.reason
+                    **head, step=checkpoint.step, tier=checkpoint.tier, by=ask.by, reason=ask.reason
                 ),
                 now,
             )
 
         await self._indexer.change(ask.job, action)
-        return Done(text=f"step {one.step} may be restored again{note}")
+        return Done(text=f"step {checkpoint.step} may be restored again{note}")
 
-    async def verify(self, job: str, one: KnownCheckpoint) -> str | None:
+    async def verify(self, job: str, checkpoint: KnownCheckpoint) -> str | None:
         """Read a checkpoint back; return its flaw. It is quarantined if its bytes have changed.
 
         The result is None, and nothing is recorded, if it goes meanwhile or is replaced.
         """
-        with self._read_mark(job, one):
-            return await self._verify(job, one)
+        with self._read_mark(job, checkpoint):
+            return await self._verify(job, checkpoint)
 
-    async def _verify(self, job: str, one: KnownCheckpoint) -> str | None:
-        root = root_of(one)
-        verdict, took_s = await self._stores.verify(job, root, one.step, one.manifest_hash)
+    async def _verify(self, job: str, checkpoint: KnownCheckpoint) -> str | None:
+        root = root_of(checkpoint)
+        verdict, took_s = await self._stores.verify(
+            job, root, checkpoint.step, checkpoint.manifest_hash
+        )
         if verdict is None:
-            log.info("gone_while_read job=%s path=%s", job, one.path)
-            await self._scanner.look_again(job, root, (one.step,))
+            log.info("gone_while_read job=%s path=%s", job, checkpoint.path)
+            await self._scanner.look_again(job, root, (checkpoint.step,))
             return None
 
         def action(index: Index, now: FactStamp) -> str | None:
-            known = index.of_step(one.step, one.tier, one.path)
-            if not known or known[0].manifest_hash != one.manifest_hash:
+            known = index.of_step(checkpoint.step, checkpoint.tier, checkpoint.path)
+            if not known or known[0].manifest_hash != checkpoint.manifest_hash:
                 return None
             flaw = verdict.flaw or not_committed(known[0])
             decide(
                 index,
                 CheckpointVerified(
                     **now.head(job),
-                    step=one.step,
-                    tier=one.tier,
+                    step=checkpoint.step,
+                    tier=checkpoint.tier,
                     is_good=not flaw,
-                    path=one.path,
+                    path=checkpoint.path,
                     reason=flaw,
                     size_bytes=verdict.size_bytes,
                     took_s=round(took_s, 3),
-                    manifest_hash=one.manifest_hash,
+                    manifest_hash=checkpoint.manifest_hash,
                 ),
                 now,
             )
             if not verdict.is_good and not known[0].quarantined_for:
-                decide(index, quarantined(job, one, "corrupt", verdict.flaw, "catalog", now), now)
+                decide(
+                    index,
+                    quarantined(job, checkpoint, "corrupt", verdict.flaw, "catalog", now),
+                    now,
+                )
             return flaw
 
         flaw = await self._indexer.change(job, action)
         if flaw is None:
             return None
         if not verdict.is_good:
-            log.warning("checkpoint_corrupt job=%s path=%s reason=%r", job, one.path, verdict.flaw)
+            log.warning(
+                "checkpoint_corrupt job=%s path=%s reason=%r", job, checkpoint.path, verdict.flaw
+            )
             mark = Mark(
                 by="catalog",
                 reason=verdict.flaw,
                 cause="corrupt",
                 at=self._at(),
-                manifest_hash=one.manifest_hash,
+                manifest_hash=checkpoint.manifest_hash,
             )
-            await self._mark_files(job, one, mark, is_pin=False)
+            await self._mark_files(job, checkpoint, mark, is_pin=False)
         elif flaw:
-            log.warning("not_committed job=%s path=%s reason=%r", job, one.path, flaw)
+            log.warning("not_committed job=%s path=%s reason=%r", job, checkpoint.path, flaw)
         return flaw
 
-    async def delete(self, job: str, one: KnownCheckpoint, reason: str, by: str) -> Done:
+    async def delete(self, job: str, checkpoint: KnownCheckpoint, reason: str, by: str) -> Done:
         """Remove a checkpoint, unless it must stay. The index drops it first."""
-        root = root_of(one)
-        why = await self._must_stay(job, one)
+        root = root_of(checkpoint)
+        why = await self._must_stay(job, checkpoint)
         if why is None:
-            why = await self._indexer.change(job, lambda index, _: _drop(index, one))
+            why = await self._indexer.change(job, lambda index, _: _drop(index, checkpoint))
         if why:
             await self._indexer.change(
-                job, lambda index, now: decide(index, _refused(job, one, why, by, now), now)
+                job, lambda index, now: decide(index, _refused(job, checkpoint, why, by, now), now)
             )
-            return Done(text=f"step {one.step} stays: {why}", is_refused=True)
+            return Done(text=f"step {checkpoint.step} stays: {why}", is_refused=True)
         try:
-            freed = await self._stores.remove(job, root, one.step)
+            freed = await self._stores.remove(job, root, checkpoint.step)
         except OutOfReachError:
-            await self._indexer.change(job, lambda index, _: index.put(one))
+            await self._indexer.change(job, lambda index, _: index.put(checkpoint))
             raise
 
         def action(index: Index, now: FactStamp) -> None:
@@ -205,24 +225,24 @@ class CheckpointOperations:
                 index,
                 CheckpointDeleted(
                     **now.head(job),
-                    step=one.step,
-                    tier=one.tier,
+                    step=checkpoint.step,
+                    tier=checkpoint.tier,
                     reason=reason,
                     freed_bytes=freed,
-                    path=one.path,
+                    path=checkpoint.path,
                     last_good_step=None if good is None else good.step,
                 ),
                 now,
             )
 
         await self._indexer.change(job, action)
-        log.info("checkpoint_deleted job=%s path=%s reason=%r", job, one.path, reason)
-        return Done(text=f"step {one.step} is deleted, which frees {size(freed)}")
+        log.info("checkpoint_deleted job=%s path=%s reason=%r", job, checkpoint.path, reason)
+        return Done(text=f"step {checkpoint.step} is deleted, which frees {size(freed)}")
 
-    async def _must_stay(self, job: str, one: KnownCheckpoint) -> str | None:
+    async def _must_stay(self, job: str, checkpoint: KnownCheckpoint) -> str | None:
         """Why the files forbid to delete it: they may be newer than the index."""
-        root = root_of(one)
-        seen = await self._stores.look(job, root, one.step)
+        root = root_of(checkpoint)
+        seen = await self._stores.look(job, root, checkpoint.step)
         if seen is not None and seen.pinned:
             return f"{seen.pinned.by or 'somebody'} has pinned it: {seen.pinned.reason}"
         if seen is not None and seen.quarantined:
@@ -236,25 +256,25 @@ class CheckpointOperations:
         return None
 
     async def _mark_files(
-        self, job: str, one: KnownCheckpoint, mark: Mark | None, *, is_pin: bool
+        self, job: str, checkpoint: KnownCheckpoint, mark: Mark | None, *, is_pin: bool
     ) -> str:
         """Write or remove the mark next to the files; return a note if they are out of reach."""
-        if one.tier != "global":
+        if checkpoint.tier != "global":
             return ""
         write = self._stores.pin if is_pin else self._stores.quarantine
         try:
-            await write(job, root_of(one), one.step, mark)
+            await write(job, root_of(checkpoint), checkpoint.step, mark)
         except OutOfReachError as error:
             return f"; its files are not marked: {error}"
         return ""
 
     @contextmanager
-    def _read_mark(self, job: str, one: KnownCheckpoint) -> Generator[None]:
-        self._read.append((job, one.path))
+    def _read_mark(self, job: str, checkpoint: KnownCheckpoint) -> Generator[None]:
+        self._read.append((job, checkpoint.path))
         try:
             yield
         finally:
-            self._read.remove((job, one.path))
+            self._read.remove((job, checkpoint.path))
 
     async def _known(self, ask: ChangeCheckpoint) -> KnownCheckpoint:
         return known_in(await self._indexer.read(ask.job), ask)
@@ -275,31 +295,31 @@ def known_in(index: Index, ask: ChangeCheckpoint) -> KnownCheckpoint:
     return found[0]
 
 
-def root_of(one: KnownCheckpoint) -> str:
+def root_of(checkpoint: KnownCheckpoint) -> str:
     """The folder or URL that holds a checkpoint."""
-    if one.tier != "global":
-        raise OutOfReachError(f"step {one.step} of the {one.tier} tier has no files")
-    return one.path.rpartition("/")[0]
+    if checkpoint.tier != "global":
+        raise OutOfReachError(f"step {checkpoint.step} of the {checkpoint.tier} tier has no files")
+    return checkpoint.path.rpartition("/")[0]
 
 
 def quarantined(
-    job: str, one: KnownCheckpoint, cause: str, reason: str, by: str, now: FactStamp
+    job: str, checkpoint: KnownCheckpoint, cause: str, reason: str, by: str, now: FactStamp
 ) -> CheckpointQuarantined:
     """The fact."""
     return CheckpointQuarantined(
         **now.head(job),
-        step=one.step,
-        tier=one.tier,
+        step=checkpoint.step,
+        tier=checkpoint.tier,
         cause=cause,
         reason=reason,
-        path=one.path,
+        path=checkpoint.path,
         by=by,
     )
 
 
-def _drop(index: Index, one: KnownCheckpoint) -> str:
+def _drop(index: Index, checkpoint: KnownCheckpoint) -> str:
     """Drop a checkpoint from the index, or return why it must stay, in the write itself."""
-    found = index.of_step(one.step, one.tier, one.path)
+    found = index.of_step(checkpoint.step, checkpoint.tier, checkpoint.path)
     if not found:
         return "it is gone already"
     why = protection(found[0], index.known.values(), restored_step=index.restored_step)
@@ -308,5 +328,9 @@ def _drop(index: Index, one: KnownCheckpoint) -> str:
     return why
 
 
-def _refused(job: str, one: KnownCheckpoint, why: str, by: str, now: FactStamp) -> DeletionRefused:
-    return DeletionRefused(**now.head(job), step=one.step, tier=one.tier, reason=why, by=by)
+def _refused(
+    job: str, checkpoint: KnownCheckpoint, why: str, by: str, now: FactStamp
+) -> DeletionRefused:
+    return DeletionRefused(
+        **now.head(job), step=checkpoint.step, tier=checkpoint.tier, reason=why, by=by
+    )

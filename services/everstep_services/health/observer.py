@@ -27,7 +27,7 @@ from everstep.messages import (
 from everstep.messages.stamp import FactHead
 from everstep_services.health.domain.findings import Finding, NodeLoss, NodeReturn
 from everstep_services.health.domain.fleet import Fleet
-from everstep_services.health.domain.stalls import LocatedStall, StallLocator
+from everstep_services.health.domain.stalls import StallFinding, StallLocator
 from everstep_services.health.learned_limits import LearnedLimits
 from everstep_services.health.read_lag import ReadLag
 from everstep_services.health.settings import HealthSettings
@@ -242,7 +242,7 @@ class HealthObserver:
             )
         )
 
-    def _announce_stall(self, stall: LocatedStall) -> None:
+    def _announce_stall(self, stall: StallFinding) -> None:
         log.warning("stall_located job=%s round=%d reason=%r", stall.job, stall.round, stall.reason)
         self._counts["stalls"] += 1
         self._records.keep(

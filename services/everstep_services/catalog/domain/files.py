@@ -30,16 +30,20 @@ def compare(
     known = _by_path(index)
     newer = set() if before is None else _changed(_by_path(before), known)
     new = 0
-    for one in found:
-        if one.path not in newer:
-            new += one.path not in known
-            _take_over(index, one, known.get(one.path), now)
-    there = {one.path for one in found} | newer
+    for checkpoint in found:
+        if checkpoint.path not in newer:
+            new += checkpoint.path not in known
+            _take_over(index, checkpoint, known.get(checkpoint.path), now)
+    there = {checkpoint.path for checkpoint in found} | newer
     for lost in _in(root, known):
         is_gone = lost.path not in there and (steps is None or lost.step in steps)
         if is_gone and lost.missing_since is None:
             index.put(replace(lost, missing_since=now.wall))
-    missing = [one for one in _in(root, _by_path(index)) if one.missing_since is not None]
+    missing = [
+        checkpoint
+        for checkpoint in _in(root, _by_path(index))
+        if checkpoint.missing_since is not None
+    ]
     return new, len(missing)
 
 
@@ -64,22 +68,28 @@ def moved(index: Index, root: str, names: Collection[str], now: FactStamp) -> Co
     These include missing checkpoints that have a folder now.
     """
     steps = set()
-    for one in _in(root, _by_path(index)):
-        is_there = step_name(one.step) in names
-        if is_there is (one.missing_since is None):
+    for checkpoint in _in(root, _by_path(index)):
+        is_there = step_name(checkpoint.step) in names
+        if is_there is (checkpoint.missing_since is None):
             continue
-        steps.add(one.step)
+        steps.add(checkpoint.step)
         if not is_there:
-            index.put(replace(one, missing_since=now.wall))
+            index.put(replace(checkpoint, missing_since=now.wall))
     return steps
 
 
 def _by_path(index: Index) -> dict[str, KnownCheckpoint]:
-    return {one.path: one for one in index.known.values() if one.tier == "global"}
+    return {
+        checkpoint.path: checkpoint
+        for checkpoint in index.known.values()
+        if checkpoint.tier == "global"
+    }
 
 
 def _in(root: str, known: Mapping[str, KnownCheckpoint]) -> list[KnownCheckpoint]:
-    return [one for one in known.values() if one.path.rpartition("/")[0] == root]
+    return [
+        checkpoint for checkpoint in known.values() if checkpoint.path.rpartition("/")[0] == root
+    ]
 
 
 def _changed(
@@ -93,11 +103,11 @@ def _changed(
     }
 
 
-def _of_files(one: KnownCheckpoint | None) -> tuple[object, ...]:
-    if one is None:
+def _of_files(checkpoint: KnownCheckpoint | None) -> tuple[object, ...]:
+    if checkpoint is None:
         return ()
-    pin = (one.pinned_by, one.pin_reason)
-    return (one.manifest_hash, pin, one.quarantined_for, one.missing_since)
+    pin = (checkpoint.pinned_by, checkpoint.pin_reason)
+    return (checkpoint.manifest_hash, pin, checkpoint.quarantined_for, checkpoint.missing_since)
 
 
 def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: FactStamp) -> None:

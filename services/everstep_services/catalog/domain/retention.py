@@ -33,41 +33,41 @@ def judged(
 ) -> Sequence[RetentionDecision]:
     """The decision about each checkpoint of the global tier, the newest first."""
     ordered = sorted(
-        (one for one in checkpoints if one.tier == "global"),
-        key=lambda one: (one.step, one.path),
+        (checkpoint for checkpoint in checkpoints if checkpoint.tier == "global"),
+        key=lambda checkpoint: (checkpoint.step, checkpoint.path),
         reverse=True,
     )
     newest: dict[str, list[KnownCheckpoint]] = {}
-    for one in ordered:
-        if one.may_be_restored:
-            newest.setdefault(_root(one), []).append(one)
+    for checkpoint in ordered:
+        if checkpoint.may_be_restored:
+            newest.setdefault(_root(checkpoint), []).append(checkpoint)
     decisions: list[RetentionDecision] = []
-    for one in ordered:
-        why = protection(one, ordered, restored_step=restored_step) or _rule(
-            one, newest.get(_root(one), []), rules
+    for checkpoint in ordered:
+        why = protection(checkpoint, ordered, restored_step=restored_step) or _rule(
+            checkpoint, newest.get(_root(checkpoint), []), rules
         )
         reason = why or f"it is older than the last {rules.keep_last}"
-        decisions.append(RetentionDecision(one, bool(why), reason))
+        decisions.append(RetentionDecision(checkpoint, bool(why), reason))
     return decisions
 
 
 def protection(
-    one: KnownCheckpoint,
+    checkpoint: KnownCheckpoint,
     others: Iterable[KnownCheckpoint],
     *,
     restored_step: int | None = None,
 ) -> str:
     """Why neither rules nor people may delete a checkpoint; empty if they may."""
-    if one.pinned_by:
-        return f"{one.pinned_by} has pinned it: {one.pin_reason}"
-    if one.quarantined_for:
-        return f"it is quarantined ({one.quarantined_for}): release it first"
-    good = last_good(others, _root(one))
+    if checkpoint.pinned_by:
+        return f"{checkpoint.pinned_by} has pinned it: {checkpoint.pin_reason}"
+    if checkpoint.quarantined_for:
+        return f"it is quarantined ({checkpoint.quarantined_for}): release it first"
+    good = last_good(others, _root(checkpoint))
     if good is None:
         return "no checkpoint is verified yet: verify one first"
-    if (one.step, one.path) == (good.step, good.path):
+    if (checkpoint.step, checkpoint.path) == (good.step, good.path):
         return "it is the last good one"
-    if one.step == restored_step and one.step >= good.step:
+    if checkpoint.step == restored_step and checkpoint.step >= good.step:
         return "the running round began from it"
     return ""
 
@@ -76,28 +76,32 @@ def last_good(checkpoints: Iterable[KnownCheckpoint], root: str = "") -> KnownCh
     """The newest checkpoint that was read back and found good; in `root`, if it is given."""
     return max(
         (
-            one
-            for one in checkpoints
-            if one.tier == "global" and one.is_good and (not root or _root(one) == root)
+            checkpoint
+            for checkpoint in checkpoints
+            if checkpoint.tier == "global"
+            and checkpoint.is_good
+            and (not root or _root(checkpoint) == root)
         ),
-        key=lambda one: one.step,
+        key=lambda checkpoint: checkpoint.step,
         default=None,
     )
 
 
-def _rule(one: KnownCheckpoint, newest: Sequence[KnownCheckpoint], rules: RetentionRules) -> str:
+def _rule(
+    checkpoint: KnownCheckpoint, newest: Sequence[KnownCheckpoint], rules: RetentionRules
+) -> str:
     if not rules.keep_last:
         return "retention is off"
-    if one.missing_since is not None:
+    if checkpoint.missing_since is not None:
         return "its files are gone already"
-    place = newest.index(one)
+    place = newest.index(checkpoint)
     if place < rules.keep_last:
         return f"it is among the last {rules.keep_last}"
-    if rules.keep_every_steps and one.step % rules.keep_every_steps == 0:
+    if rules.keep_every_steps and checkpoint.step % rules.keep_every_steps == 0:
         return f"one checkpoint every {rules.keep_every_steps} steps is kept"
     return ""
 
 
-def _root(one: KnownCheckpoint) -> str:
+def _root(checkpoint: KnownCheckpoint) -> str:
     """The folder or URL that holds a checkpoint."""
-    return one.path.rpartition("/")[0]
+    return checkpoint.path.rpartition("/")[0]

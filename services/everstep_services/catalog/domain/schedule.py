@@ -24,14 +24,18 @@ def to_verify(index: Index, rules: ReadBackRules, wall: Time) -> KnownCheckpoint
     """The newest checkpoint that was never read back, or too long ago."""
     if not rules.is_on:
         return None
-    for one in newest_first(index.known.values()):
-        if one.tier != "global" or not one.may_be_restored or not _is_read(one, rules):
+    for checkpoint in newest_first(index.known.values()):
+        if (
+            checkpoint.tier != "global"
+            or not checkpoint.may_be_restored
+            or not _is_read(checkpoint, rules)
+        ):
             continue
-        if one.verified_at is None:
-            return one
-        age_s = (wall - one.verified_at).total_seconds()
+        if checkpoint.verified_at is None:
+            return checkpoint
+        age_s = (wall - checkpoint.verified_at).total_seconds()
         if rules.again_s and age_s > rules.again_s:
-            return one
+            return checkpoint
     return None
 
 
@@ -59,8 +63,8 @@ def is_braked(*switches: ControlDocument | None) -> bool:
     return any(document is not None and document.is_braked for document in switches)
 
 
-def _is_read(one: KnownCheckpoint, rules: ReadBackRules) -> bool:
-    is_object = "://" in one.path and not one.path.startswith(_LOCAL)
+def _is_read(checkpoint: KnownCheckpoint, rules: ReadBackRules) -> bool:
+    is_object = "://" in checkpoint.path and not checkpoint.path.startswith(_LOCAL)
     return rules.with_objects or not is_object
 
 

@@ -22,7 +22,7 @@ _NAMED_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class LocatedStall:
+class StallFinding:
     """A finding: where a stall of a round began. There is one for each stall."""
 
     id: str
@@ -156,9 +156,9 @@ class StallLocator:
         """The job is over."""
         self._rounds.pop(job, None)
 
-    def judge(self, seen_s: float, back_s: float) -> list[LocatedStall]:
+    def judge(self, seen_s: float, back_s: float) -> list[StallFinding]:
         """The stalls that can be located now. `back_s`: when health last ceased to be blind."""
-        stalls: list[LocatedStall] = []
+        stalls: list[StallFinding] = []
         for job, round_ in list(self._rounds.items()):
             if seen_s - round_.heard_s > self._deserted_s:
                 del self._rounds[job]
@@ -186,7 +186,7 @@ class StallLocator:
         return round_
 
 
-def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> LocatedStall:
+def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> StallFinding:
     heard = [node for name, node in round_.nodes.items() if name not in missing]
     halts = {**round_.stalled, **{halt.rank: halt for node in heard for halt in node.halts()}}
     first, lead_s, why = _first(list(halts.values()))
@@ -195,7 +195,7 @@ def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> Lo
     section = sections.pop() if len(sections) == 1 else None
     nodes = sorted({halt.node for halt in first})
     waiting = len(halts) - len(first)
-    return LocatedStall(
+    return StallFinding(
         id=_id(job, round_, first),
         job=job,
         round=round_.number,

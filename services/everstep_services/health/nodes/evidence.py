@@ -30,7 +30,7 @@ _SURE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class NodeEvidence:
     """What a fact changes: `strikes` take the place of the strikes whose keys are in `replaces`."""
 
     strikes: Mapping[str, Strike]
@@ -41,7 +41,7 @@ class Evidence:
     """Strikes of a later revision stay."""
 
 
-def evidence_in(fact: Fact, now: Time) -> Evidence | None:
+def evidence_in(fact: Fact, now: Time) -> NodeEvidence | None:
     """The evidence in a fact, but for that in checks; None if there is none."""
     weigh = _WEIGHED.get(type(fact))
     return None if weigh is None else weigh(fact, min(fact.at, now))
@@ -86,27 +86,27 @@ def described(results: Iterable[CheckResult]) -> str:
     return "; ".join(texts)
 
 
-def _lost(fact: NodeLost, at: Time) -> Evidence:
+def _lost(fact: NodeLost, at: Time) -> NodeEvidence:
     strike = Strike(key=fact.id, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.reason}")
-    return Evidence({fact.node: strike})
+    return NodeEvidence({fact.node: strike})
 
 
-def _returned(fact: NodeReturned, _: Time) -> Evidence | None:
+def _returned(fact: NodeReturned, _: Time) -> NodeEvidence | None:
     """A node that was only cut off has not failed: take the strike of its loss back."""
-    return Evidence({}, replaces=(fact.loss,)) if fact.how == "cut_off" and fact.loss else None
+    return NodeEvidence({}, replaces=(fact.loss,)) if fact.how == "cut_off" and fact.loss else None
 
 
-def _closed(fact: IncidentClosed, at: Time) -> Evidence | None:
+def _closed(fact: IncidentClosed, at: Time) -> NodeEvidence | None:
     key = fact.trigger_fact or fact.incident
     if fact.verdict is not None or fact.outcome == "preempted":
-        return Evidence({}, replaces=(key,))  # the verdict names the cause
+        return NodeEvidence({}, replaces=(key,))  # the verdict names the cause
     if fact.trigger != "node_lost" or fact.node is None:
         return None
     strike = Strike(key=key, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.cause}")
-    return Evidence({fact.node: strike}, replaces=(key,))
+    return NodeEvidence({fact.node: strike}, replaces=(key,))
 
 
-def _judged(fact: VerdictReached, at: Time) -> Evidence:
+def _judged(fact: VerdictReached, at: Time) -> NodeEvidence:
     is_fault = fact.cause in HARDWARE_CAUSES and fact.confidence >= _SURE
     strikes = {
         node: Strike(
@@ -118,10 +118,10 @@ def _judged(fact: VerdictReached, at: Time) -> Evidence:
         )
         for node in (fact.culprit_nodes if is_fault else ())
     }
-    return Evidence(strikes, replaces=(fact.incident,), revision=fact.revision)
+    return NodeEvidence(strikes, replaces=(fact.incident,), revision=fact.revision)
 
 
-def _slow(fact: StragglerFound, at: Time) -> Evidence | None:
+def _slow(fact: StragglerFound, at: Time) -> NodeEvidence | None:
     """One strike for all findings of a job: a slow node does less harm than a broken node."""
     is_sure = fact.confidence is None or fact.confidence >= _SURE
     if fact.cause not in SLOW_CAUSES or not is_sure:
@@ -132,10 +132,10 @@ def _slow(fact: StragglerFound, at: Time) -> Evidence | None:
         fact=fact.id,
         reason=f"rank {fact.rank} of {fact.job} is slow ({fact.cause}): {fact.reason}",
     )
-    return Evidence({fact.node: strike})
+    return NodeEvidence({fact.node: strike})
 
 
-_WEIGHED: Mapping[type[Fact], Callable[[Any, Time], Evidence | None]] = {
+_WEIGHED: Mapping[type[Fact], Callable[[Any, Time], NodeEvidence | None]] = {
     NodeLost: _lost,
     NodeReturned: _returned,
     IncidentClosed: _closed,
