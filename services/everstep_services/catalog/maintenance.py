@@ -1,4 +1,4 @@
-"""The work that nobody has to ask for: read back, delete, scan, clear leftovers, repair copies."""
+"""The work without a request: verify, delete, scan, clear leftovers, have copies repaired."""
 
 import asyncio
 import logging

@@ -271,7 +271,7 @@ class JobNodes:
         return self._loss(node, at, limit_s, evidence)
 
     def _connection_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
-        """The loss of a node whose connection closed: its agent is gone, whoever trains on."""
+        """The loss of a node whose connection closed: its agent is gone, even if others train."""
         settings, probe, seen_s = self._settings, node.probe, at.seen_s
         if probe is None or node.seen_s < at.back_s or self._unheard_s(seen_s) >= self._witness_s:
             return None
