@@ -1,10 +1,19 @@
-"""Names the rank that hangs, from dumps of the flight recorder: Everstep beside torch's analyzer.
+"""Names the rank that hangs, from dumps of the flight recorder: how often right, and how fast.
 
-    python -m benchmarks.flight_recorder [--ranks 64,512] [--records 2000] [--rounds 3]
+    python -m benchmarks.flight_recorder --what accuracy [--seeds 1000] [--first-seed 0]
+        [--fault NAME] [--show]
+    python -m benchmarks.flight_recorder --what speed [--ranks 64,512] [--records 2000] [--rounds 3]
+        [--peers torch,nvrx] [--nvrx-python PATH] [--folder DUMPS]
 
-Both read the same folder of pickles, one a rank, of a job whose fault is known; each round takes
-them in another order. The figures are those of whole processes: seconds, and the largest MiB that
-one process took. Torch's analyzer reads no JSON, and prints a table for people to judge.
+Accuracy: cases of `tests/fakes/flight_faults.py`, so many seeds of each fault, every other dump a
+pickle. Exact: those who are named are those who caused it, or all of those among whom the dumps
+cannot tell. Named is who is a suspect of a fault with a confidence of 0.5 or more. Set: how many
+suspects the report lists in the median, with any confidence.
+
+Speed: Everstep beside torch's analyzer and NVRx's. All read the same folder of pickles, one a rank,
+of a job whose fault is known; each round takes them in another order. The figures are those of
+whole processes with their children: seconds, seconds of processors, and the largest MiB that one
+process took. NVRx's runs in an interpreter that has it (`--nvrx-python`); torch's in this one.
 """
 
 import argparse
@@ -15,91 +24,206 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
+from everstep_services.attribution.flight_recorder.dump import read_dump
+from everstep_services.attribution.flight_recorder.verdicts import Report
 from tests.fakes import flight_dumps as fake
+from tests.fakes import flight_faults as faults
+
+_NAMED = 0.5
 
 
 def main() -> None:
     words = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    words.add_argument("--what", choices=("accuracy", "speed"), default="speed")
+    words.add_argument("--seeds", type=int, default=1000)
+    words.add_argument("--first-seed", type=int, default=0)
+    words.add_argument("--fault", choices=tuple(faults.FAULTS))
+    words.add_argument("--show", action="store_true", help="print each case that is not exact")
     words.add_argument("--ranks", default="64,512")
     words.add_argument("--records", type=int, default=2000)
     words.add_argument("--rounds", type=int, default=3)
-    words.add_argument("--alone", action="store_true", help="without torch's analyzer")
+    words.add_argument("--peers", default="torch", help="torch, nvrx, both with a comma, or none")
+    words.add_argument("--nvrx-python", help="an interpreter that has nvidia-resiliency-ext")
+    words.add_argument("--folder", type=Path, help="where dumps stand already, one size alone")
     options = words.parse_args()
-    print(" ranks  records              min s   median      max   n     MiB  named")
+    if options.what == "accuracy":
+        measure_accuracy(options)
+    else:
+        measure_speed(options)
+
+
+# --- accuracy
+
+
+@dataclass
+class _Score:
+    """How often one fault was named rightly."""
+
+    exact: int = 0
+    top: int = 0
+    silent: int = 0
+    innocent: int = 0
+    sizes: list[int] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+def measure_accuracy(options: argparse.Namespace) -> None:
+    print(f"seeds {options.first_seed} to {options.first_seed + options.seeds - 1} of each fault")
+    print(
+        f"{'fault':<34}{'n':>6}{'exact':>8}{'top-1':>8}{'silent':>8}{'innocent':>10}{'set':>5}"
+        "  said"
+    )
+    for fault in [options.fault] if options.fault else faults.FAULTS:
+        score = _Score()
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            take(score, fault, seed, show=options.show)
+        print_score(fault, score, options.seeds)
+
+
+def take(score: _Score, fault: str, seed: int, *, show: bool) -> None:
+    case = faults.draw(fault, seed)
+    report = reported(case, seed)
+    named = {s.rank for one in report.faults if one.confidence >= _NAMED for s in one.suspects}
+    first = report.faults[0].suspects[0].rank if report.faults else None
+    is_exact = named == case.culprits or (bool(case.any_of) and named <= case.any_of)
+    score.exact += is_exact
+    score.top += first in case.culprits if case.culprits else first is None
+    score.silent += not named
+    score.innocent += bool(named - case.culprits - case.any_of)
+    score.sizes.append(len({s.rank for one in report.faults for s in one.suspects}))
+    score.kinds[report.faults[0].kind if report.faults else report.verdict] += 1
+    if show and not is_exact:
+        label = f"{sorted(case.culprits)}, of {case.job.world}, {case.job.ahead} ahead"
+        print(f"  seed {seed}: it was {label}; said {report.summary[:150]}")
+
+
+def print_score(fault: str, score: _Score, n: int) -> None:
+    said = ", ".join(f"{kind} {count}" for kind, count in score.kinds.most_common(5))
+    shares = "".join(f"{count / n:>8.1%}" for count in (score.exact, score.top, score.silent))
+    print(
+        f"{fault:<34}{n:>6}{shares}{score.innocent:>10}{median(score.sizes):>5.0f}  {said}",
+        flush=True,
+    )
+
+
+def reported(case: faults.Case, seed: int) -> Report:
+    dumps = faults.dumps(case, seed)
+    entries = [one for dump in dumps.values() for one in dump["entries"]]
+    newest = max((one["time_created_ns"] for one in entries), default=0)
+    analysis = FlightAnalysis(world=case.job.world)
+    for rank, dump in dumps.items():
+        content = pickle.dumps(dump, protocol=2) if rank % 2 else json.dumps(dump).encode()
+        analysis.add(read_dump(content, rank, newest + case.age_ns))
+    return analysis.report()
+
+
+# --- speed
+
+
+def measure_speed(options: argparse.Namespace) -> None:
+    peers = [one for one in options.peers.split(",") if one in {"torch", "nvrx"}]
+    if "nvrx" in peers and not options.nvrx_python:
+        print("NVRx is left out: pass --nvrx-python, an interpreter that has nvidia-resiliency-ext")
+        peers.remove("nvrx")
+    print(" ranks  records              min s   median      max   n    CPU s     MiB  named")
     for ranks in map(int, options.ranks.split(",")):
-        with tempfile.TemporaryDirectory() as folder:
-            culprit = write_dumps(Path(folder), ranks, options.records)
-            compare(Path(folder), ranks, culprit, options)
+        with ExitStack() as stack:
+            folder = options.folder
+            if folder is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                write_dumps(folder, ranks, options.records)
+            compare(folder, ranks, peers, options)
 
 
-def write_dumps(folder: Path, ranks: int, records: int) -> int:
-    """One pickle a rank; the rank that never joins, near the end."""
-    groups = fake.three_dimensions(max(1, ranks // 16), 8, 2)
-    per_step = 3
-    job = fake.steady(groups, ranks, records // per_step)
-    culprit = ranks // 3
-    fake.leave(job, culprit, len(job.calls[culprit]) - 2)
+def write_dumps(folder: Path, ranks: int, records: int) -> None:
+    """One pickle a rank, one after the other; the rank that never joins, near the end."""
+    per_step, played = 3, 3
+    job = fake.steady(fake.three_dimensions(max(1, ranks // 16), 8, 2), ranks, played)
+    rank = culprit(ranks)
+    fake.leave(job, rank, len(job.calls[rank]) - 2)
     for rank, dump in fake.play(job).items():
-        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
-    return culprit
+        long = fake.lengthened(dump, per_step, records // per_step - played)
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(long, protocol=2))
 
 
-def compare(folder: Path, ranks: int, culprit: int, options: argparse.Namespace) -> None:
-    ours = [
-        sys.executable,
-        "-m",
-        "everstep_services.cli",
-        "fr",
-        "analyze",
-        str(folder),
-        "-o",
-        "json",
-    ]
-    torchs = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder)]
-    contenders = {"everstep": ours} if options.alone else {"everstep": ours, "torch": torchs}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    memory: dict[str, int] = dict.fromkeys(contenders, 0)
-    names = dict.fromkeys(contenders, "")
+def culprit(ranks: int) -> int:
+    return ranks // 3
+
+
+def compare(folder: Path, ranks: int, peers: Sequence[str], options: argparse.Namespace) -> None:
+    modules = {
+        "everstep": [sys.executable, "-m", "everstep_services.cli", "fr", "analyze", "-o", "json"],
+        "torch": [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"],
+        "nvrx": [
+            str(options.nvrx_python),
+            "-m",
+            "nvidia_resiliency_ext.attribution.trace_analyzer.fr_attribution",
+            *("-p", "nccl_trace_rank_*", "--emit-stdout", "--fr-path"),
+        ],
+    }
+    takes: dict[str, list[Take]] = {name: [] for name in ("everstep", *peers)}
     for number in range(options.rounds):
-        for name in sorted(contenders, reverse=bool(number % 2)):
-            taken_s, mib, output = timed(contenders[name], folder)
-            seconds[name].append(taken_s)
-            memory[name] = max(memory[name], mib)
-            names[name] = answer(name, output, culprit)
-    for name, taken in seconds.items():
-        figures = f"{min(taken):8.2f} {median(taken):8.2f} {max(taken):8.2f} {len(taken):3}"
-        print(f"{ranks:6} {options.records:8} {name:<9} {figures} {memory[name]:7}  {names[name]}")
-    if "torch" in seconds:
-        ratio = median(seconds["torch"]) / median(seconds["everstep"])
-        print(f"       torch's takes {ratio:.1f} times as long")
+        for name in sorted(takes, reverse=bool(number % 2)):
+            takes[name].append(timed([*modules[name], str(folder)], folder))
+    for name, taken in takes.items():
+        seconds = [one.seconds for one in taken]
+        print(
+            f"{ranks:6} {options.records:8} {name:<9} {min(seconds):8.2f} {median(seconds):8.2f} "
+            f"{max(seconds):8.2f} {len(taken):3} {median(one.cpu_s for one in taken):8.2f} "
+            f"{max(one.mib for one in taken):7}  {answer(name, taken[-1], culprit(ranks))}",
+            flush=True,
+        )
+    own = median(one.seconds for one in takes["everstep"])
+    for name in peers:
+        ratio = median(one.seconds for one in takes[name]) / own
+        print(f"       {name}'s takes {ratio:.1f} times as long")
 
 
-def answer(name: str, output: str, culprit: int) -> str:
-    if name != "everstep":
-        return "a table"
-    report = json.loads(output)["report"]
-    suspects = [one["rank"] for fault in report["faults"] for one in fault["suspects"]]
-    return f"{suspects} ({'right' if suspects == [culprit] else f'wrong: it was {culprit}'})"
+@dataclass(frozen=True)
+class Take:
+    """One run of an analyzer."""
+
+    seconds: float
+    cpu_s: float
+    mib: int
+    """The most that it or one of its children had."""
+    output: str
+    status: int
 
 
-def timed(command: Sequence[str], folder: Path) -> tuple[float, int, str]:
-    """How long a command takes, the most MiB that it or a child of it has, and what it prints."""
-    with (folder.parent / f"{folder.name}.out").open("w+") as out:
+def answer(name: str, taken: Take, rank: int) -> str:
+    if name == "torch":
+        return "a table" if taken.status == 0 else f"failed with {taken.status}"
+    if name == "nvrx":
+        return taken.output.strip().splitlines()[-1][-60:] if taken.output.strip() else "nothing"
+    suspects = [
+        s["rank"] for one in json.loads(taken.output)["report"]["faults"] for s in one["suspects"]
+    ]
+    return f"{suspects} ({'right' if suspects == [rank] else f'wrong: it was {rank}'})"
+
+
+def timed(command: Sequence[str], folder: Path) -> Take:
+    """What a command and its children take, and what it prints."""
+    with tempfile.TemporaryFile("w+", dir=folder.parent) as out:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
-        _, _, usage = os.wait4(process.pid, 0)
-        taken_s = time.perf_counter() - began
-        process.returncode = 0
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         output = out.read()
-    Path(out.name).unlink()
-    return taken_s, usage.ru_maxrss // 1024, output
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return Take(seconds, cpu_s, usage.ru_maxrss // 1024, output, process.returncode)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from everstep_services.attribution.flight_recorder.report import lines
 from everstep_services.attribution.flight_recorder.summary import Unreadable
 from everstep_services.attribution.flight_recorder.verdicts import Report
 from tests.fakes import flight_dumps as fake
+from tests.fakes import flight_faults
 
 _LATER_NS = 600_000_000_000
 
@@ -242,3 +243,17 @@ def test_the_text_has_the_verdict_first_and_each_rank_s_place() -> None:
     text = list(lines(_report(job)))
     assert text[0].startswith("rank 5 never joined all_gather_base of 1024x64")
     assert any(line.split() == ["never", "joined", "5"] for line in text)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("fault", flight_faults.FAULTS)
+def test_whoever_caused_a_drawn_fault_is_named_and_nobody_else(fault: str, seed: int) -> None:
+    """A7.1: every kind of fault that `benchmarks.flight_recorder` scores on many seeds."""
+    case = flight_faults.draw(fault, seed)
+    dumps = flight_faults.dumps(case, seed)
+    newest = max(entry["time_created_ns"] for one in dumps.values() for entry in one["entries"])
+    analysis = FlightAnalysis(world=case.job.world)
+    for rank, dump in dumps.items():
+        analysis.add(read_dump(json.dumps(dump).encode(), rank, newest + case.age_ns))
+    named = _culprits(analysis.report())
+    assert named == case.culprits or (case.any_of and named <= case.any_of)

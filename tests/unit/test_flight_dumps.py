@@ -180,6 +180,38 @@ def test_files_are_found_by_the_rank_in_their_names(tmp_path: Path) -> None:
         find_dumps(tmp_path, "absent_")
 
 
+def test_the_name_of_a_host_may_stand_before_the_prefix(tmp_path: Path) -> None:
+    """A7.1: odd names."""
+    for name in ("node-a_nccl_trace_rank_0", "b1_nccl_trace_rank_1"):
+        (tmp_path / name).write_text("x")
+    assert [one.rank for one in find_dumps(tmp_path)] == [1, 0]
+    assert len(find_dumps(tmp_path, "nccl_trace_rank_")) == 2
+    (tmp_path / "c_nccl_trace_rank_1").write_text("x")  # of another job: who is rank 1?
+    with pytest.raises(NoDumpsError, match="several prefixes"):
+        find_dumps(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_text_with_a_byte_order_mark_is_read(encoding: str) -> None:
+    """A7.1: JSON that an editor or a shell of Windows wrote."""
+    text = json.dumps(_dumps()[0])
+    assert read_dump(text.encode(encoding), 0) == read_dump(text.encode(), 0)
+
+
+@pytest.mark.variant
+def test_a_dump_that_takes_too_long_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
+    """A7.3: numbers that all have the same hash take a dictionary hours."""
+    fake.write(_dumps(), tmp_path)
+    same = b"".join(
+        b"\x8a\x0a" + (n * (2**61 - 1)).to_bytes(10, "little") + b"N" for n in range(1, 60_000)
+    )
+    (tmp_path / "_dump_3.json").write_bytes(b"\x80\x02}(" + same + b"u.")
+    read = list(read_dumps(find_dumps(tmp_path), readers=1, cpu_s=1))
+    assert sorted(one.rank for one in read if isinstance(one, RankSummary)) == [0, 1, 2]
+    (late,) = (one for one in read if isinstance(one, Unreadable))
+    assert "1 s of a processor" in late.reason
+
+
 def _bomb() -> bytes:
     """A few bytes for which the unpickler wants tens of gigabytes."""
     return b"\x80\x02]r\xff\xff\xff\x7f."

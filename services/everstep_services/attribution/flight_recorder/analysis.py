@@ -6,13 +6,20 @@ have joined and that still does not end, or a circle. Those are the faults; all 
 A wait that is no longer than others in the same ring accuses nobody.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from everstep_services.attribution.flight_recorder.graph import components
 from everstep_services.attribution.flight_recorder.mismatches import CallTexts, Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
-from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
+from everstep_services.attribution.flight_recorder.summary import (
+    GroupRecord,
+    Pending,
+    RankSummary,
+    Unreadable,
+)
 from everstep_services.attribution.flight_recorder.verdicts import (
     Fault,
     Kind,
@@ -29,7 +36,9 @@ _PATIENCE_NS = 5_000_000_000
 _LEAST_NS = 1_000_000_000
 _UNUSUAL = 2
 _BELIEVED = 0.5
+_COMMON = 0.55
 _MOST_MEETINGS = 64
+_MOST_TRIED = 64
 
 
 class FlightAnalysis:
@@ -40,6 +49,7 @@ class FlightAnalysis:
         self._ranks: dict[int, RankSummary] = {}
         self._unreadable: list[Unreadable] = []
         self._texts = CallTexts()
+        self._bytes: dict[bytes, bytes] = {}
 
     def add(self, dump: RankSummary | Unreadable) -> None:
         if isinstance(dump, Unreadable):
@@ -50,7 +60,16 @@ class FlightAnalysis:
             self._unreadable.append(Unreadable(name=f"rank {dump.rank}", reason=reason))
             return
         self._texts.add(dump.texts)
-        self._ranks[dump.rank] = msgspec.structs.replace(dump, texts=())
+        groups = tuple(self._shared(one) for one in dump.groups)
+        self._ranks[dump.rank] = msgspec.structs.replace(dump, texts=(), groups=groups)
+
+    def _shared(self, record: GroupRecord) -> GroupRecord:
+        """The record with the members and the calls that other ranks have alike: kept once."""
+        return msgspec.structs.replace(
+            record,
+            members=self._bytes.setdefault(record.members, record.members),
+            calls=self._bytes.setdefault(record.calls, record.calls),
+        )
 
     def report(self) -> Report:
         """The answer to what was added so far."""
@@ -60,7 +79,8 @@ class FlightAnalysis:
         return _Judgement(graph, world, unreadable).report(tuple(self._notes()))
 
     def _world_size(self) -> int:
-        listed = [m for one in self._ranks.values() for g in one.groups for m in g.members]
+        groups = {g.members for one in self._ranks.values() for g in one.groups if g.members}
+        listed = [max(array("I", members)) for members in groups]
         named_ranks = [one.rank for one in self._unreadable if one.rank is not None]
         seen = max([*listed, *self._ranks, *named_ranks, -1]) + 1
         return max(self._world or 0, seen)
@@ -94,6 +114,7 @@ class _Judgement:
             (fault for one in _together(ends) for fault in self._faults(one)),
             key=lambda fault: (-fault.confidence, -len(fault.waiting)),
         )
+        faults = list(_in_common(faults))
         return Report(
             verdict=self._verdict(faults),
             summary=self._summary(faults),
@@ -106,7 +127,7 @@ class _Judgement:
         )
 
     def _verdict(self, faults: Sequence[Fault]) -> Verdict:
-        if not self._graph.last_to_come and not faults:
+        if not self._graph.last_to_come and not faults and not self._unreadable:
             return "nothing_pending"
         return "culprits" if faults and faults[0].confidence >= _BELIEVED else "inconclusive"
 
@@ -121,6 +142,11 @@ class _Judgement:
                 "inconclusive: no wait is longer than usual; the job was making progress when "
                 "the dumps were written"
             )
+        if self._unreadable:
+            return (
+                f"inconclusive: no rank waits in a collective, but the dumps of "
+                f"{named(self._unreadable)} cannot be read"
+            )
         return "no rank waits in a collective"
 
     def _guesses(self) -> Iterable[str]:
@@ -134,7 +160,7 @@ class _Judgement:
     def _faults(self, end: Sequence[Node]) -> Iterable[Fault]:
         ranks = sorted(one for one in end if isinstance(one, int))
         meetings = [one for one in end if not isinstance(one, int)]
-        if not meetings:
+        if not meetings and not self._graph.edges.get(ranks[0], set()) & set(ranks):
             yield from self._absent(ranks)
         elif ranks:
             yield self._cycle(ranks, meetings)
@@ -174,12 +200,8 @@ class _Judgement:
         return 0.6 if awaited and all(self._graph.is_guessed(one[0]) for one in awaited) else 1.0
 
     def _awaited_at(self, ranks: Sequence[int]) -> list[Meeting]:
-        targets = set(ranks)
-        return [
-            node
-            for node, edges in self._graph.edges.items()
-            if not isinstance(node, int) and edges & targets
-        ]
+        waiters = {one for rank in ranks for one in self._graph.waiters.get(rank, ())}
+        return [one for one in waiters if not isinstance(one, int)]
 
     def _awaited(self, ranks: Sequence[int]) -> str:
         meetings = self._awaited_at(ranks)
@@ -192,13 +214,9 @@ class _Judgement:
         )
 
     def _last_seen(self, rank: int) -> str:
+        groups = self._graph.groups.values()
         done = max(
-            (
-                (record.enqueued, group.key)
-                for group in self._graph.groups.values()
-                for member, record in group.records.items()
-                if member == rank
-            ),
+            ((one.records[rank].enqueued, one.key) for one in groups if rank in one.records),
             default=None,
         )
         if done is None:
@@ -206,8 +224,8 @@ class _Judgement:
         return f"the last that it entered is number {done[0]} of {done[1]}"
 
     def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
-        keys = sorted({one[0] for one in meetings})
-        few = self._fewest(ranks, meetings)
+        keys = sorted({one[0] for one in meetings}) or ["transfers"]
+        few = self._without_whom(ranks, meetings) or self._fewest(ranks, meetings)
         odd = (
             ""
             if len(few) == len(ranks)
@@ -215,11 +233,25 @@ class _Judgement:
         )
         return self._fault(
             "cycle",
-            f"{named(ranks)} wait for each other in {' and '.join(keys[:4])}: they do not call the "
-            f"collectives of these groups in the same order, or one is left out{odd}",
+            f"{named(ranks)} wait for each other in {' and '.join(keys[:4])}: they do not make the "
+            f"calls of these groups in the same order, or one is left out{odd}",
             0.85 if odd else 0.6,
             [(one, f"waits in {self._waits_in(one, keys)}") for one in few],
         )
+
+    def _without_whom(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
+        """The rank without which no circle would be left; nothing, unless it is a single one."""
+        inside: set[Node] = {*ranks, *meetings}
+        awaited = [self._graph.edges[one] & inside for one in meetings]
+        single = sorted({rank for few in awaited if len(few) == 1 for rank in few}, key=str)
+        if len(single) > _MOST_TRIED:
+            return ()
+        needed = [one for one in single if not self._has_circle(inside - {one})]
+        return [one for one in needed if isinstance(one, int)] if len(needed) == 1 else ()
+
+    def _has_circle(self, nodes: set[Node]) -> bool:
+        edges = {one: self._graph.edges[one] & nodes for one in nodes}
+        return any(len(one) > 1 for one in components(edges))
 
     def _fewest(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
         """The ranks of a circle that wait where fewest do; all, where no side is smaller."""
@@ -232,7 +264,9 @@ class _Judgement:
 
     def _waits_in(self, rank: int, keys: Sequence[str]) -> str:
         waits = [one for one in self._graph.edges[rank] if not isinstance(one, int)]
-        return " and ".join(f"number {one[1]} of {one[0]}" for one in waits if one[0] in keys)
+        places = [f"number {one[1]} of {one[0]}" for one in waits if one[0] in keys]
+        peers = [named([one]) for one in self._graph.edges[rank] if isinstance(one, int)]
+        return " and ".join([*places, *(f"a transfer with {one}" for one in peers)])
 
     def _at_meeting(self, meeting: Meeting) -> Fault:
         group = self._graph.groups.get(meeting[0])
@@ -244,11 +278,7 @@ class _Judgement:
         here = (
             f"{self._graph.last_to_come[meeting][1].operation}, number {meeting[1]} of {group.key}"
         )
-        late = [
-            one
-            for one in states.get("scheduled", ())
-            if self._graph.is_late(group, one, meeting[1])
-        ]
+        late = [one for one in states.get("scheduled", ()) if one in group.late(meeting[1])]
         if late:
             return self._fault(
                 "not_started",
@@ -274,8 +304,17 @@ class _Judgement:
         )
 
     def _transfer(self, meeting: Meeting) -> Fault:
-        both = [node for node, edges in self._graph.edges.items() if meeting in edges]
-        ranks = sorted(one for one in both if isinstance(one, int))
+        waiters = self._graph.waiters.get(meeting, ())
+        ranks = sorted(one for one in waiters if isinstance(one, int))
+        tensors = {rank: self._graph.tensors(meeting, rank) for rank in ranks}
+        if len(set(tensors.values())) > 1:
+            return self._fault(
+                "mismatch",
+                f"the ends of the {meeting[0]} do not agree: "
+                f"{' against '.join(tensors[one] for one in ranks)}",
+                0.6,
+                [(one, f"its end has {tensors[one]}") for one in ranks],
+            )
         return self._fault(
             "stuck",
             f"both ends of the {meeting[0]} wait: the link between {named(ranks)}, or a device",
@@ -355,25 +394,29 @@ class _Judgement:
 
     def _age_ns(self, meeting: Meeting) -> int | None:
         """How long ago the last rank came, by that rank's own clock."""
-        rank, pending = self._graph.last_to_come[meeting]
+        return self._since_ns(*self._graph.last_to_come[meeting])
+
+    def _since_ns(self, rank: int, pending: Pending) -> int | None:
         taken_ns = self._graph.ranks[rank].taken_ns
         return taken_ns - pending.created_ns if taken_ns and pending.created_ns else None
 
     def _is_moving(self, end: Sequence[Node]) -> bool:
         """Whether all that waits for this end has only just begun to."""
         meetings = {one for one in end if not isinstance(one, int)}
-        targets = set(end)
-        meetings |= {
-            node
-            for node, edges in self._graph.edges.items()
-            if not isinstance(node, int) and edges & targets
-        }
-        ages = [(one, self._age_ns(one)) for one in meetings]
-        known = [(one, age) for one, age in ages if age is not None]
-        return bool(known) and all(age < self._patience_ns(one) for one, age in known)
+        waiters = {one for node in end for one in self._graph.waiters.get(node, ())}
+        meetings |= {one for one in waiters if not isinstance(one, int)}
+        ages = [(one[0], self._age_ns(one)) for one in meetings]
+        ages += [
+            (key, self._since_ns(rank, transfer))
+            for node in end
+            if isinstance(node, int)
+            for rank, key, transfer in self._graph.transfers.get(node, ())
+        ]
+        known = [(key, age) for key, age in ages if age is not None]
+        return bool(known) and all(age < self._patience_ns(key) for key, age in known)
 
-    def _patience_ns(self, meeting: Meeting) -> int:
-        group = self._graph.groups.get(meeting[0])
+    def _patience_ns(self, key: str) -> int:
+        group = self._graph.groups.get(key)
         gaps = [one.longest_gap_ns for one in group.records.values()] if group else []
         usual = max(gaps, default=0)
         return max(_LEAST_NS, _UNUSUAL * usual) if usual else _PATIENCE_NS
@@ -385,3 +428,28 @@ def _together(ends: Sequence[Sequence[Node]]) -> Iterable[Sequence[Node]]:
     if alone:
         yield alone
     yield from (one for one in ends if not (len(one) == 1 and isinstance(one[0], int)))
+
+
+def _in_common(faults: Iterable[Fault]) -> Iterable[Fault]:
+    """Faults, with all collectives that do not end as one, of the ranks that are in all of them."""
+    faults = list(faults)
+    stuck = [one for one in faults if one.kind == "stuck" and one.confidence < _BELIEVED]
+    common = (
+        set.intersection(*({s.rank for s in one.suspects} for one in stuck)) if stuck else set()
+    )
+    if len(stuck) < 2 or not common:
+        return faults
+    waiting = {rank for one in stuck for rank in (*one.waiting, *(s.rank for s in one.suspects))}
+    fault = Fault(
+        kind="stuck",
+        summary=f"{len(stuck)} collectives do not end though all have joined, and {named(common)} "
+        f"{'is' if len(common) == 1 else 'are'} in all of them: its device or link",
+        confidence=_COMMON,
+        suspects=tuple(
+            Suspect(rank=rank, reason="is in all the collectives that do not end")
+            for rank in sorted(common)
+        ),
+        waiting=tuple(sorted(waiting - common)),
+    )
+    others = [one for one in faults if one not in stuck]
+    return sorted([*others, fault], key=lambda one: -one.confidence)

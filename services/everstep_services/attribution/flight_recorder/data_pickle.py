@@ -25,7 +25,9 @@ class _DataUnpickler(pickle.Unpickler):
 def load_data(content: bytes) -> Any:
     """The data of a pickle. Raises `NotDataError` for everything that is not data."""
     try:
-        return _DataUnpickler(io.BytesIO(content), errors="replace").load()
+        # The unpickler reads three times as fast from a file that it can peek into.
+        file = io.BufferedReader(io.BytesIO(content))
+        return _DataUnpickler(file, errors="replace").load()
     except NotDataError:
         raise
     except MemoryError:

@@ -3,7 +3,8 @@
 import json
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -22,6 +23,11 @@ _MOST_PENDING = 64
 _MOST_TEXTS = 512
 _MOST_DIMENSIONS = 50_000_000
 _LARGEST = 2**62
+_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+"""How text begins that was written by an editor or a shell of Windows."""
+_HIGHEST_RANK = 10_000_000
+_SMALL = 64
+"""Of how many dimensions a call is remembered, to know the next one like it at a glance."""
 _KNOWN_VERSION = 2
 _TRANSFER = re.compile(r"(?:.*:)?(send|recv) (\d+)(->|<-)(\d+)")
 _UNEVEN_INPUTS = ("scatter", "all_to_all", "alltoall", "all_gather", "allgather", "gather")
@@ -50,6 +56,10 @@ def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
 
 
 def _decoded(content: bytes) -> tuple[Any, list[str]]:
+    for mark, encoding in _MARKS.items():
+        if content.startswith(mark):
+            content = content.decode(encoding, "replace").lstrip("\ufeff").encode()
+            break
     if content[:1] in {b"{", b"["}:
         try:
             return msgspec.json.decode(content), []
@@ -97,6 +107,53 @@ def _parts(data: Any) -> tuple[list[Any], Mapping[str, Any]]:
     return entries, data
 
 
+class _Call:
+    """A call that entries repeat: what all of them have in common, read once."""
+
+    __slots__ = ("_same", "digest", "group", "is_close", "is_transfer", "next", "text", "transfer")
+
+    def __init__(
+        self,
+        entry: Mapping[str, Any],
+        group: "_Group",
+        text: str,
+        digest: int,
+        transfer: "re.Match[str] | None",
+    ) -> None:
+        self._same: tuple[Any, ...] = _same(entry)
+        self.group = group
+        self.text = text
+        self.digest = digest
+        self.transfer = transfer
+        self.is_close = _text(entry.get("profiling_name")).endswith("coalesced")
+        """Whether this is the last entry of calls that were made together."""
+        self.is_transfer = transfer is not None or entry.get("is_p2p") is True
+        self.next: _Call | None = None
+        """The call that came after it last time: jobs repeat themselves."""
+
+    def forget(self) -> None:
+        """Recognise no other entry: comparing them would take too long."""
+        self._same = ()
+
+    def is_made_by(self, entry: Mapping[str, Any]) -> bool:
+        return self._same == _same(entry)
+
+
+def _same(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    get = entry.get
+    return (
+        get("profiling_name"),
+        get("process_group"),
+        get("pg_name"),
+        get("pg_id"),
+        get("input_sizes"),
+        get("output_sizes"),
+        get("input_dtypes"),
+        get("output_dtypes"),
+        get("is_p2p"),
+    )
+
+
 class _Reader:
     """Takes entry by entry; keeps what the analysis needs."""
 
@@ -107,6 +164,8 @@ class _Reader:
         self._operations: dict[tuple[Any, ...], str] = {}
         self._digests: dict[str, int] = {}
         self._left = _MOST_DIMENSIONS
+        self._calls: dict[tuple[str, str], _Call] = {}
+        self._before: _Call | None = None
         self._bad = 0
         self._nameless = 0
         self._count = 0
@@ -117,24 +176,62 @@ class _Reader:
         if not isinstance(entry, dict):
             self._bad += 1
             return
-        if not _text(entry.get("profiling_name")):
+        call = self._call(entry)
+        if call is None:
             self._nameless += 1
             return
         self._count += 1
-        self._highest = max(self._highest, _number(entry.get("record_id"), -1))
+        record = _number(entry.get("record_id"), -1)
         created = _number(entry.get("time_created_ns"))
         over = _number(entry.get("time_discovered_completed_ns"))
+        if record > self._highest:
+            self._highest = record
         self._newest_ns = max(self._newest_ns, created, over)
-        group = self._group(entry)
         sequence = _number(entry.get("collective_seq_id", entry.get("seq_id")))
-        text = self._operation(entry)
-        transfer = _TRANSFER.fullmatch(_text(entry.get("profiling_name")))
-        if transfer is not None or entry.get("is_p2p") is True:
-            group.take_transfer(transfer)
+        if call.is_transfer:
+            call.group.take_transfer(call.transfer, created)
         else:
-            group.take_collective(sequence, self._digest(text), created)
-        if not _is_over(entry):
-            group.take_pending(_pending(entry, sequence, text, transfer))
+            call.group.take_collective(sequence, call.digest, created)
+            if call.is_close:
+                call.group.take_close(sequence)
+        is_part = not call.is_transfer or call.transfer is not None
+        # What closes a batch of transfers stands for them all: these are listed themselves.
+        if is_part and not _is_over(entry, created, over):
+            call.group.take_pending(_pending(entry, sequence, call))
+
+    def _call(self, entry: Mapping[str, Any]) -> _Call | None:
+        """What is called; None if the entry does not tell."""
+        before = self._before
+        call = before.next if before is not None else None
+        if call is None or not call.is_made_by(entry):
+            if not _text(entry.get("profiling_name")):
+                return None
+            call = self._new_call(entry)
+            if before is not None:
+                before.next = call
+        self._before = call
+        return call
+
+    def _new_call(self, entry: Mapping[str, Any]) -> _Call:
+        group, text = self._group(entry), self._operation(entry)
+        known = self._calls.get((group.name, text))
+        if known is not None and known.is_made_by(entry):
+            return known
+        transfer = _TRANSFER.fullmatch(_text(entry.get("profiling_name")))
+        call = _Call(entry, group, text, self._digest(text), transfer)
+        if self._is_small(entry):
+            self._calls[group.name, text] = call
+        else:
+            call.forget()
+        return call
+
+    def _is_small(self, entry: Mapping[str, Any]) -> bool:
+        """Whether comparing an entry to the next ones takes no time, whatever these hold."""
+        shapes = [self._shape(entry.get(name)) or () for name in ("input_sizes", "output_sizes")]
+        lists = [entry.get(name) for name in ("input_dtypes", "output_dtypes", "process_group")]
+        texts = [one for one in lists if isinstance(one, list | tuple)]
+        count = sum(len(one) + 1 for shape in shapes for one in shape) + sum(map(len, texts))
+        return count <= _SMALL and all(type(one) is str for values in texts for one in values)
 
     def _group(self, entry: Mapping[str, Any]) -> "_Group":
         named = entry.get("process_group", entry.get("pg_name"))
@@ -143,7 +240,9 @@ class _Reader:
         group = self._groups.get(name)
         if group is None:
             description = _text(pair[1]) if len(pair) > 1 else ""
-            group = self._groups[name] = _Group(name, description, _number(entry.get("pg_id"), -1))
+            number = _number(entry.get("pg_id"), -1)
+            is_gloo = _text(entry.get("profiling_name")).startswith("gloo")
+            group = self._groups[name] = _Group(name, description, number, is_gloo=is_gloo)
         return group
 
     def _operation(self, entry: Mapping[str, Any]) -> str:
@@ -197,6 +296,7 @@ class _Reader:
             problems.append(f"{self._bad} entries are no entries, and were left out")
         if self._nameless:
             problems.append(f"{self._nameless} entries say of no operation, and were left out")
+        lost = max(0, self._highest + 1 - self._count)
         texts = [(digest, text) for text, digest in self._digests.items()]
         return RankSummary(
             rank=rank,
@@ -204,23 +304,22 @@ class _Reader:
             newest_ns=self._newest_ns,
             taken_ns=taken_ns,
             entries=self._count,
-            lost=max(0, self._highest + 1 - self._count),
+            lost=lost,
             groups=tuple(
-                group.record(self._members(group), self._status_of(group))
+                group.record(self._members(group), self._status_of(group), is_cut=lost > 0)
                 for group in self._groups.values()
             ),
             texts=tuple(texts[-_MOST_TEXTS:]),
             problems=tuple(problems),
         )
 
-    def _members(self, group: "_Group") -> tuple[int, ...]:
-        config = _mapping(self._config.get(group.name))
-        ranks = config.get("ranks")
-        if isinstance(ranks, str) and re.fullmatch(r"[\[\]0-9, ]*", ranks):
-            ranks = [int(one) for one in re.findall(r"\d{1,9}", ranks)]
+    def _members(self, group: "_Group") -> bytes:
+        ranks = _mapping(self._config.get(group.name)).get("ranks")
+        if isinstance(ranks, str):
+            return _listed_ranks(ranks)
         if not isinstance(ranks, list | tuple):
-            return ()
-        return tuple(_number(one, -1) for one in ranks)
+            return b""
+        return _packed_ranks([_number(one, -1) for one in ranks])
 
     def _status_of(self, group: "_Group") -> Mapping[str, Any]:
         return _mapping(self._status.get(str(group.id), self._status.get(group.id)))
@@ -229,11 +328,12 @@ class _Reader:
 class _Group:
     """One process group of one rank, while its entries are read."""
 
-    def __init__(self, name: str, description: str, number: int) -> None:
+    def __init__(self, name: str, description: str, number: int, *, is_gloo: bool) -> None:
         self.name = name
         self.id = number
         self._description = description
         self._calls: dict[int, int] = {}
+        self._together: set[int] = set()
         self._pending: list[Pending] = []
         self._unlisted = 0
         self._sends: dict[int, int] = {}
@@ -241,32 +341,50 @@ class _Group:
         self._before_ns = 0
         self._longest_ns = 0
         self._knows_starts = False
+        self._is_gloo = is_gloo
 
     def take_collective(self, sequence: int, digest: int, created_ns: int) -> None:
         before = self._calls.get(sequence)
         # One sequence number may stand for several calls that were made together.
         self._calls[sequence] = digest if before is None else (before * 31 + digest) % _LARGEST
-        if self._before_ns and created_ns > self._before_ns:
-            self._longest_ns = max(self._longest_ns, created_ns - self._before_ns)
-        self._before_ns = max(self._before_ns, created_ns)
+        self._take_time(created_ns)
 
-    def take_transfer(self, transfer: "re.Match[str] | None") -> None:
+    def take_close(self, sequence: int) -> None:
+        self._together.add(sequence)
+
+    def _take_time(self, created_ns: int) -> None:
+        gap_ns = created_ns - self._before_ns
+        if gap_ns > 0:
+            if gap_ns > self._longest_ns and self._before_ns:
+                self._longest_ns = gap_ns
+            self._before_ns = created_ns
+
+    def take_transfer(self, transfer: "re.Match[str] | None", created_ns: int) -> None:
+        self._take_time(created_ns)
         if transfer is not None:
             counts = self._sends if transfer[1] == "send" else self._receives
             peer = int(transfer[4])
             counts[peer] = counts.get(peer, 0) + 1
+
+    def _counts_collectives_only(self) -> bool:
+        """Whether a status has the numbers of collectives; some also count transfers."""
+        return not (self._sends or self._receives or self._is_gloo)
 
     def take_pending(self, pending: Pending) -> None:
         self._knows_starts |= pending.state != "scheduled"
         if len(self._pending) < _MOST_PENDING:
             self._pending.append(pending)
 
-    def record(self, members: tuple[int, ...], status: Mapping[str, Any]) -> GroupRecord:
+    def record(self, members: bytes, status: Mapping[str, Any], *, is_cut: bool) -> GroupRecord:
         numbers = sorted(self._calls)
         first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
+        if is_cut and first in self._together:
+            self._calls[first] = 0  # the ring may have lost a part of what was made together
         is_dense = last - first < 4 * len(numbers) + 64
         span = range(first, last + 1) if is_dense else range(last, last + 1)
         oldest = min((one.sequence for one in self._pending if one.peer is None), default=last + 1)
+        if not self._counts_collectives_only():
+            status = {}
         completed = _number(status.get("last_completed_collective"), -1)
         has_status = completed >= 0
         if not has_status or (numbers and first <= completed + 1):
@@ -290,31 +408,36 @@ class _Group:
         )
 
 
-def _is_over(entry: Mapping[str, Any]) -> bool:
+@lru_cache(maxsize=64)
+def _listed_ranks(text: str) -> bytes:
+    """The ranks of `[0, 1, 2]`; each rank of a group writes the same."""
+    if not re.fullmatch(r"[\[\]0-9, ]*", text):
+        return b""
+    return _packed_ranks([int(one) for one in re.findall(r"\d{1,9}", text)])
+
+
+def _packed_ranks(ranks: Sequence[int]) -> bytes:
+    is_sane = all(0 <= one <= _HIGHEST_RANK for one in ranks)
+    return array("I", ranks).tobytes() if is_sane else b""
+
+
+def _is_over(entry: Mapping[str, Any], created: int, over: int) -> bool:
     """Whether an entry is over. gloo's never leave `scheduled`, and are then only retired."""
     if entry.get("state") == "completed":
-        return not _has_timed_out(entry)
+        began = _number(entry.get("time_discovered_started_ns")) or created
+        # Some releases record a collective as completed when it was given up.
+        timeout_ns = _number(entry.get("timeout_ms")) * 1_000_000
+        return not (timeout_ns and over and began and over - began >= timeout_ns)
     is_retired = entry.get("retired") is True
     return is_retired and _text(entry.get("profiling_name")).startswith("gloo")
 
 
-def _has_timed_out(entry: Mapping[str, Any]) -> bool:
-    """Some releases record a collective as completed when it was given up."""
-    began = _number(entry.get("time_discovered_started_ns")) or _number(
-        entry.get("time_created_ns")
-    )
-    over = _number(entry.get("time_discovered_completed_ns"))
-    timeout_ns = _number(entry.get("timeout_ms")) * 1_000_000
-    return bool(timeout_ns and over and began and over - began >= timeout_ns)
-
-
-def _pending(
-    entry: Mapping[str, Any], sequence: int, text: str, transfer: "re.Match[str] | None"
-) -> Pending:
+def _pending(entry: Mapping[str, Any], sequence: int, call: _Call) -> Pending:
     state: State = "started" if entry.get("state") == "started" else "scheduled"
+    transfer = call.transfer
     return Pending(
         sequence=sequence,
-        operation=readable(text),
+        operation=readable(call.text),
         state=state,
         created_ns=_number(entry.get("time_created_ns")),
         timeout_ms=_number(entry.get("timeout_ms")),

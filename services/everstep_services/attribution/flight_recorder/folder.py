@@ -1,10 +1,11 @@
 """Finds the dumps in a folder, and has each one read in a process that may take little memory.
 
 A dump comes from a process that is sick, or from somebody else: reading it must not be able to
-take the machine down. So readers are processes of their own, with a limit on memory; a file that
-ends its reader is left out, with the reason.
+take the machine down. So readers are processes of their own, with limits on memory and
+processor time; a file that ends its reader is left out, with the reason.
 """
 
+import gc
 import re
 import resource
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,14 +24,28 @@ from everstep_services.attribution.flight_recorder.summary import RankSummary, U
 
 _MOST_BYTES = 1 << 30
 _MEMORY_BYTES = 4 << 30
+_CPU_S = 30
 _AHEAD = 4
-"""How many files are given to a reader before it asks."""
+"""How many tasks are given to a reader before it asks."""
+_MOST_PER_TASK = 8
+"""How many files a task has."""
 _RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?P<suffix>(\.(json|pickle|pkl|pt|bin))?)")
+
+
+_LEAST_COMMON = 4
+"""How many characters all names must have alike before the rank, where their prefixes differ."""
 
 
 class _Answer(msgspec.Struct):
     summary: RankSummary | None = None
     unreadable: Unreadable | None = None
+
+
+class _Limits(NamedTuple):
+    """What reading one file may take."""
+
+    memory_bytes: int
+    cpu_s: int
 
 
 class NoDumpsError(EverstepError):
@@ -47,14 +63,15 @@ class DumpFile:
 def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
     """The files whose names end in a rank: `nccl_trace_rank_7`, `_dump_7.json`, `7.json`.
 
-    Without a prefix all of them must have the same one.
+    Something else may stand before the prefix, as the name of a host. Without a prefix all names
+    must have the same one, or end alike before the rank, with each rank once.
     """
     if not folder.is_dir():
         raise NoDumpsError(f"{folder} is not a folder: name the one that holds the dumps")
     found: dict[str, list[DumpFile]] = {}
     for path in sorted(folder.rglob("*")):
         match = _RANK.fullmatch(path.name)
-        if match and path.is_file() and (prefix is None or match["prefix"] == prefix):
+        if match and path.is_file() and (prefix is None or match["prefix"].endswith(prefix)):
             found.setdefault(match["prefix"], []).append(DumpFile(path, int(match["rank"])))
     if not found:
         wanted = "ends in a rank" if prefix is None else f"is {prefix!r} and a rank"
@@ -62,68 +79,113 @@ def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
             f"no file in {folder} has a name that {wanted}, such as nccl_trace_rank_7 or "
             f"_dump_7.json: pass the folder of the dumps, or --prefix"
         )
-    if len(found) > 1:
+    every = [one for files in found.values() for one in files]
+    if len(found) > 1 and not (prefix or _differ_by_host(list(found), every)):
         names = ", ".join(repr(one) for one in sorted(found)[:8])
         raise NoDumpsError(
             f"the files in {folder} have several prefixes ({names}): choose one by --prefix"
         )
-    return next(iter(found.values()))
+    return every
+
+
+def _differ_by_host(prefixes: Sequence[str], files: Sequence[DumpFile]) -> bool:
+    """Whether names differ only by what stands before a prefix that all of them have."""
+    alike = {one[-_LEAST_COMMON:] for one in prefixes if len(one) >= _LEAST_COMMON}
+    return (
+        len(alike) == 1
+        and min(map(len, prefixes)) >= _LEAST_COMMON
+        and len({one.rank for one in files}) == len(files)
+    )
 
 
 def read_dumps(
-    files: Sequence[DumpFile], *, readers: int = 2, memory_bytes: int = _MEMORY_BYTES
+    files: Sequence[DumpFile],
+    *,
+    readers: int = 2,
+    memory_bytes: int = _MEMORY_BYTES,
+    cpu_s: int = _CPU_S,
 ) -> Iterator[RankSummary | Unreadable]:
     """Each file's summary, or why there is none, in no order; a few files are held at a time."""
-    todo = list(reversed(files))
+    limits = _Limits(memory_bytes, cpu_s)
+    size = max(1, min(_MOST_PER_TASK, len(files) // (readers * _AHEAD)))
+    todo = [files[at : at + size] for at in range(0, len(files), size)]
+    todo.reverse()
     while todo:
         suspects: list[DumpFile] = []
-        yield from _read(todo, suspects, readers, memory_bytes)
-        for one in suspects:  # one of these has ended its reader: each alone, to see which
-            yield from _read_alone(one, memory_bytes)
+        yield from _read(todo, suspects, readers, limits)
+        yield from _read_alone(suspects, limits)  # one of these has ended its reader
 
 
 def _read(
-    todo: list[DumpFile], suspects: list[DumpFile], readers: int, memory_bytes: int
+    todo: list[Sequence[DumpFile]], suspects: list[DumpFile], readers: int, limits: _Limits
 ) -> Iterator[RankSummary | Unreadable]:
     """Read until nothing is left to do, or a reader has died."""
-    running: dict[Future[bytes], DumpFile] = {}
-    with _pool(readers, memory_bytes) as pool:
+    running: dict[Future[list[bytes]], Sequence[DumpFile]] = {}
+    with _pool(readers, limits) as pool:
         while todo or running:
             while todo and len(running) < readers * _AHEAD and not suspects:
-                file = todo.pop()
-                running[pool.submit(_read_file, str(file.path), file.rank)] = file
+                files = todo.pop()
+                running[_submit(pool, files, limits)] = files
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                file = running.pop(future)
+                files = running.pop(future)
                 try:
-                    yield _answer(future.result())
+                    yield from map(_answer, future.result())
                 except BrokenProcessPool:
-                    suspects.append(file)
+                    suspects.extend(files)
             if suspects and not running:
                 return
 
 
-def _read_alone(file: DumpFile, memory_bytes: int) -> Iterator[RankSummary | Unreadable]:
-    with _pool(1, memory_bytes) as pool:
-        try:
-            yield _answer(pool.submit(_read_file, str(file.path), file.rank).result())
-        except BrokenProcessPool:
-            yield Unreadable(
-                name=file.path.name,
-                reason=f"reading it takes more than {memory_bytes >> 20} MiB: no dump is so large",
-                rank=file.rank,
-            )
+def _read_alone(
+    suspects: Sequence[DumpFile], limits: _Limits
+) -> Iterator[RankSummary | Unreadable]:
+    """Each by itself, to see which one ends its reader."""
+    todo = list(reversed(suspects))
+    while todo:
+        with _pool(1, limits) as pool:
+            while todo:
+                file = todo.pop()
+                try:
+                    yield from map(_answer, _submit(pool, [file], limits).result())
+                except BrokenProcessPool:
+                    yield Unreadable(
+                        name=file.path.name,
+                        reason=f"reading it takes more than {limits.memory_bytes >> 20} MiB or "
+                        f"{limits.cpu_s} s of a processor: no dump needs as much",
+                        rank=file.rank,
+                    )
+                    break
 
 
-def _pool(readers: int, memory_bytes: int) -> ProcessPoolExecutor:
+def _pool(readers: int, limits: _Limits) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
-        readers, mp_context=get_context("spawn"), initializer=_limit, initargs=(memory_bytes,)
+        readers,
+        mp_context=get_context("spawn"),
+        initializer=_limit,
+        initargs=(limits.memory_bytes,),
     )
 
 
+def _submit(
+    pool: ProcessPoolExecutor, files: Sequence[DumpFile], limits: _Limits
+) -> "Future[list[bytes]]":
+    return pool.submit(_read_files, [(str(one.path), one.rank) for one in files], limits.cpu_s)
+
+
 def _limit(memory_bytes: int) -> None:
+    gc.disable()  # dumps have no cycles: looking for them takes as long as reading
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_cpu(cpu_s: int) -> None:
+    """Have the kernel end this process if what comes next takes longer."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s, hard)
+    )
 
 
 def _answer(content: bytes) -> RankSummary | Unreadable:
@@ -131,8 +193,16 @@ def _answer(content: bytes) -> RankSummary | Unreadable:
     return answer.summary or answer.unreadable or Unreadable(name="?", reason="no answer")
 
 
-def _read_file(path: str, rank: int) -> bytes:
+def _read_files(files: Sequence[tuple[str, int]], cpu_s: int) -> list[bytes]:
     """Runs in a reader."""
+    answers = []
+    for path, rank in files:
+        _limit_cpu(cpu_s)
+        answers.append(_read_file(path, rank))
+    return answers
+
+
+def _read_file(path: str, rank: int) -> bytes:
     file = Path(path)
     try:
         answer = _Answer(summary=read_file(file, rank))

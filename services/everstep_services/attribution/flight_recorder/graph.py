@@ -8,13 +8,14 @@ N = TypeVar("N", bound=Hashable)
 
 def closing_components(edges: Mapping[N, Collection[N]]) -> list[list[N]]:
     """The strongly connected components that no arrow leaves, by Tarjan's algorithm."""
-    components = _components(edges)
-    home = {node: number for number, members in enumerate(components) for node in members}
+    found = components(edges)
+    home = {node: number for number, members in enumerate(found) for node in members}
     left = {home[a] for a, targets in edges.items() for b in targets if home[a] != home[b]}
-    return [members for number, members in enumerate(components) if number not in left]
+    return [members for number, members in enumerate(found) if number not in left]
 
 
-def _components(edges: Mapping[N, Collection[N]]) -> list[list[N]]:
+def components(edges: Mapping[N, Collection[N]]) -> list[list[N]]:
+    """The strongly connected components."""
     search = _Search(edges)
     for node in edges:
         if node not in search.order:

@@ -1,6 +1,6 @@
 """The answer as text: the verdict first, then the evidence."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from everstep_services.attribution.flight_recorder.ranges import named, ranges
 from everstep_services.attribution.flight_recorder.verdicts import Fault, MeetingState, Report
@@ -16,23 +16,34 @@ _STATES = {
 }
 
 
-def lines(report: Report) -> Iterator[str]:
-    """A report for people."""
+def lines(
+    report: Report, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
+) -> Iterator[str]:
+    """A report for people, with so many collectives, of these groups only."""
     yield report.summary
     yield ""
     for number, fault in enumerate(report.faults, 1):
         yield from _fault(number, fault)
-    if report.meetings:
+    meetings = [one for one in report.meetings if _is_of(one, groups)]
+    if meetings:
         yield "Collectives that are not over:"
-        for meeting in report.meetings[:_MOST_MEETINGS]:
+        for meeting in meetings[:most]:
             yield from _meeting(meeting)
-        if len(report.meetings) > _MOST_MEETINGS:
-            yield f"  … and {len(report.meetings) - _MOST_MEETINGS} more (all of them: -o json)"
+        if len(meetings) > most:
+            yield f"  … and {len(meetings) - most} more (--mismatch-cap, or all by -o json)"
         yield ""
     yield f"{report.dumps} dumps of {report.ranks} ranks were read."
     if report.without_dump:
         yield f"No dump: {named(report.without_dump)}."
     yield from (f"Note: {note}." for note in report.notes)
+
+
+def _is_of(meeting: MeetingState, groups: Collection[str]) -> bool:
+    """Whether it is of one of these groups; groups that share a description have a longer key."""
+    return not groups or any(
+        meeting.group in {one, f"group {one}"} or meeting.group.startswith(f"{one} (")
+        for one in groups
+    )
 
 
 def _fault(number: int, fault: Fault) -> Iterator[str]:

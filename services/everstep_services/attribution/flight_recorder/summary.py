@@ -28,8 +28,9 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     description: str = ""
-    members: tuple[int, ...] = ()
-    """All ranks of the group in the group's order; empty where the dump does not say."""
+    members: bytes = b""
+    """All ranks of the group in the group's order, four bytes each; empty where the dump does not
+    list them."""
     first: int = 0
     """The first collective that the ring still has; 0 for none."""
     calls: bytes = b""

@@ -5,6 +5,7 @@ collective of each group that it has begun, and in its transfers. A meeting wait
 that have not come to it, and for older work that keeps a rank that has come from starting it.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Group:
     members: tuple[int, ...] = ()
     records: dict[int, GroupRecord] = field(default_factory=dict)
     mismatch: Mismatch | None = None
+    _late: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def has_joined(self, rank: int, sequence: int) -> bool:
         record = self.records.get(rank)
@@ -54,6 +56,24 @@ class Group:
     def everybody(self) -> tuple[int, ...]:
         return self.members or tuple(self.records)
 
+    def place(self, index: int) -> int:
+        """The rank with this place in the group."""
+        return self.members[index] if index < len(self.members) else index
+
+    def late(self, sequence: int) -> frozenset[int]:
+        """The ranks whose devices have not started a collective that another's has."""
+        if sequence not in self._late:
+            self._late[sequence] = self._find_late(sequence)
+        return self._late[sequence]
+
+    def _find_late(self, sequence: int) -> frozenset[int]:
+        if not any(one.knows_starts for one in self.records.values()):
+            return frozenset()
+        states = {rank: self.presence(rank, sequence, has_dump=True) for rank in self.records}
+        if not {"started", "completed"} & set(states.values()):
+            return frozenset()
+        return frozenset(rank for rank, state in states.items() if state == "scheduled")
+
 
 class WaitGraph:
     """All waits of a job."""
@@ -64,6 +84,11 @@ class WaitGraph:
         self.last_to_come: dict[Meeting, tuple[int, Pending]] = {}
         """For each meeting that is not over, the rank that came last."""
         self.edges: dict[Node, set[Node]] = {rank: set() for rank in ranks}
+        self.transfers: dict[int, list[tuple[int, str, Pending]]] = {}
+        """For each rank that others wait for in transfers, who does, and in which group."""
+        self._tensors: dict[tuple[Meeting, int], str] = {}
+        self.oldest: dict[int, dict[str, Pending]] = {}
+        """In which collective of each group a rank waits."""
         for group in self.groups.values():
             group.mismatch = find_mismatch(group.records, texts)
         for key, group in self.groups.items():
@@ -71,22 +96,23 @@ class WaitGraph:
                 self._add_waits(key, rank, record)
         for meeting in self.last_to_come:
             self.edges[meeting] = set(self._held_up_by(meeting))
+        self.waiters: dict[Node, list[Node]] = {}
+        """What waits for a node: the arrows backwards."""
+        for node, targets in self.edges.items():
+            for target in targets:
+                self.waiters.setdefault(target, []).append(node)
 
     def ends(self) -> list[list[Node]]:
         """What waits for nothing outside of itself, and is waited for."""
-        awaited = {target for targets in self.edges.values() for target in targets}
-        return [one for one in closing_components(self.edges) if awaited.intersection(one)]
+        components = closing_components(self.edges)
+        return [one for one in components if any(node in self.waiters for node in one)]
 
     def waiting_for(self, nodes: Iterable[Node]) -> tuple[int, ...]:
         """The ranks from which arrows lead to any of these, these themselves left out."""
-        backwards: dict[Node, list[Node]] = {}
-        for node, targets in self.edges.items():
-            for target in targets:
-                backwards.setdefault(target, []).append(node)
         start = set(nodes)
         seen, todo = set(start), list(start)
         while todo:
-            fresh = [one for one in backwards.get(todo.pop(), ()) if one not in seen]
+            fresh = [one for one in self.waiters.get(todo.pop(), ()) if one not in seen]
             seen.update(fresh)
             todo.extend(fresh)
         return tuple(sorted(one for one in seen - start if isinstance(one, int)))
@@ -94,6 +120,7 @@ class WaitGraph:
     def _add_waits(self, key: str, rank: int, record: GroupRecord) -> None:
         oldest = oldest_wait(record)
         if oldest is not None:
+            self.oldest.setdefault(rank, {})[key] = oldest
             meeting = (key, oldest.sequence)
             last = self.last_to_come.get(meeting)
             if last is None or oldest.created_ns > last[1].created_ns:
@@ -104,25 +131,37 @@ class WaitGraph:
                 self._add_transfer(key, rank, transfer)
 
     def _add_transfer(self, key: str, rank: int, transfer: Pending) -> None:
-        """A transfer waits for its peer, unless the peer waits at its other end."""
+        """A transfer waits for its peer, unless the peer has come to its other end."""
         group = self.groups[key]
-        index = transfer.peer or 0
-        peer = group.members[index] if index < len(group.members) else index
-        record = group.records.get(peer)
-        has_come = record is not None and any(
-            one.peer is not None
-            and one.is_send != transfer.is_send
-            and (group.members[one.peer] if one.peer < len(group.members) else one.peer) == rank
-            for one in record.pending
-        )
-        if not has_come:
+        peer = group.place(transfer.peer or 0)
+        if not self._has_come(group, rank, peer, transfer):
             self.edges[rank].add(peer)
             self.edges.setdefault(peer, set())
+            self.transfers.setdefault(peer, []).append((rank, key, transfer))
             return
         sender, receiver = (rank, peer) if transfer.is_send else (peer, rank)
         meeting = (f"transfer from rank {sender} to rank {receiver} in {key}", transfer.sequence)
         self.last_to_come.setdefault(meeting, (rank, transfer))
+        self._tensors.setdefault((meeting, rank), transfer.operation.partition(" of ")[2])
         self.edges[rank].add(meeting)
+
+    def _has_come(self, group: Group, rank: int, peer: int, transfer: Pending) -> bool:
+        record = group.records.get(peer)
+        if record is None:
+            return False
+        if any(
+            one.peer is not None
+            and one.is_send != transfer.is_send
+            and group.place(one.peer) == rank
+            for one in record.pending
+        ):
+            return True
+        if self.ranks[rank].lost or self.ranks[peer].lost:
+            return False  # the rings do not hold all transfers: they cannot be counted
+        own = group.records[rank]
+        begun = dict(own.sends if transfer.is_send else own.receives).get(transfer.peer or 0, 0)
+        ends = record.receives if transfer.is_send else record.sends
+        return begun <= sum(count for place, count in ends if group.place(place) == rank)
 
     def _held_up_by(self, meeting: Meeting) -> Iterable[Node]:
         group = self.groups.get(meeting[0])
@@ -145,27 +184,20 @@ class WaitGraph:
         oldest = oldest_wait(record)
         if oldest is not None and oldest.sequence < sequence <= record.enqueued:
             yield (group.key, oldest.sequence)
-        if oldest is None or oldest.sequence != sequence or not self.is_late(group, rank, sequence):
+        if oldest is None or oldest.sequence != sequence or rank not in group.late(sequence):
             return
-        for key, other in self.groups.items():
-            elsewhere = oldest_wait(other.records[rank]) if rank in other.records else None
-            if key != group.key and elsewhere and elsewhere.created_ns < oldest.created_ns:
+        for key, elsewhere in self.oldest[rank].items():
+            if key != group.key and elsewhere.created_ns < oldest.created_ns:
                 yield (key, elsewhere.sequence)
+
+    def tensors(self, transfer: Meeting, rank: int) -> str:
+        """With which tensors a rank takes part in a transfer."""
+        return self._tensors.get((transfer, rank), "")
 
     def is_guessed(self, key: str) -> bool:
         """Whether no dump lists the ranks of a group."""
         group = self.groups.get(key)
         return group is not None and not group.members
-
-    def is_late(self, group: Group, rank: int, sequence: int) -> bool:
-        """Whether a rank's device has not started what another's has."""
-        states = {group.presence(one, sequence, has_dump=True) for one in group.records}
-        mine = group.presence(rank, sequence, has_dump=True)
-        return (
-            mine == "scheduled"
-            and bool(states & {"started", "completed"})
-            and any(one.knows_starts for one in group.records.values())
-        )
 
 
 def oldest_wait(record: GroupRecord) -> Pending | None:
@@ -184,17 +216,17 @@ def oldest_wait(record: GroupRecord) -> Pending | None:
 
 
 def _groups(ranks: Mapping[int, RankSummary], world: int) -> dict[str, Group]:
-    by_place: dict[tuple[str, str, tuple[int, ...]], dict[int, GroupRecord]] = {}
+    whole = array("I", range(world)).tobytes()
+    by_place: dict[tuple[str, str, bytes], dict[int, GroupRecord]] = {}
     for rank, summary in ranks.items():
         for record in summary.groups:
-            members = record.members
-            if not members and record.description == "default_pg":
-                members = tuple(range(world))
-            place = (record.name, record.description, members)
+            listed = record.members or (whole if record.description == "default_pg" else b"")
+            place = (record.name, record.description, listed)
             by_place.setdefault(place, {})[rank] = record
     names = Counter(_name(name, description) for name, description, _ in by_place)
     groups: dict[str, Group] = {}
-    for (name, description, members), records in by_place.items():
+    for (name, description, packed), records in by_place.items():
+        members = tuple(array("I", packed))
         key = _name(name, description)
         if names[key] > 1:  # groups that were split share a name: their ranks tell them apart
             key = f"{key} ({name}) of {named(members or records)}"

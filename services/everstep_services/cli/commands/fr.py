@@ -16,6 +16,28 @@ def command() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
 @click.option("-p", "--prefix", help="What the files' names have before the rank.")
 @click.option(
+    "--pg-filters",
+    "groups",
+    multiple=True,
+    metavar="GROUP",
+    help="List only collectives of this process group, by name or description; may be repeated.",
+)
+@click.option(
+    "--mismatch-cap",
+    "--mismatch_cap",
+    "most",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many collectives that are not over are listed, oldest first.",
+)
+@click.option(
+    "--allow-incomplete-ranks",
+    is_flag=True,
+    expose_value=False,
+    help="As for torchfrtrace; here it is always so: a missing dump is evidence.",
+)
+@click.option(
     "--world-size",
     type=click.IntRange(min=1),
     metavar="RANKS",
@@ -30,12 +52,14 @@ def command() -> None:
 )
 @with_formats(("human", "json"), "How to print; human unless told otherwise.")
 @click.pass_obj
-def analyze(
+def analyze(  # noqa: PLR0913  an option each
     invocation: Invocation,
     /,
     *,
     folder: Path,
     prefix: str | None,
+    groups: tuple[str, ...],
+    most: int,
     world_size: int | None,
     readers: int,
 ) -> int:
@@ -59,6 +83,6 @@ def analyze(
     if invocation.output == "json":
         print_json({"schema": schema("flight-report"), "report": report})
     else:
-        for line in lines(report):
+        for line in lines(report, most=most, groups=groups):
             echo(line)
     return {"nothing_pending": 0, "inconclusive": 1, "culprits": 3}[report.verdict]
