@@ -198,6 +198,12 @@ def test_text_with_a_byte_order_mark_is_read(encoding: str) -> None:
     assert read_dump(text.encode(encoding), 0) == read_dump(text.encode(), 0)
 
 
+def test_text_that_is_not_unicode_is_read_as_far_as_it_goes() -> None:
+    """A13.3"""
+    summary = read_dump(b'{"version": "2.4", "comm_lib_version": "\xff\xfe", "entries": []}', 0)
+    assert any("it is not Unicode" in problem for problem in summary.problems)
+
+
 @pytest.mark.variant
 def test_a_dump_that_takes_too_long_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
     """A7.3: numbers that all have the same hash take a dictionary hours."""

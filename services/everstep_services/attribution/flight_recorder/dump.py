@@ -63,6 +63,10 @@ def _decoded(content: bytes) -> tuple[Any, list[str]]:
     if content[:1] in {b"{", b"["}:
         try:
             return msgspec.json.decode(content), []
+        except UnicodeDecodeError as error:
+            problem = f"it is not Unicode ({error.reason} at byte {error.start} of a text)"
+            data, problems = _decoded(content.decode("utf-8", "replace").encode())
+            return data, [problem, *problems]
         except (msgspec.DecodeError, RecursionError) as error:
             return _salvaged(content, str(error))
     try:

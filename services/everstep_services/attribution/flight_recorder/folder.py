@@ -22,6 +22,7 @@ from everstep.errors import EverstepError
 from everstep_services.attribution.flight_recorder.dump import BadDumpError, read_dump
 from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
 
+_REASON_MOST = 300
 _MOST_BYTES = 1 << 30
 _MEMORY_BYTES = 4 << 30
 _CPU_S = 30
@@ -208,6 +209,9 @@ def _read_file(path: str, rank: int) -> bytes:
         answer = _Answer(summary=read_file(file, rank))
     except (BadDumpError, OSError, MemoryError) as error:
         reason = str(error) or "it needs more memory than a dump may take"
+        answer = _Answer(unreadable=Unreadable(name=file.name, reason=reason, rank=rank))
+    except Exception as error:  # noqa: BLE001  a file may hold anything: it costs its own rank only
+        reason = f"it cannot be read: {type(error).__name__}: {error}"[:_REASON_MOST]
         answer = _Answer(unreadable=Unreadable(name=file.name, reason=reason, rank=rank))
     return msgspec.msgpack.encode(answer)
 
