@@ -18,10 +18,10 @@ import torch
 
 from tests.saved_by import Saving, load, path_of, same, saving
 from tests.small_pieces import PIECE_BYTES
-from trainer_sdk.checkpoint import staging, writing
-from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.save import Save
+from trainer_sdk.checkpoint.save import staging, writer_process
+from trainer_sdk.checkpoint.save.delivery import Delivery
+from trainer_sdk.checkpoint.save.request import Save
 
 FIRST_PIECES = 4
 """Of those that a writer hears of while a state is copied, each save has so many."""
@@ -110,7 +110,7 @@ class Meanwhile:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the copy, and in what its writer writes."""
     monkeypatch.setattr(staging, "_PIECE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(writing, "_MODULE", "tests.small_pieces")
+    monkeypatch.setattr(writer_process, "_MODULE", "tests.small_pieces")
 
 
 def save_in_small_pieces(monkeypatch: pytest.MonkeyPatch, saves: int, *, is_lazy: bool) -> Seen:

@@ -16,7 +16,7 @@ from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import IMAGE, Identity
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.dying import KILL_AT, arm
-from trainer_sdk.checkpoint.writer.orders import (
+from trainer_sdk.checkpoint.writer.protocol import (
     Done,
     Failed,
     Filled,
@@ -26,8 +26,8 @@ from trainer_sdk.checkpoint.writer.orders import (
     NextWave,
     WriteState,
 )
-from trainer_sdk.checkpoint.writer.publishing import abandon
-from trainer_sdk.checkpoint.writer.serving import Service
+from trainer_sdk.checkpoint.writer.publication import abandon
+from trainer_sdk.checkpoint.writer.service import Service
 
 FILE_BYTES = 8 * PIECE_BYTES
 IMAGE_BYTES = FILE_BYTES + 4096

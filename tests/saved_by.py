@@ -11,14 +11,14 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader
 
 from tests.unit.saved_states import Told
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.job_context import Whose
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
-from trainer_sdk.checkpoint.readying import Setup, Wish
-from trainer_sdk.checkpoint.save import OnError, Save, Timeouts
-from trainer_sdk.checkpoint.saver import Saver
-from trainer_sdk.checkpoint.saves import SaveQueue
-from trainer_sdk.checkpoint.tempo import Tempo
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.save.preparation import Setup, Wish
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import OnError, Save, Timeouts
+from trainer_sdk.checkpoint.save.saver import Saver
+from trainer_sdk.checkpoint.schedule.rate import Tempo
 
 JOB = "vit-l"
 WITHIN_S = 40.0

@@ -15,7 +15,7 @@ import torch
 from tests.frozen_disk import freezable
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.events import Teller
 
 LEAVING = Path(__file__).parents[1] / "integration" / "scripts" / "leaving.py"
 BLOCKED_S = 600.0

@@ -10,9 +10,9 @@ import torch
 
 from tests.changed import save_and_change, save_in_small_pieces, save_in_waves
 from tests.saved_by import saving
+from trainer_sdk.checkpoint.flat_state import flatten
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.reading import flatten
-from trainer_sdk.checkpoint.readying import Wish
+from trainer_sdk.checkpoint.save.preparation import Wish
 
 SAVES = 1000
 

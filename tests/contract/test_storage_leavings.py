@@ -7,14 +7,14 @@ import pytest
 from tests.checkpoint_shelves import save
 from trainer_sdk.checkpoint.manifest import MANIFEST, step_name
 from trainer_sdk.checkpoint.storage import Storage
-from trainer_sdk.checkpoint.storage.leavings import leavings, sweep
+from trainer_sdk.checkpoint.storage.checkpoints import PINNED, look, shelved, verify
+from trainer_sdk.checkpoint.storage.leftovers import leavings, sweep
 from trainer_sdk.checkpoint.storage.names import (
     pulling_name,
     replaced_name,
     saving_name,
     saving_of,
 )
-from trainer_sdk.checkpoint.storage.shelf import PINNED, look, shelved, verify
 
 JOB = "llama"
 DEAD, LIVE = saving_name(100, 1, "0a1b2c3d", 7), saving_name(100, 2, "ffffffff", 1)

@@ -9,9 +9,7 @@ import pytest
 from tests.checkpoint_shelves import flip, save
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, encode, step_name
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
-from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.port import MissingError
-from trainer_sdk.checkpoint.storage.shelf import (
+from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
     GoneError,
@@ -25,6 +23,8 @@ from trainer_sdk.checkpoint.storage.shelf import (
     unmark,
     verify,
 )
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.port import MissingError
 
 JOB = "llama"
 

@@ -15,9 +15,9 @@ from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk import layout, testing
 from trainer_sdk.checkpoint import Checkpointer
-from trainer_sdk.checkpoint.quarantine import BadLossError
+from trainer_sdk.checkpoint.restore.quarantine import BadLossError
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import look
+from trainer_sdk.checkpoint.storage.checkpoints import look
 
 
 @pytest.fixture(autouse=True)

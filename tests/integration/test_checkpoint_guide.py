@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from trainer_sdk import testing
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import shelved
+from trainer_sdk.checkpoint.storage.checkpoints import shelved
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/checkpoints.md"
 

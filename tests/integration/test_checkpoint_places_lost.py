@@ -19,8 +19,8 @@ from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
 from trainer_sdk.checkpoint.storage import StorageError, storage_for
 from trainer_sdk.checkpoint.storage.adoption import adopt
-from trainer_sdk.checkpoint.storage.shelf import OWNER, look, verify
-from trainer_sdk.checkpoint.writer.ownership import VanishedError, check_there, device_of
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, look, verify
+from trainer_sdk.checkpoint.writer.root_claim import VanishedError, check_there, device_of
 
 STATE = {"a": torch.arange(9)}
 

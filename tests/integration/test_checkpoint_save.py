@@ -16,9 +16,10 @@ import torch
 import xxhash
 
 from tests.saved_by import load, manifest_of, path_of, same, saving
-from trainer_sdk.checkpoint import Checkpointer, FileSaver, staging
+from trainer_sdk.checkpoint import Checkpointer, FileSaver
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.readying import Wish
+from trainer_sdk.checkpoint.save import staging
+from trainer_sdk.checkpoint.save.preparation import Wish
 
 
 @pytest.fixture

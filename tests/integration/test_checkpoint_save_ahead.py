@@ -15,9 +15,9 @@ import torch
 from tests.saved_by import Saving, load, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import saver, staging
-from trainer_sdk.checkpoint.delivery import Delivery
-from trainer_sdk.checkpoint.save import OnError
+from trainer_sdk.checkpoint.save import saver, staging
+from trainer_sdk.checkpoint.save.delivery import Delivery
+from trainer_sdk.checkpoint.save.request import OnError
 
 SIZE = 3 << 20
 PIECE_BYTES = 1 << 20

@@ -14,10 +14,11 @@ import torch
 from tests.saved_by import load, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import FileSaver, SaveError, saver, staging, waves
-from trainer_sdk.checkpoint.save import OnError, Timeouts
-from trainer_sdk.checkpoint.staging import Stager
-from trainer_sdk.checkpoint.writer.orders import Filled, GiveUp, WriteFile
+from trainer_sdk.checkpoint import FileSaver, SaveError
+from trainer_sdk.checkpoint.save import saver, staging, waves
+from trainer_sdk.checkpoint.save.request import OnError, Timeouts
+from trainer_sdk.checkpoint.save.staging import Stager
+from trainer_sdk.checkpoint.writer.protocol import Filled, GiveUp, WriteFile
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 17), "value": {"lr": 0.5}}
 BLANK: dict[str, Any] = {"a": torch.zeros(1 << 17, dtype=torch.int64), "value": {"lr": 0}}
@@ -331,7 +332,7 @@ def test_too_little_memory_for_a_file_is_the_policys(
     on_error: OnError,
 ) -> None:
     files = FileSaver(on_error=on_error)
-    monkeypatch.setattr("trainer_sdk.checkpoint.arena.available_bytes", lambda _: 0)
+    monkeypatch.setattr("trainer_sdk.checkpoint.save.buffers.available_bytes", lambda _: 0)
     if on_error == "fatal":
         with pytest.raises(SaveError, match="has 0 MiB left, and the copy needs 1 MiB"):
             files.schedule([1], folder / "a.pt")

@@ -20,8 +20,8 @@ from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer, SaveError, Timeouts
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.job_context import Whose
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16), "value": {"lr": 0.5}}
 IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=2.0)

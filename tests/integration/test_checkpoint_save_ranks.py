@@ -17,7 +17,7 @@ from tests.stopping import stop
 from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk.checkpoint import Timeouts
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 
 IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=1.0)

@@ -12,13 +12,13 @@ import torch
 from tests.saved_by import JOB, WITHIN_S, Saving, saving
 from tests.unit.saved_states import Told, together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.arena import NoRoomError
-from trainer_sdk.checkpoint.interval import Bounds, Every, Pace
-from trainer_sdk.checkpoint.pacing import Pacing
-from trainer_sdk.checkpoint.save import OnError
-from trainer_sdk.checkpoint.staging import Stager, Staging
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.job_context import Whose
+from trainer_sdk.checkpoint.save.buffers import NoRoomError
+from trainer_sdk.checkpoint.save.request import OnError
+from trainer_sdk.checkpoint.save.staging import Stager, Staging
+from trainer_sdk.checkpoint.schedule.interval import Bounds, Every, Pace
+from trainer_sdk.checkpoint.schedule.save_schedule import Pacing
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}
 

@@ -12,8 +12,9 @@ import torch
 from tests.saved_by import JOB, WITHIN_S, Saving, load, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import Checkpointer, checkpointer, saver
-from trainer_sdk.checkpoint.writer.orders import WriteState
+from trainer_sdk.checkpoint import Checkpointer, checkpointer
+from trainer_sdk.checkpoint.save import saver
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 MIB = 1 << 20
 STATE = {"a": torch.arange(10 * MIB, dtype=torch.int32)}  # 40 MiB: three chunks

@@ -16,14 +16,12 @@ from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.saved_states import together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.job_context import Whose
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, Part, encode, step_name
-from trainer_sdk.checkpoint.restore.looking import see_published
+from trainer_sdk.checkpoint.restore.discovery import see_published
 from trainer_sdk.checkpoint.storage import Storage, storage_for
-from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.leavings import leavings
-from trainer_sdk.checkpoint.storage.names import REPLACED, SAVING
-from trainer_sdk.checkpoint.storage.shelf import (
+from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
     Mark,
@@ -32,11 +30,13 @@ from trainer_sdk.checkpoint.storage.shelf import (
     quarantine,
     verify,
 )
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.leftovers import leavings
+from trainer_sdk.checkpoint.storage.names import REPLACED, SAVING
 from trainer_sdk.checkpoint.writer import taken
-from trainer_sdk.checkpoint.writer.orders import WriteState
-from trainer_sdk.checkpoint.writer.parts import part_name, place_of
-from trainer_sdk.checkpoint.writer.publishing import settle
+from trainer_sdk.checkpoint.writer.files import part_name, place_of
+from trainer_sdk.checkpoint.writer.protocol import WriteState
+from trainer_sdk.checkpoint.writer.publication import settle
 
 FIRST, SECOND = {"a": torch.zeros(300)}, {"a": torch.ones(300)}
 NAN = Mark(by="rank 0", reason="the loss was NaN", cause="nan_after_load")

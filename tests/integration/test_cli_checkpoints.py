@@ -16,8 +16,8 @@ from tests.integration.served_story import ServedStory
 from tests.unit.history_facts import make
 from tests.waiting import until
 from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import shelved
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import shelved
 
 Run = Callable[..., tuple[int, str, str]]
 JOB = "llama"

@@ -19,15 +19,15 @@ from everstep_services.agent.checkpoints.local_root import LocalRootError, check
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from tests.saved_by import JOB, saving
 from tests.unit.saved_states import Told, together
-from trainer_sdk.checkpoint import arena
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.arena import NoRoomError, folder_of
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.job_context import Whose
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity
-from trainer_sdk.checkpoint.restore.looking import Home
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
-from trainer_sdk.checkpoint.whose import Whose
-from trainer_sdk.checkpoint.writer import parts
-from trainer_sdk.checkpoint.writer.orders import WriteState
+from trainer_sdk.checkpoint.restore.discovery import Home
+from trainer_sdk.checkpoint.restore.restorer import Restored, Restoring
+from trainer_sdk.checkpoint.save import buffers
+from trainer_sdk.checkpoint.save.buffers import NoRoomError, folder_of
+from trainer_sdk.checkpoint.writer import files
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 ROOT = "36 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 DISK = Departure(for_s=600, is_on_disk=True)
@@ -134,7 +134,7 @@ def keep_one(images: Path) -> None:
         },
         WriteState,
     )
-    parts.keep_image(order, memoryview(b"[]"), xxh3_128(), lambda: None)
+    files.keep_image(order, memoryview(b"[]"), xxh3_128(), lambda: None)
 
 
 def test_after_a_reboot_the_newest_is_restored_from_the_disk(tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_a_full_disk_is_said_and_the_last_good_one_stays(
     with opened_images(JOB, "n1", tmp_path, DISK) as folder:
         assert folder is not None
         saved(folder, [10])
-        monkeypatch.setattr(arena, "free_bytes", lambda _: 0)
-        buffers = arena.Arena(2, folder_of(str(folder), 0))
+        monkeypatch.setattr(buffers, "free_bytes", lambda _: 0)
+        arena = buffers.Arena(2, folder_of(str(folder), 0))
         with pytest.raises(NoRoomError, match=r"the disk of .* free some space, or have local_"):
-            next(one for one in buffers.spare() if one.step is None).fit(1 << 30)
-        buffers.close(keeps_images=True)
+            next(one for one in arena.spare() if one.step is None).fit(1 << 30)
+        arena.close(keeps_images=True)
         found = restored(folder)
     assert found is not None
     assert found.step == 10

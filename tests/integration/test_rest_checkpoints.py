@@ -13,7 +13,7 @@ from tests.integration.conftest import Api
 from tests.unit.history_facts import make
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import shelved
+from trainer_sdk.checkpoint.storage.checkpoints import shelved
 
 JOB = "llama"
 

@@ -26,9 +26,9 @@ from trainer_sdk import saying, testing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
-from trainer_sdk.checkpoint.quarantine import BadLossError
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.images import Image
+from trainer_sdk.checkpoint.restore.image import Image
+from trainer_sdk.checkpoint.restore.quarantine import BadLossError
 from trainer_sdk.wire import Checkpointed
 
 EVENTS = {"fresh", "interval", "quarantine", "restore_failed", "restored"}

@@ -12,11 +12,11 @@ import torch
 from everstep_services.agent.checkpoints.images import OwnImages
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.saved_states import together
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.job_context import Whose
 from trainer_sdk.checkpoint.manifest import INDEX
-from trainer_sdk.checkpoint.restore.looking import Home
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.restore.discovery import Home
+from trainer_sdk.checkpoint.restore.restorer import Restored, Restoring
 
 
 @pytest.fixture

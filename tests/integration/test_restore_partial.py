@@ -10,9 +10,9 @@ from torch.distributed.checkpoint import state_dict_loader
 
 from tests.saved_by import path_of, same, saving
 from tests.unit.saved_states import Place, together
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
+from trainer_sdk.checkpoint.restore.restorer import Restored, Restoring
 
 pytestmark = pytest.mark.timeout(120)
 State = dict[str, Any]

@@ -18,7 +18,9 @@ import xxhash
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.flat_state import Piece
+from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -31,13 +33,11 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
     step_name,
 )
-from trainer_sdk.checkpoint.planning import layout_of
-from trainer_sdk.checkpoint.reading import Piece
-from trainer_sdk.checkpoint.restore.looking import Home
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
+from trainer_sdk.checkpoint.restore.discovery import Home
+from trainer_sdk.checkpoint.restore.restorer import Restored, Restoring
 from trainer_sdk.checkpoint.restore.target import Target
+from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.telling import Teller
 
 Made = TypeVar("Made")
 JOB = "vit-l"

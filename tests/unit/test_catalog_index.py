@@ -35,7 +35,7 @@ from everstep_services.catalog.domain.taking import take
 from tests.integration.catalog_replicas import formed, stored
 from tests.unit.history_facts import make
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, ShardFile
-from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, Shelved
 
 JOB = "llama"
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)

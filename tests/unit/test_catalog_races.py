@@ -34,9 +34,9 @@ from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.integration.catalog_replicas import QUICK, at_work, committed
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, step_name
-from trainer_sdk.checkpoint.storage import shelf, storage_for
+from trainer_sdk.checkpoint.storage import checkpoints, storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, Shelved, shelved
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved, shelved
 
 JOB = "llama"
 Meanwhile = Callable[[], Awaitable[object]]
@@ -105,7 +105,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> No
 
     def verify(*arguments: Any) -> Any:
         before()
-        return shelf.verify(*arguments)
+        return checkpoints.verify(*arguments)
 
     monkeypatch.setattr(shelves, "verify", verify)
 
@@ -195,7 +195,7 @@ async def test_what_goes_while_it_is_read_keeps_no_other_from_being_read(
     def verify(storage: Any, one: Any, pace: Any) -> Any:
         if one.step == 200:
             storage.remove(step_name(200))
-        return shelf.verify(storage, one, pace)
+        return checkpoints.verify(storage, one, pace)
 
     monkeypatch.setattr(shelves, "verify", verify)
     monkeypatch.setattr(tending, "_RETRY_S", 3600.0)
@@ -224,7 +224,7 @@ async def test_retention_leaves_alone_what_is_being_read(
         if one.step == 200:
             begun.set()
             go_on.wait(60)
-        return shelf.verify(storage, one, pace)
+        return checkpoints.verify(storage, one, pace)
 
     async def publish(*steps: int) -> None:
         for step in steps:

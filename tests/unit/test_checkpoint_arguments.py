@@ -20,7 +20,7 @@ from trainer_sdk.checkpoint import (
     async_save,
     wait_for_files,
 )
-from trainer_sdk.checkpoint.whose import whose
+from trainer_sdk.checkpoint.job_context import whose
 
 STATE: dict[str, Any] = {"weights": torch.ones(3)}
 WRONG_STEPS: list[Any] = [

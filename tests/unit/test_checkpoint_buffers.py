@@ -4,13 +4,13 @@ import mmap
 from pathlib import Path
 
 from tests.unit.saved_states import Told
-from trainer_sdk.checkpoint.arena import Buffer
+from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.marks import mark_image
-from trainer_sdk.checkpoint.save import Save
-from trainer_sdk.checkpoint.saves import SaveQueue
-from trainer_sdk.checkpoint.storage.shelf import Mark
-from trainer_sdk.checkpoint.writer.orders import Done, Failed, FromWriter, WriteFile, Written
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import Save
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.writer.protocol import Done, Failed, FromWriter, WriteFile, Written
 
 
 class Queue(SaveQueue):

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from trainer_sdk.checkpoint import arena, room
-from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError, TakenError
+from trainer_sdk.checkpoint.job_context import whose
 from trainer_sdk.checkpoint.manifest import INDEX, Identity, ImageIndex, encode
-from trainer_sdk.checkpoint.whose import whose
+from trainer_sdk.checkpoint.save import buffers, room
+from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, TakenError
 
 SIZE = 1 << 16
 
@@ -43,7 +43,7 @@ def test_a_buffer_keeps_its_memory_while_the_size_stays() -> None:
 
 def test_too_little_room_is_told_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal has what is needed and what is left (A8.4)."""
-    monkeypatch.setattr(arena, "available_bytes", lambda _: SIZE - 1)
+    monkeypatch.setattr(buffers, "available_bytes", lambda _: SIZE - 1)
     with pytest.raises(NoRoomError, match="has 0 MiB left, and the save needs 1 MiB") as told:
         Buffer().fit(SIZE)
     assert (told.value.needed_bytes, told.value.available_bytes) == (SIZE, SIZE - 1)
@@ -95,7 +95,7 @@ def test_two_images_of_one_step_leave_one_to_fill(tmp_path: Path) -> None:
 def test_another_process_with_the_same_images_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena, "_WITHIN_S", 0.0)
+    monkeypatch.setattr(buffers, "_WITHIN_S", 0.0)
     folder = tmp_path / "images" / "own" / "rank-0"
     folder.mkdir(parents=True)
     held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
@@ -125,8 +125,8 @@ def test_who_waits_for_images_that_are_just_removed_has_a_folder_of_its_own(
         real(held, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(arena, "_LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(arena, "_WITHIN_S", 1e9)
+    monkeypatch.setattr(buffers, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(buffers, "_WITHIN_S", 1e9)
     after = Arena(1, folder)
     assert len(looks) == 3
     with pytest.raises(BlockingIOError), open(f"{folder}/lock") as held:
@@ -149,7 +149,7 @@ def test_a_folder_that_goes_while_its_lock_is_opened_is_made_again(
             folder.rmdir()
 
     monkeypatch.setattr(os, "makedirs", makedirs)
-    monkeypatch.setattr(arena, "_WITHIN_S", 1e9)
+    monkeypatch.setattr(buffers, "_WITHIN_S", 1e9)
     Arena(1, str(folder)).close(keeps_images=False)
     assert len(made) == 2
     assert not folder.exists()

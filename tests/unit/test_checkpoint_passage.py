@@ -13,12 +13,12 @@ from xxhash import xxh3_128_hexdigest
 from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.storage.names import SAVING
-from trainer_sdk.checkpoint.writer import disk, parts
+from trainer_sdk.checkpoint.writer import disk, files
 from trainer_sdk.checkpoint.writer.disk import Hashing
-from trainer_sdk.checkpoint.writer.orders import Failed, Filled, FromWriter, GiveUp, WriteState
-from trainer_sdk.checkpoint.writer.parts import part_of, place_of, write_shard
+from trainer_sdk.checkpoint.writer.files import part_of, place_of, write_shard
 from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
-from trainer_sdk.checkpoint.writer.serving import Service
+from trainer_sdk.checkpoint.writer.protocol import Failed, Filled, FromWriter, GiveUp, WriteState
+from trainer_sdk.checkpoint.writer.service import Service
 
 PAGE = mmap.PAGESIZE
 PAGES = 8
@@ -33,7 +33,7 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (disk, parts):
+    for module in (disk, files):
         monkeypatch.setattr(module, "CHUNK_BYTES", PAGE)
     monkeypatch.setattr(disk, "_MOST_CHUNK_BYTES", PAGE)
 

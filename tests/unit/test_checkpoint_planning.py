@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.unit.saved_states import together
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.flat_state import fits, flatten, read_form, room_for
+from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.manifest import Entry
-from trainer_sdk.checkpoint.planning import PAGE_BYTES, Plan, PlanError, layout_of, make_plan
-from trainer_sdk.checkpoint.reading import fits, flatten, read_form, room_for
-from trainer_sdk.checkpoint.template import around, inside
+from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, PlanError, layout_of, make_plan
+from trainer_sdk.checkpoint.torch_format import around, inside
 
 SHAPES = [(), (0,), (1,), (7, 3), (0, 4), (65,), (1024, 3)]
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int8, torch.complex128]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.waiting import until
-from trainer_sdk.checkpoint import staging
-from trainer_sdk.checkpoint.owned import Owned, optimizers_in
-from trainer_sdk.checkpoint.staging import ChangedError, Copy, Stager, Staging
+from trainer_sdk.checkpoint.save import staging
+from trainer_sdk.checkpoint.save.owned import Owned, optimizers_in
+from trainer_sdk.checkpoint.save.staging import ChangedError, Copy, Stager, Staging
 
 
 class Held:

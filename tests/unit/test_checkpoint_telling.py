@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from trainer_sdk.bootstrap.link import Link, blank
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.events import Teller
 from trainer_sdk.wire import Checkpointed, Datagram
 
 

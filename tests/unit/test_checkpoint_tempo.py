@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trainer_sdk.checkpoint.tempo import LEAST_BYTES_PER_S, Tempo
+from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S, Tempo
 
 GIB = 1 << 30
 STEP_S = 0.1

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.restore.choosing import (
+from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
     PEER,

@@ -28,10 +28,10 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.images import Image
+from trainer_sdk.checkpoint.restore.image import Image
 from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 
 @pytest.fixture

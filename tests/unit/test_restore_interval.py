@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_sdk.checkpoint.interval import (
+from trainer_sdk.checkpoint.schedule.interval import (
     Bounds,
     Every,
     Pace,

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.saved_states import Told, together
-from trainer_sdk.checkpoint import pacing
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.interval import Bounds, Pace, parse_every
-from trainer_sdk.checkpoint.pacing import Pacing
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.schedule import save_schedule
+from trainer_sdk.checkpoint.schedule.interval import Bounds, Pace, parse_every
+from trainer_sdk.checkpoint.schedule.save_schedule import Pacing
 
 
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
     """Each rank's clock is its own."""
     now = threading.local()
-    monkeypatch.setattr(pacing, "monotonic", lambda: now.s)
+    monkeypatch.setattr(save_schedule, "monotonic", lambda: now.s)
 
     def move(rank: int, by_s: float) -> None:
         now.s = getattr(now, "s", 1000.0 * rank) + by_s

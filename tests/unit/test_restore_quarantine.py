@@ -10,19 +10,24 @@ import pytest
 import torch
 
 from tests.unit.saved_states import Place
-from trainer_sdk.checkpoint.arena import Buffer
+from trainer_sdk.checkpoint.image_folder import (
+    MARKED_INDEX,
+    image_folders,
+    marked_image,
+    release_image,
+)
 from trainer_sdk.checkpoint.manifest import INDEX, step_name
-from trainer_sdk.checkpoint.marks import MARKED_INDEX, image_folders, marked_image, release_image
-from trainer_sdk.checkpoint.quarantine import (
+from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.restore.quarantine import (
     WITHIN_STEPS,
     BadLossError,
     Loaded,
     LossWatch,
 )
-from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 
 def state(value: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import CONFIGURED_LOGGER
 from trainer_sdk import saying
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.events import Teller
 
 
 class Heard(logging.Handler):

@@ -4,13 +4,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
     from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState
-    from trainer_sdk.checkpoint.files import FileSaver, async_save, wait_for_files
-    from trainer_sdk.checkpoint.handle import SaveHandle
-    from trainer_sdk.checkpoint.quarantine import BadLossError
+    from trainer_sdk.checkpoint.file_saver import FileSaver, async_save, wait_for_files
     from trainer_sdk.checkpoint.restore.errors import RestoreError
-    from trainer_sdk.checkpoint.restore.restoring import Restored
-    from trainer_sdk.checkpoint.save import SaveError, Timeouts
-    from trainer_sdk.checkpoint.way_back import Latest
+    from trainer_sdk.checkpoint.restore.quarantine import BadLossError
+    from trainer_sdk.checkpoint.restore.restorer import Restored
+    from trainer_sdk.checkpoint.restore.way_back import Latest
+    from trainer_sdk.checkpoint.save.handle import SaveHandle
+    from trainer_sdk.checkpoint.save.request import SaveError, Timeouts
 
 __all__ = [
     "BadLossError",
@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BadLossError": "quarantine",
+    "BadLossError": "restore.quarantine",
     "Checkpointer": "checkpointer",
-    "FileSaver": "files",
-    "Latest": "way_back",
+    "FileSaver": "file_saver",
+    "Latest": "restore.way_back",
     "PerRank": "data",
-    "Timeouts": "save",
+    "Timeouts": "save.request",
     "PositionedSampler": "data",
     "RngState": "data",
     "RestoreError": "restore.errors",
-    "Restored": "restore.restoring",
-    "SaveError": "save",
-    "SaveHandle": "handle",
-    "async_save": "files",
-    "wait_for_files": "files",
+    "Restored": "restore.restorer",
+    "SaveError": "save.request",
+    "SaveHandle": "save.handle",
+    "async_save": "file_saver",
+    "wait_for_files": "file_saver",
 }
 
 

@@ -8,23 +8,30 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 import torch
 
 from trainer_sdk import layout
-from trainer_sdk.checkpoint import arguments, leaving
-from trainer_sdk.checkpoint.agreement import group_of_all
-from trainer_sdk.checkpoint.arena import MOST_BUFFERS
+from trainer_sdk.checkpoint import arguments, script_end
 from trainer_sdk.checkpoint.data import has_position
-from trainer_sdk.checkpoint.handle import SaveHandle
-from trainer_sdk.checkpoint.interval import parse_every
-from trainer_sdk.checkpoint.pacing import Pacing
-from trainer_sdk.checkpoint.readying import Setup, Wish
-from trainer_sdk.checkpoint.restore.restoring import Restored
-from trainer_sdk.checkpoint.save import ON_ERROR, NotBegun, OnError, Save, SaveError, Timeouts
-from trainer_sdk.checkpoint.saver import Saver
-from trainer_sdk.checkpoint.saves import SaveQueue, waiting
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.group import group_of_all
+from trainer_sdk.checkpoint.job_context import whose
+from trainer_sdk.checkpoint.restore.restorer import Restored
+from trainer_sdk.checkpoint.restore.way_back import Latest, WayBack
+from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
+from trainer_sdk.checkpoint.save.handle import SaveHandle
+from trainer_sdk.checkpoint.save.preparation import Setup, Wish
+from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
+from trainer_sdk.checkpoint.save.request import (
+    ON_ERROR,
+    NotBegun,
+    OnError,
+    Save,
+    SaveError,
+    Timeouts,
+)
+from trainer_sdk.checkpoint.save.saver import Saver
+from trainer_sdk.checkpoint.schedule.interval import parse_every
+from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S, Tempo
+from trainer_sdk.checkpoint.schedule.save_schedule import Pacing
 from trainer_sdk.checkpoint.storage import lasting
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.tempo import LEAST_BYTES_PER_S, Tempo
-from trainer_sdk.checkpoint.way_back import Latest, WayBack
-from trainer_sdk.checkpoint.whose import whose
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.sections import Section
 
@@ -105,10 +112,10 @@ class Checkpointer:
         self._step_counter = _StepCounter(self._session)
         self._pid = os.getpid()
         self._is_open = True
-        self._ending = leaving.Ending(
+        self._ending = script_end.Ending(
             self._await_all, lambda is_failing: self._close(abort=False, is_failing=is_failing)
         )
-        leaving.remember(self._ending)
+        script_end.remember(self._ending)
 
     @property
     def unfinished(self) -> int:
@@ -288,7 +295,7 @@ class Checkpointer:
         error: "BaseException | None",
         trace: "TracebackType | None",
     ) -> None:
-        is_failing = error is not None and not leaving.is_good_end(error)
+        is_failing = error is not None and not script_end.is_good_end(error)
         failure = self._close(abort=False, is_failing=is_failing)
         if failure is not None and not is_failing:
             raise failure
@@ -315,7 +322,7 @@ class Checkpointer:
         if not self._is_open or os.getpid() != self._pid:
             return None
         self._is_open = False
-        leaving.forget(self._ending)
+        script_end.forget(self._ending)
         self._way_back.close()
         keeps_images = True  # also where what is called after a save fails
         try:

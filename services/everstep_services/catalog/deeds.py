@@ -25,7 +25,7 @@ from everstep_services.catalog.domain.taking import say
 from everstep_services.catalog.indexing import Indexer
 from everstep_services.catalog.scanning import Scanner
 from everstep_services.catalog.shelves import OutOfReachError, Shelves
-from trainer_sdk.checkpoint.storage.shelf import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
 
 log = logging.getLogger(__name__)
 

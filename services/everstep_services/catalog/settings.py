@@ -1,7 +1,7 @@
 """The [catalog] section: what is kept, how often files are read again, when copies are repaired."""
 
 from everstep.settings import Settings
-from trainer_sdk.checkpoint.storage.leavings import ABANDONED_S
+from trainer_sdk.checkpoint.storage.leftovers import ABANDONED_S
 
 
 class CatalogSettings(Settings, frozen=True, kw_only=True):

@@ -10,9 +10,9 @@ from typing import TypeVar, cast
 
 from everstep.errors import EverstepError
 from trainer_sdk.checkpoint.manifest import step_name
+from trainer_sdk.checkpoint.schedule.throttle import Throttle
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
-from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
-from trainer_sdk.checkpoint.storage.shelf import (
+from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
     GoneError,
@@ -27,7 +27,7 @@ from trainer_sdk.checkpoint.storage.shelf import (
     unmark,
     verify,
 )
-from trainer_sdk.checkpoint.throttle import Throttle
+from trainer_sdk.checkpoint.storage.leftovers import Leaving, leavings, sweep
 
 T = TypeVar("T")
 _SOON_S = 2.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.shelves import OutOfReachError, Shelves
-from trainer_sdk.checkpoint.storage.leavings import Leaving
+from trainer_sdk.checkpoint.storage.leftovers import Leaving
 
 log = logging.getLogger(__name__)
 _LOOK_S = 2.5

@@ -23,16 +23,16 @@ from tests.killing_server import sent
 from tests.scripted import apart
 from tests.small_pieces import PIECE_BYTES
 from tests.waiting import until
-from trainer_sdk.checkpoint import staging, writing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler, RngState
-from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.save import Save
+from trainer_sdk.checkpoint.save import staging, writer_process
+from trainer_sdk.checkpoint.save.delivery import Delivery
+from trainer_sdk.checkpoint.save.request import Save
 from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import shelved, verify
 from trainer_sdk.checkpoint.storage.names import SAVING
-from trainer_sdk.checkpoint.storage.shelf import shelved, verify
-from trainer_sdk.checkpoint.writer.orders import Done, Kept, WriteState
+from trainer_sdk.checkpoint.writer.protocol import Done, Kept, WriteState
 
 DATA = torch.arange(64 * 16).view(64, 16).sin()
 STEPS = 12
@@ -195,7 +195,7 @@ def flaws(root: str) -> list[tuple[int, str]]:
 def main(folder: Path, root: str, kills: int, seed: int, most: int) -> None:
     chance, record = random.Random(seed), Record()
     (folder / "images").mkdir(mode=0o700)
-    staging._PIECE_BYTES, writing._MODULE = PIECE_BYTES, "tests.small_pieces"
+    staging._PIECE_BYTES, writer_process._MODULE = PIECE_BYTES, "tests.small_pieces"
     killed = number = 0
     while killed < kills and not record.wrong:
         number += 1

@@ -41,9 +41,9 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
 )
 from trainer_sdk.checkpoint.storage import Storage, storage_for
-from trainer_sdk.checkpoint.storage.leavings import leavings, sweep
-from trainer_sdk.checkpoint.storage.shelf import OWNER, Shelved, shelved, verify
-from trainer_sdk.checkpoint.writer.parts import part_name
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, Shelved, shelved, verify
+from trainer_sdk.checkpoint.storage.leftovers import leavings, sweep
+from trainer_sdk.checkpoint.writer.files import part_name
 
 RANKS = (0, 1)
 SPARED = 1_000_000

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from trainer_sdk.checkpoint import Checkpointer, Timeouts
-from trainer_sdk.checkpoint.save import OnError
+from trainer_sdk.checkpoint.save.request import OnError
 
 
 def main(root: Path, way: str, on_error: OnError, storage: str) -> None:

@@ -2,10 +2,10 @@
 
 import threading
 
-from trainer_sdk.checkpoint.restore.choosing import Offer
+from trainer_sdk.checkpoint.restore.choice import Offer
+from trainer_sdk.checkpoint.restore.discovery import Home, see_images, wait_for_agent
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.restore.images import Image
-from trainer_sdk.checkpoint.restore.looking import Home, see_images, wait_for_agent
+from trainer_sdk.checkpoint.restore.image import Image
 
 _MOST = 2
 """The newest may not have reached the other nodes: then all go back to the one before."""

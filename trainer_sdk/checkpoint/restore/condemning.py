@@ -6,11 +6,11 @@ What could not be read for once, or does not fit this training, is left as it is
 
 from datetime import UTC, datetime
 
+from trainer_sdk.checkpoint.events import Teller
 from trainer_sdk.checkpoint.manifest import Identity, step_of
-from trainer_sdk.checkpoint.restore.choosing import GLOBAL
+from trainer_sdk.checkpoint.restore.choice import GLOBAL
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.shelf import Mark, look, quarantine
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
 
 _CAUSE = "corrupt"
 

@@ -33,7 +33,7 @@ from trainer_sdk.checkpoint.restore.target import Target, fill
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
-from trainer_sdk.checkpoint.template import inside
+from trainer_sdk.checkpoint.torch_format import inside
 
 _BLOCK_BYTES = 16 << 20
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from trainer_sdk.checkpoint.reading import Flat, Piece, read_form
+from trainer_sdk.checkpoint.flat_state import Flat, Piece, read_form
 from trainer_sdk.checkpoint.restore.optimizers import Form, give_state, is_blank, state_like
 
 State = MutableMapping[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.storage.values import DATA, why_unread
+from trainer_sdk.checkpoint.storage.pickled_values import DATA, why_unread
 
 _PLAIN = frozenset({int, float, str, bool, bytes, complex, type(None)})
 _CONTAINERS = frozenset({list, tuple, set, frozenset})

@@ -22,11 +22,11 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
     step_name,
 )
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
+from trainer_sdk.checkpoint.storage.pickled_values import UnreadableError, values_in, why_unread
 from trainer_sdk.checkpoint.storage.port import Storage, StorageError
-from trainer_sdk.checkpoint.storage.shelf import OWNER, owner_of
-from trainer_sdk.checkpoint.storage.values import UnreadableError, values_in, why_unread
 
 _SHARD = ".distcp"
 _READ_BYTES = 8 << 20

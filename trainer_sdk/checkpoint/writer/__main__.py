@@ -9,8 +9,8 @@ import threading
 
 from trainer_sdk.bootstrap.deferral import HELD
 from trainer_sdk.checkpoint.writer.dying import arm
-from trainer_sdk.checkpoint.writer.orders import FromWriter, ToWriter
-from trainer_sdk.checkpoint.writer.serving import Service
+from trainer_sdk.checkpoint.writer.protocol import FromWriter, ToWriter
+from trainer_sdk.checkpoint.writer.service import Service
 from trainer_sdk.wire import Channel
 
 _PR_SET_PDEATHSIG = 1

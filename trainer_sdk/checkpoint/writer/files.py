@@ -1,88 +1,209 @@
-"""One file or object, in the place of what was there, whole or not at all."""
+"""A rank's part of a checkpoint: written, hashed, and named in a file beside it."""
 
-import fcntl
-import mmap
 import os
-import stat
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
-from trainer_sdk.checkpoint.storage import lasting, storage_for
-from trainer_sdk.checkpoint.storage.folder import sync_folder
-from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
+import msgspec
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+from trainer_sdk.checkpoint.durability import put_durably, sync_file, sync_names
+from trainer_sdk.checkpoint.manifest import (
+    INDEX,
+    MANIFEST,
+    BadManifestError,
+    Entry,
+    ImageIndex,
+    Manifest,
+    Part,
+    ShardFile,
+    decode,
+    encode,
+    step_name,
+)
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.names import SAVING
+from trainer_sdk.checkpoint.storage.port import MissingError, Storage
+from trainer_sdk.checkpoint.writer.disk import (
+    CHUNK_BYTES,
+    Going,
+    Hashing,
+    hash_in_parts,
+    write_hashed,
+)
 from trainer_sdk.checkpoint.writer.passage import Passage
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
-_SAVING = ".everstep-saving"
-_MOST_OF_NAME = 50
-"""Characters of at most four bytes each: with what is added, it is a name, however long it was."""
-_LEFT_S = 3600.0
-"""Nobody has written to it for so long: where locks do not reach other nodes, it tells as much."""
-_cleared: set[str] = set()
+_ABOVE_RANK = 2
+"""Folders between a rank's own and the one that its agent has made: own/, and that itself."""
 
 
-def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
-    """Write so many of these bytes; `octets` goes on to the end of the last page."""
-    folder, _, name = path.rpartition("/")
-    if "://" in path:
-        parts = (octets[at : min(at + CHUNK_BYTES, size)] for at in range(0, size, CHUNK_BYTES))
-        storage_for(lasting(folder)).put(name, parts)
-        return
-    with _held(f"{folder}/.{name[:_MOST_OF_NAME]}.{os.getpid()}{_SAVING}") as beside:
-        _clear(folder or "/", os.stat(beside).st_mtime)
-        whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
-        _cut(beside, size)
-        _liken(beside, path)
-        os.replace(beside, path)
-        sync_folder(folder or "/")
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the files of one save go, before and after they can be seen."""
+
+    storage: Storage
+    step: str
+    """The name that it gets."""
+    before: str
+    """The folder in which its files are made."""
+    inside: str
+    """What their names begin with, as the manifest has them."""
+
+    def path(self, name: str) -> str:
+        """Of a file, for people."""
+        return f"{self.storage.url}/{self.before}/{name}"
+
+
+def place_of(root: str, saving: str, step: int) -> Place:
+    """In a folder of its own; in an object store that is below the step, and stays there."""
+    storage, name = storage_for(root), step_name(step)
+    if isinstance(storage, Folder):
+        return Place(storage, name, f"{SAVING}/{saving}", "")
+    return Place(storage, name, f"{name}/{saving}", f"{saving}/")
+
+
+def part_name(rank: int) -> str:
+    """What a rank has made durable."""
+    return f"part-{rank:05d}.json"
+
+
+def failure_name(rank: int) -> str:
+    """Why a rank has given up."""
+    return f"failed-{rank:05d}.json"
+
+
+def part_of(place: Place, rank: int) -> Part | None:
+    """What a rank has made durable, until it can be seen."""
+    name = f"{place.before}/{part_name(rank)}"
+    try:
+        return decode(place.storage.read(name), Part, f"{place.storage.url}/{name}")
+    except MissingError:
+        return None
+
+
+def visible(place: Place) -> tuple[Manifest, str] | None:
+    """What has the name of the step, and the hash of its manifest."""
+    name = f"{place.step}/{MANIFEST}"
+    try:
+        octets = place.storage.read(name)
+        found = decode(octets, Manifest, f"{place.storage.url}/{name}")
+    except (MissingError, BadManifestError):
+        return None
+    return found, xxh3_128_hexdigest(octets)
+
+
+def is_ours(there: Manifest, order: WriteState) -> bool:
+    """It is what this very save has made visible."""
+    return there.saving == order.saving
+
+
+def write_shard(
+    order: WriteState,
+    windows: Iterable[memoryview],
+    hashing: Hashing,
+    passage: Passage,
+    going: Going,
+) -> float:
+    """Write a rank's shard and its part, and hash the one; how long that took.
+
+    What an attempt before has made durable is not touched: rank 0 may be publishing it.
+    """
+    place, began = place_of(order.root, order.saving, order.identity.step), time.monotonic()
+    if _is_durable(order, place):
+        _hash(windows, hashing, passage, going)
+        return time.monotonic() - began
+    if isinstance(place.storage, Folder):
+        with _whole(os.path.join(place.storage.path, place.before), order) as path:
+            write_hashed(path, order.file_bytes, windows, hashing, passage, going)
+    else:
+        if order.keep:  # its image is needed sooner than all of it can be sent
+            windows = tuple(windows)
+            _hash(windows, hashing, passage, going)
+        parts = _parts(windows, passage, going)
+        name = f"{place.before}/{order.shard}"
+        place.storage.put(name, parts if order.keep else _hashed(parts, hashing))
+    file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hashing.hexdigest())
+    part = Part(
+        identity=order.identity,
+        rank=order.rank,
+        files=(file,),
+        stall_s=passage.stall_s,
+        write_s=time.monotonic() - began,
+    )
+    place.storage.put(f"{place.before}/{part_name(order.rank)}", (encode(part),))
+    return part.write_s
+
+
+def _is_durable(order: WriteState, place: Place) -> bool:
+    """An attempt before has written this rank's part; it goes with the move to the step's name."""
+    if part_of(place, order.rank) is not None:
+        return True
+    found = visible(place)
+    return found is not None and is_ours(found[0], order)
 
 
 @contextmanager
-def _held(path: str) -> Generator[str]:
-    """A file that is made, of which everybody can see by its lock that its writer lives."""
-    while True:
-        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):  # a file system without locks, where nothing is cleared away
-            fcntl.flock(held, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(held), os.stat(path)):
-                break
-        os.close(held)  # somebody has just cleared it away
+def _whole(folder: str, order: WriteState) -> Generator[str]:
+    """The path of a shard that gets its name when it is finished, and takes no room otherwise.
+
+    The part of an attempt before may come at any time: its writer may hang where even a kill waits.
+    """
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f".{order.shard}")
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # that writer may still have it
     try:
         yield path
-    finally:
-        with suppress(FileNotFoundError):
+        os.replace(path, os.path.join(folder, order.shard))
+    except BaseException:
+        with suppress(OSError):
             os.unlink(path)
-        os.close(held)
+            # Another rank may be about to say in it that it fails.
+            if order.identity.world_size == 1:
+                os.rmdir(folder)
+        raise
 
 
-def _clear(folder: str, now: float) -> None:
-    """Remove what writers have left that were killed; once is enough. `now` is the storage's."""
-    if folder in _cleared:
-        return
-    _cleared.add(folder)
-    with os.scandir(folder) as entries:
-        names = [one.name for one in entries if one.name.endswith(_SAVING)]
-    for path in (os.path.join(folder, one) for one in names if one.startswith(".")):
-        with suppress(OSError), open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if now - os.fstat(file.fileno()).st_mtime > _LEFT_S:
-                os.unlink(path)
+def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: Going) -> str:
+    """Name the whole image, of which the file was hashed already, once it is durable; its hash."""
+    hash_in_parts(octets[order.file_bytes : order.image_bytes], hasher, going)
+    begin, length = order.entries
+    index = ImageIndex(
+        identity=order.identity,
+        rank=order.rank,
+        size_bytes=order.image_bytes,
+        hash=hasher.hexdigest(),
+        entries=msgspec.json.decode(octets[begin : begin + length], type=tuple[Entry, ...]),
+    )
+    sync_file(order.image, going)  # whoever sees the index may rely on all of it
+    put_durably(Path(order.folder) / INDEX, encode(index))
+    sync_names(os.path.dirname(order.folder), _ABOVE_RANK)
+    return index.hash
 
 
-def _liken(new: str, old: str) -> None:
-    """Who may read the file that is there may read the new one, and nobody else."""
-    with suppress(FileNotFoundError):
-        about = os.stat(old)
-        with suppress(PermissionError):
-            os.chown(new, about.st_uid, about.st_gid)
-        os.chmod(new, stat.S_IMODE(about.st_mode))
+def _hash(windows: Iterable[memoryview], hashing: Hashing, passage: Passage, going: Going) -> None:
+    for octets in windows:
+        passage.wait_for(len(octets))
+        hash_in_parts(octets, hashing, going)
 
 
-def _cut(path: str, size: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _parts(windows: Iterable[memoryview], passage: Passage, going: Going) -> Iterator[bytes]:
+    """Copies: the client may hold one for longer than the window stays as it is."""
+    passed = 0
+    for octets in windows:
+        for at in range(0, len(octets), CHUNK_BYTES):
+            begin, passed = passed, passed + len(octets[at : at + CHUNK_BYTES])
+            passage.let(begin, passed)
+            yield bytes(octets[at : at + CHUNK_BYTES])
+            going()
+
+
+def _hashed(parts: Iterable[bytes], hashing: Hashing) -> Iterator[bytes]:
+    for part in parts:
+        hashing.update(part)
+        yield part

@@ -2,7 +2,7 @@
 
 import threading
 
-from trainer_sdk.checkpoint.throttle import Throttle
+from trainer_sdk.checkpoint.schedule.throttle import Throttle
 
 
 class GivenUpByRankError(Exception):

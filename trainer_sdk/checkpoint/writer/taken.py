@@ -9,18 +9,18 @@ from msgspec.structs import replace
 from xxhash import xxh3_128_hexdigest
 
 from trainer_sdk.checkpoint.manifest import MANIFEST, METADATA, Manifest, step_name
-from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.names import REPLACED, replaced_name, saving_of
-from trainer_sdk.checkpoint.storage.port import Storage
-from trainer_sdk.checkpoint.storage.shelf import (
+from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
     Shelved,
     mark,
     unmark,
 )
-from trainer_sdk.checkpoint.writer.orders import WriteState
-from trainer_sdk.checkpoint.writer.parts import Place
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.names import REPLACED, replaced_name, saving_of
+from trainer_sdk.checkpoint.storage.port import Storage
+from trainer_sdk.checkpoint.writer.files import Place
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 
 class TakenError(Exception):

@@ -18,7 +18,7 @@ import msgspec
 
 from everstep.errors import EverstepError
 from everstep_services.agent.checkpoints.tls import Tls, fingerprint
-from trainer_sdk.checkpoint.marks import RestoredState
+from trainer_sdk.checkpoint.image_folder import RestoredState
 
 _NONCE = 32
 _LENGTH = struct.Struct("!I")

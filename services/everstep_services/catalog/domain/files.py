@@ -8,7 +8,7 @@ from everstep.messages import CheckpointQuarantined, KnownCheckpoint
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.taking import say
 from trainer_sdk.checkpoint.manifest import step_name
-from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, Shelved
 
 
 def compare(

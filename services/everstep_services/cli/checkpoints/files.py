@@ -21,9 +21,7 @@ from everstep_services.cli.output import cell, echo, print_record, print_records
 from trainer_sdk.checkpoint.manifest import step_name, step_of
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.adoption import adopt
-from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
-from trainer_sdk.checkpoint.storage.port import MissingError
-from trainer_sdk.checkpoint.storage.shelf import (
+from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
     GoneError,
@@ -39,6 +37,8 @@ from trainer_sdk.checkpoint.storage.shelf import (
     unmark,
     verify,
 )
+from trainer_sdk.checkpoint.storage.leftovers import Leaving, leavings, sweep
+from trainer_sdk.checkpoint.storage.port import MissingError
 
 VERIFY_COLUMNS = ("step", "state", "size", "took", "place", "reason")
 

@@ -15,8 +15,8 @@ from trainer_sdk.checkpoint.manifest import (
     ImageIndex,
     decode,
 )
-from trainer_sdk.checkpoint.restore.choosing import MEMORY, PEER
-from trainer_sdk.checkpoint.storage.shelf import Mark
+from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
 
 MARKED_INDEX = "index.quarantined.json"
 """In the place of the index of an image that is not to be restored: why."""

@@ -15,8 +15,9 @@ from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError
 from trainer_sdk.checkpoint.writer.disk import Hashing, hash_in_parts
-from trainer_sdk.checkpoint.writer.files import write_file
-from trainer_sdk.checkpoint.writer.orders import (
+from trainer_sdk.checkpoint.writer.files import keep_image, write_shard
+from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
+from trainer_sdk.checkpoint.writer.protocol import (
     Done,
     Failed,
     Filled,
@@ -31,18 +32,17 @@ from trainer_sdk.checkpoint.writer.orders import (
     WriteState,
     Written,
 )
-from trainer_sdk.checkpoint.writer.ownership import (
+from trainer_sdk.checkpoint.writer.publication import (
+    GivenUpError,
+    settle,
+)
+from trainer_sdk.checkpoint.writer.root_claim import (
     OtherLaunchError,
     OtherOwnerError,
     Root,
     VanishedError,
 )
-from trainer_sdk.checkpoint.writer.parts import keep_image, write_shard
-from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
-from trainer_sdk.checkpoint.writer.publishing import (
-    GivenUpError,
-    settle,
-)
+from trainer_sdk.checkpoint.writer.single_file import write_file
 from trainer_sdk.checkpoint.writer.taken import TakenError
 
 Tell = Callable[[FromWriter], None]

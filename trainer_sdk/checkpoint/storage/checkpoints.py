@@ -25,9 +25,9 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
+from trainer_sdk.checkpoint.storage.pickled_values import UnreadableError, values_in, why_unread
 from trainer_sdk.checkpoint.storage.port import MissingError, Octets, Storage, StorageError
 from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
-from trainer_sdk.checkpoint.storage.values import UnreadableError, values_in, why_unread
 
 OWNER = "owner.json"
 PINNED = "pinned.json"

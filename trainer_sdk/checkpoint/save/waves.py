@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from trainer_sdk.checkpoint.planning import PAGE_BYTES, Plan
-from trainer_sdk.checkpoint.reading import Flat, found_at
+from trainer_sdk.checkpoint.flat_state import Flat, found_at
+from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan
 
 
 @dataclass(frozen=True, slots=True)

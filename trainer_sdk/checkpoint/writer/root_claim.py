@@ -7,9 +7,9 @@ import time
 
 import msgspec
 
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import Storage
-from trainer_sdk.checkpoint.storage.shelf import OWNER, owner_of
 
 LAUNCH = ".launch"
 """In a folder, and locked by the writer of rank 0 of a launch that no agent counts."""

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trainer_sdk.bootstrap.deferral import HELD
-from trainer_sdk.checkpoint.writer.orders import FromWriter, ToWriter
+from trainer_sdk.checkpoint.writer.protocol import FromWriter, ToWriter
 from trainer_sdk.wire import Channel
 
 _LOOK_EVERY_S = 1.0
 _GONE_WITHIN_S = 5.0
 _MODULE = "trainer_sdk.checkpoint.writer"
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *3 * [os.pardir]))
 
 
 class WriterGoneError(Exception):

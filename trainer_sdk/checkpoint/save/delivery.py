@@ -7,10 +7,11 @@ from contextlib import suppress
 
 import msgspec
 
-from trainer_sdk.checkpoint.news import News
-from trainer_sdk.checkpoint.save import OnError, Save, SaveError, Timeouts
+from trainer_sdk.checkpoint.save.news import News
+from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError, Timeouts
+from trainer_sdk.checkpoint.save.writer_process import Writer, WriterGoneError
 from trainer_sdk.checkpoint.storage.port import StorageError
-from trainer_sdk.checkpoint.writer.orders import (
+from trainer_sdk.checkpoint.writer.protocol import (
     Done,
     Failed,
     Filled,
@@ -25,8 +26,7 @@ from trainer_sdk.checkpoint.writer.orders import (
     WriteState,
     Written,
 )
-from trainer_sdk.checkpoint.writer.publishing import abandon
-from trainer_sdk.checkpoint.writing import Writer, WriterGoneError
+from trainer_sdk.checkpoint.writer.publication import abandon
 
 _MOST_ATTEMPTS = 3
 _IN_VAIN = frozenset(

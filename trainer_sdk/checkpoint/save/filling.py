@@ -2,9 +2,9 @@
 
 import torch
 
-from trainer_sdk.checkpoint.arena import Buffer
-from trainer_sdk.checkpoint.planning import Plan
-from trainer_sdk.checkpoint.reading import Piece
+from trainer_sdk.checkpoint.flat_state import Piece
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.plan import Plan
 
 
 def fill(buffer: Buffer, plan: Plan) -> None:

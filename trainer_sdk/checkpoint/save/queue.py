@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.checkpoint.arena import Buffer
-from trainer_sdk.checkpoint.delivery import Delivery
-from trainer_sdk.checkpoint.news import News
-from trainer_sdk.checkpoint.save import NotBegun, OnError, Save, SaveError, Timeouts
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.writer.orders import Failed
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.delivery import Delivery
+from trainer_sdk.checkpoint.save.news import News
+from trainer_sdk.checkpoint.save.request import NotBegun, OnError, Save, SaveError, Timeouts
+from trainer_sdk.checkpoint.writer.protocol import Failed
 
 _BUSY = "an earlier save was not durable yet"
 

@@ -19,7 +19,7 @@ from trainer_sdk.bootstrap import link as links
 from trainer_sdk.saying import say
 
 if TYPE_CHECKING:
-    from trainer_sdk.checkpoint.save import SaveError
+    from trainer_sdk.checkpoint.save.request import SaveError
 
 _FAILED = 1
 _exit = sys.exit

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, get_args
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.checkpoint.save import NotBegun, Save, SaveError
+from trainer_sdk.checkpoint.save.request import NotBegun, Save, SaveError
 
 SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
 """What has become of a save.

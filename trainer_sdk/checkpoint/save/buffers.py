@@ -16,6 +16,13 @@ from pathlib import Path
 import torch
 
 from trainer_sdk.checkpoint.durability import is_on_disk
+from trainer_sdk.checkpoint.image_folder import (
+    ASIDE_INDEX,
+    MARKED_INDEX,
+    RESTORED,
+    RestoredState,
+    mark_restored,
+)
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -24,14 +31,7 @@ from trainer_sdk.checkpoint.manifest import (
     ImageIndex,
     decode,
 )
-from trainer_sdk.checkpoint.marks import (
-    ASIDE_INDEX,
-    MARKED_INDEX,
-    RESTORED,
-    RestoredState,
-    mark_restored,
-)
-from trainer_sdk.checkpoint.room import available_bytes, free_bytes
+from trainer_sdk.checkpoint.save.room import available_bytes, free_bytes
 
 _PAGE = 4096
 _MADV_POPULATE_WRITE = 23

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import SupportsFloat
 
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.image_folder import image_folders, mark_image
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
     BadManifestError,
@@ -22,11 +24,9 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
     step_of,
 )
-from trainer_sdk.checkpoint.marks import image_folders, mark_image
-from trainer_sdk.checkpoint.restore.choosing import GLOBAL, MEMORY
+from trainer_sdk.checkpoint.restore.choice import GLOBAL, MEMORY
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.shelf import Mark, look, quarantine
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
 
 WITHIN_STEPS = 20
 _CAUSE = "nan_after_load"

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from trainer_sdk.checkpoint.samples import Samples
+from trainer_sdk.checkpoint.save.samples import Samples
 
 _PIECE_BYTES = 32 << 20
 There = Callable[[int], None]

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.flat_state import Piece
+from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
-from trainer_sdk.checkpoint.planning import layout_of
-from trainer_sdk.checkpoint.reading import Piece
 from trainer_sdk.checkpoint.restore.ahead import Ahead
-from trainer_sdk.checkpoint.restore.choosing import (
+from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
     Choice,
@@ -26,9 +26,7 @@ from trainer_sdk.checkpoint.restore.choosing import (
     missing,
 )
 from trainer_sdk.checkpoint.restore.condemning import condemn
-from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.images import Image
-from trainer_sdk.checkpoint.restore.looking import (
+from trainer_sdk.checkpoint.restore.discovery import (
     Forms,
     Home,
     lost_images,
@@ -37,10 +35,12 @@ from trainer_sdk.checkpoint.restore.looking import (
     see_published,
     wait_for_agent,
 )
+from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
+from trainer_sdk.checkpoint.restore.image import Image
 from trainer_sdk.checkpoint.restore.shards import Shards
 from trainer_sdk.checkpoint.restore.target import Target
+from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import StorageError
-from trainer_sdk.checkpoint.telling import Teller
 
 _PAGE = 8
 """So many steps of the global tier are looked at, and as many more each time that none will do."""

@@ -6,19 +6,19 @@ from pathlib import Path
 from time import monotonic
 from typing import SupportsFloat
 
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.interval import Bounds, Every, Pace
-from trainer_sdk.checkpoint.pacing import Pacing
-from trainer_sdk.checkpoint.quarantine import WITHIN_STEPS, Loaded, LossWatch
-from trainer_sdk.checkpoint.restore.agreeing import Agreeing
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.job_context import Whose
+from trainer_sdk.checkpoint.restore.agreement import Agreeing
 from trainer_sdk.checkpoint.restore.ahead import Ahead
-from trainer_sdk.checkpoint.restore.choosing import Past
-from trainer_sdk.checkpoint.restore.looking import FAILURES, RAN_S, RESTARTS, Home
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
+from trainer_sdk.checkpoint.restore.choice import Past
+from trainer_sdk.checkpoint.restore.discovery import FAILURES, RAN_S, RESTARTS, Home
+from trainer_sdk.checkpoint.restore.quarantine import WITHIN_STEPS, Loaded, LossWatch
+from trainer_sdk.checkpoint.restore.restorer import Restored, Restoring
 from trainer_sdk.checkpoint.restore.target import State
+from trainer_sdk.checkpoint.schedule.interval import Bounds, Every, Pace
+from trainer_sdk.checkpoint.schedule.save_schedule import Pacing
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.whose import Whose
 
 _AGENT_WITHIN_S = 900.0
 """More than agents take: whoever has none any more is ended by its warden."""

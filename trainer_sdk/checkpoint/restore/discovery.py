@@ -10,6 +10,7 @@ import msgspec
 import xxhash
 
 from trainer_sdk.checkpoint.durability import is_on_disk
+from trainer_sdk.checkpoint.image_folder import image_folders, marked_image
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -22,14 +23,13 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
     step_of,
 )
-from trainer_sdk.checkpoint.marks import image_folders, marked_image
-from trainer_sdk.checkpoint.restore.choosing import DISK, GLOBAL, MEMORY, Offer, Passed, Past, Sight
+from trainer_sdk.checkpoint.restore.choice import DISK, GLOBAL, MEMORY, Offer, Passed, Past, Sight
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.images import forms_of
+from trainer_sdk.checkpoint.restore.image import forms_of
 from trainer_sdk.checkpoint.restore.optimizers import Form
 from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.port import MissingError
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 OFFER = "offer.json"
 """The agent's word that it has fetched what it can."""

@@ -7,18 +7,18 @@ from typing import TypeVar
 
 import msgspec
 
-from trainer_sdk.checkpoint.agreement import Group
 from trainer_sdk.checkpoint.durability import is_on_disk
-from trainer_sdk.checkpoint.restore.agreeing import Agreeing
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.restore.agreement import Agreeing
 from trainer_sdk.checkpoint.restore.ahead import Ahead
-from trainer_sdk.checkpoint.restore.choosing import NEAREST_FIRST, Choice, Passed, Past
+from trainer_sdk.checkpoint.restore.choice import NEAREST_FIRST, Choice, Passed, Past
+from trainer_sdk.checkpoint.restore.discovery import Home
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.fitting import named
-from trainer_sdk.checkpoint.restore.looking import Home
 from trainer_sdk.checkpoint.restore.target import State, Target
 from trainer_sdk.checkpoint.storage import StorageError
 from trainer_sdk.checkpoint.storage.adoption import offer
-from trainer_sdk.checkpoint.telling import Teller
 
 Made = TypeVar("Made")
 _MOST = 32

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from time import monotonic
 
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.interval import Every, Look, Pace
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.schedule.interval import Every, Look, Pace
 
 
 class Pacing:

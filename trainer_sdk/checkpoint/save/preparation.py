@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError, folder_of
-from trainer_sdk.checkpoint.filling import fill
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.flat_state import Flat, as_bytes, fits, flatten, found_at
+from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.image_folder import RestoredState
+from trainer_sdk.checkpoint.job_context import Whose
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.marks import RestoredState
-from trainer_sdk.checkpoint.planning import PAGE_BYTES, Plan, PlanError, make_plan
-from trainer_sdk.checkpoint.reading import Flat, as_bytes, fits, flatten, found_at
 from trainer_sdk.checkpoint.restore.values import check_readable
-from trainer_sdk.checkpoint.save import NotBegun, Timeouts
-from trainer_sdk.checkpoint.saves import SaveQueue
-from trainer_sdk.checkpoint.staging import Waiting
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.waves import window_for
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
+from trainer_sdk.checkpoint.save.filling import fill
+from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, PlanError, make_plan
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import NotBegun, Timeouts
+from trainer_sdk.checkpoint.save.staging import Waiting
+from trainer_sdk.checkpoint.save.waves import window_for
 
 _LOOK_EVERY_S = 0.005
 

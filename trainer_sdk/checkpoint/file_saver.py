@@ -8,14 +8,21 @@ from typing import IO, Any, cast
 
 import torch
 
-from trainer_sdk.checkpoint import arguments, leaving
-from trainer_sdk.checkpoint.arena import MOST_BUFFERS, Arena, Buffer, NoRoomError
-from trainer_sdk.checkpoint.handle import SaveHandle
-from trainer_sdk.checkpoint.save import ON_ERROR, NotBegun, OnError, Save, SaveError, Timeouts
-from trainer_sdk.checkpoint.saves import SaveQueue, waiting
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.template import SparseFile
-from trainer_sdk.checkpoint.writer.orders import Failed, WriteFile
+from trainer_sdk.checkpoint import arguments, script_end
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS, Arena, Buffer, NoRoomError
+from trainer_sdk.checkpoint.save.handle import SaveHandle
+from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
+from trainer_sdk.checkpoint.save.request import (
+    ON_ERROR,
+    NotBegun,
+    OnError,
+    Save,
+    SaveError,
+    Timeouts,
+)
+from trainer_sdk.checkpoint.torch_format import SparseFile
+from trainer_sdk.checkpoint.writer.protocol import Failed, WriteFile
 
 _PAGE = 4096
 _LOOK_EVERY_S = 0.005
@@ -37,8 +44,8 @@ class FileSaver:
         """Threads that schedule have each a buffer of their own; a signal handler is refused."""
         self._pid = os.getpid()
         self._is_closed = False
-        self._ending = leaving.Ending(self._queue.await_all, lambda _: self._close(abort=False))
-        leaving.remember(self._ending)
+        self._ending = script_end.Ending(self._queue.await_all, lambda _: self._close(abort=False))
+        script_end.remember(self._ending)
 
     @property
     def unfinished(self) -> int:
@@ -83,7 +90,7 @@ class FileSaver:
         if os.getpid() != self._pid:
             return None
         self._is_closed = True
-        leaving.forget(self._ending)
+        script_end.forget(self._ending)
         try:
             return self._queue.close(abort)
         finally:

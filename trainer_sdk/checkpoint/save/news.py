@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from trainer_sdk.checkpoint.save import OnError, Save, SaveError
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.writer.orders import Done, Failed, Kept, WriteState, Written
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError
+from trainer_sdk.checkpoint.writer.protocol import Done, Failed, Kept, WriteState, Written
 
 _NAMED = 8
 

@@ -26,12 +26,11 @@ from trainer_sdk.checkpoint.manifest import (
     ShardFile,
     encode,
 )
+from trainer_sdk.checkpoint.storage.checkpoints import Shelved, look
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, SavingName, saving_of
 from trainer_sdk.checkpoint.storage.port import MissingError
-from trainer_sdk.checkpoint.storage.shelf import Shelved, look
-from trainer_sdk.checkpoint.writer.orders import Done, WriteState
-from trainer_sdk.checkpoint.writer.parts import (
+from trainer_sdk.checkpoint.writer.files import (
     Place,
     failure_name,
     is_ours,
@@ -39,6 +38,7 @@ from trainer_sdk.checkpoint.writer.parts import (
     place_of,
     visible,
 )
+from trainer_sdk.checkpoint.writer.protocol import Done, WriteState
 from trainer_sdk.checkpoint.writer.taken import makes_room, taken, why_given_up
 
 _MOST_IN_FLIGHT = 8

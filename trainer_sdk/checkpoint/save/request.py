@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.checkpoint.arena import Buffer
-from trainer_sdk.checkpoint.writer.orders import Done, Failed, WriteFile, WriteState
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.writer.protocol import Done, Failed, WriteFile, WriteState
 
 OnError = Literal["warn", "retry", "fatal"]
 ON_ERROR = ("warn", "retry", "fatal")

@@ -16,6 +16,7 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
     step_of,
 )
+from trainer_sdk.checkpoint.storage.checkpoints import PINNED
 from trainer_sdk.checkpoint.storage.names import (
     REPLACED,
     SAVING,
@@ -24,7 +25,6 @@ from trainer_sdk.checkpoint.storage.names import (
     saving_of,
 )
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
-from trainer_sdk.checkpoint.storage.shelf import PINNED
 
 ABANDONED_S = 86_400.0
 """Longer than any save may take: nobody can still work on what has not changed since."""

@@ -9,26 +9,26 @@ from typing import Any
 
 import msgspec
 
-from trainer_sdk.checkpoint.filling import fill, put
+from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.flat_state import found_at
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.owned import Owned, optimizers_in
-from trainer_sdk.checkpoint.planning import shard_name
-from trainer_sdk.checkpoint.reading import found_at
-from trainer_sdk.checkpoint.readying import Ready, Readying, Setup, Wish
-from trainer_sdk.checkpoint.samples import SMALL_BYTES
-from trainer_sdk.checkpoint.save import NotBegun, Save
-from trainer_sdk.checkpoint.saves import SaveQueue
-from trainer_sdk.checkpoint.staging import (
+from trainer_sdk.checkpoint.save.filling import fill, put
+from trainer_sdk.checkpoint.save.owned import Owned, optimizers_in
+from trainer_sdk.checkpoint.save.plan import shard_name
+from trainer_sdk.checkpoint.save.preparation import Ready, Readying, Setup, Wish
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import NotBegun, Save
+from trainer_sdk.checkpoint.save.samples import SMALL_BYTES
+from trainer_sdk.checkpoint.save.staging import (
     ChangedError,
     Copy,
     Stager,
     Staging,
 )
+from trainer_sdk.checkpoint.save.waves import fill_window, stretches, windows
+from trainer_sdk.checkpoint.schedule.rate import Tempo
 from trainer_sdk.checkpoint.storage.names import saving_name
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.tempo import Tempo
-from trainer_sdk.checkpoint.waves import fill_window, stretches, windows
-from trainer_sdk.checkpoint.writer.orders import Failed, WriteState
+from trainer_sdk.checkpoint.writer.protocol import Failed, WriteState
 
 _ALONE = 0.6
 """So much of a state is copied before the writer begins, where the training waits for the copy."""

@@ -28,11 +28,11 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.flat_state import Flat, Local, Piece, read_form
+from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.manifest import Entry
-from trainer_sdk.checkpoint.reading import Flat, Local, Piece, read_form
 from trainer_sdk.checkpoint.restore.values import UnreadableValueError
-from trainer_sdk.checkpoint.template import around
+from trainer_sdk.checkpoint.torch_format import around
 
 PAGE_BYTES = 4096
 _ALIGNED = 64
