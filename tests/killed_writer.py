@@ -15,7 +15,7 @@ from tests.small_pieces import PIECE_BYTES
 from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import IMAGE, Identity
 from trainer_sdk.checkpoint.storage.names import saving_name
-from trainer_sdk.checkpoint.writer.dying import KILL_AT, arm
+from trainer_sdk.checkpoint.writer.__main__ import KILL_AT, arm
 from trainer_sdk.checkpoint.writer.protocol import (
     Done,
     Failed,

@@ -15,7 +15,7 @@ from tests.saved_by import load, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import FileSaver, SaveError
-from trainer_sdk.checkpoint.save import saver, staging, waves
+from trainer_sdk.checkpoint.save import plan, saver, staging
 from trainer_sdk.checkpoint.save.request import OnError, Timeouts
 from trainer_sdk.checkpoint.save.staging import Stager
 from trainer_sdk.checkpoint.writer.protocol import Filled, GiveUp, WriteFile
@@ -166,7 +166,7 @@ def test_a_save_that_was_broken_off_is_not_copied_into_the_next_one(
 
 def second_window(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Do this when the second window of the first save is filled."""
-    plain = waves.fill_window
+    plain = plan.fill_window
     seen: list[int] = []
 
     def fill_window(window: torch.Tensor, at: int, whole: Any) -> None:

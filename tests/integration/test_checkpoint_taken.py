@@ -33,7 +33,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import (
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.leftovers import leavings
 from trainer_sdk.checkpoint.storage.names import REPLACED, SAVING
-from trainer_sdk.checkpoint.writer import taken
+from trainer_sdk.checkpoint.writer import publication
 from trainer_sdk.checkpoint.writer.files import part_name, place_of
 from trainer_sdk.checkpoint.writer.protocol import WriteState
 from trainer_sdk.checkpoint.writer.publication import settle
@@ -246,7 +246,7 @@ def test_whoever_looks_meanwhile_sees_the_one_quarantined_or_the_other_good(
     place = place_of(root, "5-r2-0a-1", 5)
     octets = _moved(storage, there.manifest, place.before, place.inside)
     watched = Watched(storage, monkeypatch)
-    assert taken.makes_room(there, _order(root, there.manifest), place, octets)
+    assert publication.makes_room(there, _order(root, there.manifest), place, octets)
     ops = [after for after, _ in watched.seen]
     moved = ops.index("exchange" if isinstance(storage, Folder) else "replace")
     assert all("is quarantined: the loss was NaN" in str(it) for _, it in watched.seen[:moved])
@@ -267,7 +267,9 @@ def test_who_comes_second_to_a_quarantined_step_leaves_what_is_there_now(
     assert quarantined.manifest is not None
     place = place_of(root, "5-r3-0a-1", 5)
     octets = _moved(storage, quarantined.manifest, place.before, place.inside)
-    assert not taken.makes_room(quarantined, _order(root, quarantined.manifest), place, octets)
+    assert not publication.makes_room(
+        quarantined, _order(root, quarantined.manifest), place, octets
+    )
     assert shelved(storage) == (2, False)
 
 
@@ -295,7 +297,7 @@ def test_a_rank_that_looks_while_room_is_made_does_not_think_that_it_was_given_u
         if name == f"{step_name(5)}/{MANIFEST}":  # what it sees is of before the very move
             monkeypatch.setattr(Folder, "read", real)
             assert there is not None
-            assert taken.makes_room(there, order, place, octets)
+            assert publication.makes_room(there, order, place, octets)
         return found
 
     monkeypatch.setattr(Folder, "read", read)

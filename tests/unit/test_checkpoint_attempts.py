@@ -11,9 +11,8 @@ from trainer_sdk.checkpoint.manifest import Identity, step_name
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import Verdict, look, verify
 from trainer_sdk.checkpoint.storage.names import SAVING
-from trainer_sdk.checkpoint.writer.disk import Hashing
+from trainer_sdk.checkpoint.writer.disk import Hashing, Passage
 from trainer_sdk.checkpoint.writer.files import place_of, write_shard
-from trainer_sdk.checkpoint.writer.passage import Passage
 from trainer_sdk.checkpoint.writer.protocol import Done, WriteState
 from trainer_sdk.checkpoint.writer.publication import settle
 

@@ -12,7 +12,7 @@ import torch
 
 from trainer_sdk.checkpoint.job_context import whose
 from trainer_sdk.checkpoint.manifest import INDEX, Identity, ImageIndex, encode
-from trainer_sdk.checkpoint.save import buffers, room
+from trainer_sdk.checkpoint.save import buffers
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, TakenError
 
 SIZE = 1 << 16
@@ -58,10 +58,10 @@ def test_a_container_leaves_less_than_the_machine(
         ("memory.stat", "anon 1\ninactive_file 50000\n"),
     ]:
         (tmp_path / name).write_text(said)
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    assert room.available_bytes(None) == 150_000
+    monkeypatch.setattr(buffers, "_CGROUP", tmp_path)
+    assert buffers.available_bytes(None) == 150_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert room.available_bytes(None) > 1 << 20
+    assert buffers.available_bytes(None) > 1 << 20
 
 
 def test_the_next_process_of_a_rank_finds_its_images_and_fills_the_older_one(

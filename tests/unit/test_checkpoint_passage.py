@@ -14,9 +14,8 @@ from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.writer import disk, files
-from trainer_sdk.checkpoint.writer.disk import Hashing
+from trainer_sdk.checkpoint.writer.disk import GivenUpByRankError, Hashing, Passage
 from trainer_sdk.checkpoint.writer.files import part_of, place_of, write_shard
-from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
 from trainer_sdk.checkpoint.writer.protocol import Failed, Filled, FromWriter, GiveUp, WriteState
 from trainer_sdk.checkpoint.writer.service import Service
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer_sdk.checkpoint.storage import ranges
+from trainer_sdk.checkpoint.storage import port
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.port import StorageError
-from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
+from trainer_sdk.checkpoint.storage.port import Range, StorageError, read_ranges
 
 FILES = {name: random.Random(name).randbytes(1000) for name in ("a", "b")}
 MOST, BETWEEN = 100, 10
@@ -31,8 +30,8 @@ class Noting(Folder):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Noting:
-    monkeypatch.setattr(ranges, "_MOST_BYTES", MOST)
-    monkeypatch.setattr(ranges, "_MOST_BETWEEN_BYTES", BETWEEN)
+    monkeypatch.setattr(port, "_MOST_BYTES", MOST)
+    monkeypatch.setattr(port, "_MOST_BETWEEN_BYTES", BETWEEN)
     for name, octets in FILES.items():
         (tmp_path / name).write_bytes(octets)
     return Noting(tmp_path)

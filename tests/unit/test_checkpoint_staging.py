@@ -13,8 +13,14 @@ import torch
 
 from tests.waiting import until
 from trainer_sdk.checkpoint.save import staging
-from trainer_sdk.checkpoint.save.owned import Owned, optimizers_in
-from trainer_sdk.checkpoint.save.staging import ChangedError, Copy, Stager, Staging
+from trainer_sdk.checkpoint.save.staging import (
+    ChangedError,
+    Copy,
+    Owned,
+    Stager,
+    Staging,
+    optimizers_in,
+)
 
 
 class Held:

@@ -11,9 +11,8 @@ from tests.unit.restored_states import state
 from tests.unit.saved_states import Place
 from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.restore.ahead import Ahead
 from trainer_sdk.checkpoint.restore.choice import Offer
-from trainer_sdk.checkpoint.restore.discovery import OFFER, see_images
+from trainer_sdk.checkpoint.restore.discovery import OFFER, Ahead, see_images
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.image import Image
 

@@ -7,10 +7,8 @@ if TYPE_CHECKING:
     from trainer_sdk.checkpoint.file_saver import FileSaver, async_save, wait_for_files
     from trainer_sdk.checkpoint.restore.errors import RestoreError
     from trainer_sdk.checkpoint.restore.quarantine import BadLossError
-    from trainer_sdk.checkpoint.restore.restorer import Restored
-    from trainer_sdk.checkpoint.restore.way_back import Latest
-    from trainer_sdk.checkpoint.save.handle import SaveHandle
-    from trainer_sdk.checkpoint.save.request import SaveError, Timeouts
+    from trainer_sdk.checkpoint.restore.restorer import Latest, Restored
+    from trainer_sdk.checkpoint.save.request import SaveError, SaveHandle, Timeouts
 
 __all__ = [
     "BadLossError",
@@ -33,7 +31,7 @@ _HOMES = {
     "BadLossError": "restore.quarantine",
     "Checkpointer": "checkpointer",
     "FileSaver": "file_saver",
-    "Latest": "restore.way_back",
+    "Latest": "restore.restorer",
     "PerRank": "data",
     "Timeouts": "save.request",
     "PositionedSampler": "data",
@@ -41,7 +39,7 @@ _HOMES = {
     "RestoreError": "restore.errors",
     "Restored": "restore.restorer",
     "SaveError": "save.request",
-    "SaveHandle": "save.handle",
+    "SaveHandle": "save.request",
     "async_save": "file_saver",
     "wait_for_files": "file_saver",
 }

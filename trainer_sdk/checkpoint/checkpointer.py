@@ -13,10 +13,8 @@ from trainer_sdk.checkpoint.data import has_position
 from trainer_sdk.checkpoint.events import Teller
 from trainer_sdk.checkpoint.group import group_of_all
 from trainer_sdk.checkpoint.job_context import whose
-from trainer_sdk.checkpoint.restore.restorer import Restored
-from trainer_sdk.checkpoint.restore.way_back import Latest, WayBack
+from trainer_sdk.checkpoint.restore.restorer import Latest, Restored, WayBack
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
-from trainer_sdk.checkpoint.save.handle import SaveHandle
 from trainer_sdk.checkpoint.save.preparation import Setup, Wish
 from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.request import (
@@ -25,6 +23,7 @@ from trainer_sdk.checkpoint.save.request import (
     OnError,
     Save,
     SaveError,
+    SaveHandle,
     Timeouts,
 )
 from trainer_sdk.checkpoint.save.saver import Saver

@@ -1,9 +1,16 @@
 """What a rank tells of its checkpoints: facts to its agent, and lines to people."""
 
+import time
+from collections.abc import Sequence
+
 import msgspec
 
 from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError
+from trainer_sdk.checkpoint.writer.protocol import Done, Failed, Kept, WriteState, Written
 from trainer_sdk.saying import say
+
+_NAMED = 8
 
 
 class Teller:
@@ -22,3 +29,121 @@ class Teller:
     def warn(self, text: str) -> None:
         """One line for people."""
         say(text, self._rank)
+
+
+class News:
+    """Says it once."""
+
+    def __init__(self, rank: int, teller: Teller, on_error: OnError) -> None:
+        self._rank = rank
+        self._teller = teller
+        self._on_error = on_error
+
+    def kept(self, save: Save, order: WriteState, line: Kept) -> None:
+        """An image is whole."""
+        self._teller.tell(
+            "image",
+            step=save.step,
+            folder=order.folder,
+            size_bytes=order.image_bytes,
+            hash=line.hash,
+            world_size=order.identity.world_size,
+            stall_s=save.stall_s,
+            settle_s=save.settle_s,
+            lag_s=_age(save),
+        )
+
+    def written(self, save: Save, order: WriteState, line: Written) -> None:
+        """The rank's part is durable."""
+        self._teller.tell(
+            "part_written",
+            step=save.step,
+            tier="global",
+            size_bytes=line.size_bytes,
+            ranks=(self._rank,),
+            world_size=order.identity.world_size,
+            stall_s=save.stall_s,
+            settle_s=save.settle_s,
+            write_s=line.write_s,
+            waves=-(-order.file_bytes // order.window_bytes) if order.window_bytes else 1,
+        )
+
+    def done(self, save: Save, order: WriteState, line: Done) -> None:
+        """The checkpoint is visible; rank 0 says so."""
+        if line.given_up:
+            self._teller.warn(f"step {save.step} was not saved again: {line.given_up}")
+        elif not self._rank:
+            self._teller.tell(
+                "committed",
+                step=save.step,
+                tier="global",
+                path=line.place,
+                size_bytes=line.size_bytes,
+                shards=line.shards,
+                world_size=order.identity.world_size,
+                manifest_hash=line.manifest_hash,
+                lag_s=_age(save),
+                stall_s=save.stall_s,
+                write_s=save.write_s,
+                occasion=order.occasion,
+                has_data_position=order.has_data_position,
+            )
+
+    def failed(
+        self, step: int | None, failed: Failed, *, tier: str, attempt: int, last_good: int | None
+    ) -> None:
+        """A save has failed, and is perhaps tried again."""
+        if failed.error == "other_rank":
+            return  # that one tells it
+        self._teller.tell(
+            "failed",
+            step=step,
+            tier=tier,
+            stage=failed.stage,
+            reason=failed.reason,
+            rank=self._rank,
+            path=failed.place,
+            error=failed.error,
+            policy=self._on_error,
+            attempt=attempt,
+            last_good_step=last_good,
+        )
+
+    def given_up(self, error: SaveError) -> None:
+        """It is not tried again."""
+        self._teller.warn(str(error).partition(": ")[2])
+
+    def delayed(self, save: Save, waiting: Sequence[Save], *, is_first: bool) -> None:
+        """A save makes no progress; people are told once, and the agent how late it has become."""
+        ranks = ", ".join(map(str, save.waits_for[:_NAMED]))
+        cause = f"the parts of rank {ranks} are missing" if ranks else "the storage takes nothing"
+        self._delay(save.told_lag_s, waiting, cause)
+        if is_first:
+            self._teller.warn(
+                f"step {save.step} is not durable after {save.told_lag_s:.0f} s: {cause} "
+                f"({save.place}); the training goes on, later saves wait"
+            )
+
+    def skipped(self, step: int, waiting: Sequence[Save]) -> None:
+        """A step is not saved, because earlier saves have all memory."""
+        oldest = waiting[0]
+        cause = f"the save of step {oldest.step} is not durable yet"
+        self._delay(_age(oldest), waiting, f"step {step} was skipped: {cause}")
+        self._teller.warn(
+            f"step {step} was not saved: {cause}, after {_age(oldest):.0f} s; "
+            "save less often, or give in_flight=2 for more memory"
+        )
+
+    def goes_on(self) -> None:
+        """Nothing is delayed any more."""
+        self._delay(0.0, (), "it goes on")
+
+    def _delay(self, lag_s: float, waiting: Sequence[Save], reason: str) -> None:
+        size = sum(one.buffer.size for one in waiting)
+        self._teller.tell(
+            "delayed", lag_s=lag_s, waiting=len(waiting), waiting_bytes=size, reason=reason
+        )
+
+
+def _age(save: Save) -> float:
+    return time.monotonic() - save.called_at

@@ -11,7 +11,6 @@ import torch
 from trainer_sdk.checkpoint import arguments, script_end
 from trainer_sdk.checkpoint.events import Teller
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS, Arena, Buffer, NoRoomError
-from trainer_sdk.checkpoint.save.handle import SaveHandle
 from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.request import (
     ON_ERROR,
@@ -19,6 +18,7 @@ from trainer_sdk.checkpoint.save.request import (
     OnError,
     Save,
     SaveError,
+    SaveHandle,
     Timeouts,
 )
 from trainer_sdk.checkpoint.torch_format import SparseFile

@@ -1,13 +1,13 @@
 """Images that are not to be restored: the index is put aside, and put back when one is released."""
 
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from trainer_sdk.checkpoint.durability import put_durably, sync_names
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
     BadManifestError,
@@ -17,6 +17,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER
 from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.storage.folder import sync_folder
 
 MARKED_INDEX = "index.quarantined.json"
 """In the place of the index of an image that is not to be restored: why."""
@@ -24,6 +25,48 @@ ASIDE_INDEX = "index.aside.json"
 """That index. It goes as soon as another state is written over the image."""
 RESTORED = "restored.json"
 """Beside a rank's own images: from which state the training has gone on."""
+ON_DISK = "disk"
+_PIECE_BYTES = 64 << 20
+_WRITE_AND_WAIT = 7
+"""Of sync_file_range: before, write and after."""
+_library = ctypes.CDLL(None)
+
+
+def is_on_disk(images: Path | str) -> bool:
+    """These images outlive a reboot."""
+    return bool(images) and os.path.exists(os.path.join(images, ON_DISK))
+
+
+def sync_file(path: Path | str, going: Callable[[], None] = lambda: None) -> None:
+    """Make its bytes durable, also those written through a mapping; `going` hears of progress."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for at in range(0, os.fstat(file).st_size, _PIECE_BYTES):
+            begin, length = ctypes.c_int64(at), ctypes.c_int64(_PIECE_BYTES)
+            # What goes wrong here is said by fsync, which also has the disk empty its cache.
+            _library.sync_file_range(file, begin, length, ctypes.c_uint(_WRITE_AND_WAIT))
+            going()
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync_names(folder: Path | str, above: int) -> None:
+    """Make durable which names are in a folder, and in so many above it."""
+    for _ in range(above + 1):
+        sync_folder(str(folder))
+        folder = os.path.dirname(folder)
+
+
+def put_durably(path: Path, octets: bytes) -> None:
+    """Write a small file in the place of what was there: durable, whole, or not at all."""
+    written = path.with_name(f".{path.name}")
+    with written.open("wb") as file:
+        file.write(octets)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(written, path)
+    sync_folder(str(path.parent))
 
 
 class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):

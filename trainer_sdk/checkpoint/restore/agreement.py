@@ -12,7 +12,6 @@ from trainer_sdk.checkpoint.events import Teller
 from trainer_sdk.checkpoint.flat_state import Piece
 from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
-from trainer_sdk.checkpoint.restore.ahead import Ahead
 from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
@@ -25,8 +24,8 @@ from trainer_sdk.checkpoint.restore.choice import (
     choose,
     missing,
 )
-from trainer_sdk.checkpoint.restore.condemning import condemn
 from trainer_sdk.checkpoint.restore.discovery import (
+    Ahead,
     Forms,
     Home,
     lost_images,
@@ -37,6 +36,7 @@ from trainer_sdk.checkpoint.restore.discovery import (
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.restore.image import Image
+from trainer_sdk.checkpoint.restore.quarantine import condemn
 from trainer_sdk.checkpoint.restore.shards import Shards
 from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.save.plan import layout_of

@@ -1,5 +1,6 @@
 """What there is to restore: images in the memory of this node, manifests in the global tier."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,7 @@ from time import monotonic
 import msgspec
 import xxhash
 
-from trainer_sdk.checkpoint.durability import is_on_disk
-from trainer_sdk.checkpoint.image_folder import image_folders, marked_image
+from trainer_sdk.checkpoint.image_folder import image_folders, is_on_disk, marked_image
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -25,8 +25,8 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.restore.choice import DISK, GLOBAL, MEMORY, Offer, Passed, Past, Sight
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.image import forms_of
-from trainer_sdk.checkpoint.restore.optimizers import Form
+from trainer_sdk.checkpoint.restore.image import Image, forms_of
+from trainer_sdk.checkpoint.restore.target import Form
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.port import MissingError
@@ -36,6 +36,8 @@ OFFER = "offer.json"
 RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
 """Among a manifest's texts: what the job had been through, as `Past` has it."""
 _LOOK_EVERY_S = 0.02
+_MOST = 2
+"""The newest may not have reached the other nodes: then all go back to the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +264,61 @@ def _offer(home: Home, tier: str, folder: Path, index: ImageIndex | str) -> Offe
     if size < index.size_bytes:
         raise UnfitError(f"{folder / IMAGE} is cut short: {size} of {index.size_bytes} bytes")
     return Offer(identity=identity, tier=tier, place=str(folder))
+
+
+class Ahead:
+    """From when the agent has fetched what it can until the choice is made, in a thread."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._found: dict[Offer, Image] = {}
+        self._checking: Offer | None = None
+        self._news = threading.Condition()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._verify, name="verify", daemon=True)
+        self._thread.start()
+
+    def image(self, offer: Offer) -> Image | None:
+        """The one that was chosen, if it was found to be good; from now on it is the caller's.
+
+        If it is just being checked, that is waited for; nothing else is checked any more.
+        """
+        with self._news:
+            if self._checking != offer:
+                self._is_over.set()
+            self._news.wait_for(lambda: self._checking != offer)
+            self._is_over.set()
+            return self._found.pop(offer, None)
+
+    def close(self) -> None:
+        """Let go of what nobody has taken."""
+        self._is_over.set()
+        self._thread.join()
+        for image in self._found.values():
+            image.close()
+        self._found.clear()
+
+    def _verify(self) -> None:
+        wait_for_agent(self._home, self._is_over)
+        sight, _ = see_images(self._home)
+        newest = sorted(sight.offers, key=lambda one: one.identity.age, reverse=True)
+        for offer in newest[:_MOST]:
+            with self._news:
+                if self._is_over.is_set():
+                    return
+                self._checking = offer
+            try:
+                self._check(offer)
+            finally:  # whatever it is, whoever restores waits for it
+                with self._news:
+                    self._checking = None
+                    self._news.notify_all()
+
+    def _check(self, offer: Offer) -> None:
+        image = Image(offer.place, offer.identity)
+        try:
+            image.verify(self._is_over)
+        except UnfitError:
+            image.close()  # whoever restores finds it again, and says so
+        else:
+            self._found[offer] = image

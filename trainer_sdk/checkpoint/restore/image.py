@@ -25,13 +25,15 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.restore.fitting import (
+from trainer_sdk.checkpoint.restore.target import (
+    Form,
+    Target,
     check_fit,
     check_parameters,
     check_values,
+    fill,
+    local,
 )
-from trainer_sdk.checkpoint.restore.optimizers import Form
-from trainer_sdk.checkpoint.restore.target import Target, fill, local
 from trainer_sdk.checkpoint.restore.values import read_value
 
 _PIECE_BYTES = 1 << 20

@@ -30,6 +30,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
 
 WITHIN_STEPS = 20
 _CAUSE = "nan_after_load"
+_CORRUPT = "corrupt"
 
 
 class BadLossError(Exception):
@@ -161,3 +162,32 @@ class LossWatch:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def condemn(
+    storage: Storage, name: str, identity: Identity | None, reason: str, rank: int, teller: Teller
+) -> None:
+    """Say so beside its manifest, and as a fact; `identity` is None if the manifest says none."""
+    by = f"rank {rank}"
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    step = step_of(name)
+    assert step is not None
+    try:
+        there = look(storage, step)
+        if there is None or (there.manifest and there.manifest.identity) != identity:
+            return  # another one has come meanwhile
+        if not quarantine(storage, there, Mark(by=by, reason=reason, cause=_CORRUPT, at=at)):
+            return
+    except StorageError as error:
+        teller.warn(f"{name} cannot be quarantined: {error}")
+        return
+    teller.warn(f"{there.path} is quarantined, and is restored by nobody: {reason}")
+    teller.tell(
+        "quarantine",
+        step=step,
+        tier=GLOBAL,
+        cause=_CORRUPT,
+        reason=reason,
+        path=there.path,
+        by=by,
+    )

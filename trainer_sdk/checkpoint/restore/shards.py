@@ -1,13 +1,18 @@
 """A checkpoint of the global tier: its files checked by all ranks together, then read by each."""
 
 import io
+import pathlib
+import pickle  # noqa: TID251 - nothing but the classes below is ever called
+from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapreplace
+from typing import Any
 
 import torch
 import xxhash
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
@@ -23,19 +28,68 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.fitting import (
+from trainer_sdk.checkpoint.restore.target import (
+    Target,
     check_fit,
     check_parameters,
     check_values,
+    fill,
 )
-from trainer_sdk.checkpoint.restore.metadata import read_metadata
-from trainer_sdk.checkpoint.restore.target import Target, fill
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
+from trainer_sdk.checkpoint.storage.port import Range, read_ranges
 from trainer_sdk.checkpoint.torch_format import inside
 
 _BLOCK_BYTES = 16 << 20
+_PLAIN: dict[tuple[str, str], Any] = {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,  # noqa: SLF001 - how torch writes a layout
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,  # noqa: SLF001 - what torch writes
+    **{
+        (metadata.__name__, name): getattr(metadata, name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    },
+    **{
+        (module, name): pathlib.PurePosixPath
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath", "Path")
+    },
+}
+
+
+class _OnlyDescriptions(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = _PLAIN.get((module, name))
+        if (
+            found is None
+            and module == "torch"
+            and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            found = getattr(torch, name)
+        if found is None:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
+        return found
+
+
+def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
+    """What torch says of the tensors of a checkpoint; nothing that is read is run."""
+    try:
+        found = _OnlyDescriptions(io.BytesIO(octets)).load()
+    except Exception as error:
+        raise UnfitError(f"{place} cannot be read: {error}") from error
+    if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
+        raise UnfitError(f"{place} is not what torch writes there")
+    return found
 
 
 class Shards:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from trainer_sdk.checkpoint.save.news import News
+from trainer_sdk.checkpoint.events import News
 from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError, Timeouts
 from trainer_sdk.checkpoint.save.writer_process import Writer, WriterGoneError
 from trainer_sdk.checkpoint.storage.port import StorageError

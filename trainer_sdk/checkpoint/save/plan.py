@@ -7,8 +7,9 @@ planner, so that what is saved is what `torch.distributed.checkpoint` reads.
 import io
 import pickle  # noqa: TID251 - torch's metadata is one; it is written here, and never read
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
@@ -28,10 +29,11 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from trainer_sdk.checkpoint.flat_state import Flat, Local, Piece, read_form
+from trainer_sdk.checkpoint.flat_state import Flat, Local, Piece, found_at, read_form
 from trainer_sdk.checkpoint.group import Group
 from trainer_sdk.checkpoint.manifest import Entry
 from trainer_sdk.checkpoint.restore.values import UnreadableValueError
+from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.torch_format import around
 
 PAGE_BYTES = 4096
@@ -251,3 +253,89 @@ def _pickled(metadata: Metadata) -> bytes:
 
 def _up(size: int, to: int) -> int:
     return -(-size // to) * to
+
+
+def fill(buffer: Buffer, plan: Plan) -> None:
+    """Write what stays the same from save to save."""
+    octets, pieces = buffer.octets, plan.local.pieces
+    buffer.targets = []
+    for one in plan.placed:
+        end = one.offset + one.length
+        put(buffer, one.offset - len(one.head), one.head, len(one.head))
+        put(buffer, end, one.tail, len(one.tail))
+        buffer.targets.append(_as_tensor(octets[one.offset : end], pieces[one.number]))
+    put(buffer, plan.image_bytes, plan.beside, plan.beside_bytes)
+    buffer.filled_for = plan
+
+
+def _as_tensor(octets: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """The room of a piece, as its own kind of tensor."""
+    if not piece.is_bare:
+        return octets
+    dtype = getattr(torch, piece.dtype)
+    if not piece.length:
+        return torch.empty(piece.sizes, dtype=dtype, device="cpu")
+    return octets.view(dtype).view(piece.sizes)
+
+
+def put(buffer: Buffer, at: int, octets: bytes, room: int) -> None:
+    """Some bytes, and zeros up to the end of their room."""
+    if octets:
+        source = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+        buffer.octets[at : at + len(octets)].copy_(source)
+    buffer.octets[at + len(octets) : at + room].zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some bytes of the file, made when a window needs them."""
+
+    begin: int
+    length: int
+    make: Callable[[], torch.Tensor]
+
+
+def window_for(plan: Plan, limit_bytes: int) -> int:
+    """How much of the file fits into the memory beside what the writer needs besides."""
+    return (limit_bytes - plan.beside_bytes) // PAGE_BYTES * PAGE_BYTES
+
+
+def stretches(plan: Plan, flat: Flat, values: dict[int, bytes]) -> list[Stretch]:
+    """The whole file."""
+    found = []
+    for placed in plan.placed:
+        octets = values.get(placed.number)
+        found.append(_of_bytes(placed.offset - len(placed.head), placed.head))
+        if octets is None:
+            bare = partial(_bare, flat, plan.local.indices[placed.number])
+            found.append(Stretch(placed.offset, placed.length, bare))
+        else:
+            found.append(_of_bytes(placed.offset, octets))
+        found.append(_of_bytes(placed.offset + placed.length, placed.tail))
+    return [one for one in found if one.length]
+
+
+def fill_window(window: torch.Tensor, at: int, whole: list[Stretch]) -> None:
+    """Copy what belongs between `at` and the end of this window."""
+    end = at + len(window)
+    window.zero_()
+    for one in whole:
+        first, last = max(one.begin, at), min(one.begin + one.length, end)
+        if first < last:
+            window[first - at : last - at].copy_(one.make()[first - one.begin : last - one.begin])
+
+
+def windows(size: int, window: int) -> Iterator[tuple[int, int]]:
+    """Where each begins, and how long it is."""
+    return ((at, min(window, size - at)) for at in range(0, size, window))
+
+
+def _of_bytes(begin: int, octets: bytes) -> Stretch:
+    return Stretch(
+        begin, len(octets), lambda: torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+    )
+
+
+def _bare(flat: Flat, index: MetadataIndex) -> torch.Tensor:
+    found: torch.Tensor = found_at(flat, index)
+    return found.contiguous().reshape(-1).view(torch.uint8)

@@ -19,12 +19,17 @@ from trainer_sdk.checkpoint.job_context import Whose
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.restore.values import check_readable
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
-from trainer_sdk.checkpoint.save.filling import fill
-from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, PlanError, make_plan
+from trainer_sdk.checkpoint.save.plan import (
+    PAGE_BYTES,
+    Plan,
+    PlanError,
+    fill,
+    make_plan,
+    window_for,
+)
 from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import NotBegun, Timeouts
 from trainer_sdk.checkpoint.save.staging import Waiting
-from trainer_sdk.checkpoint.save.waves import window_for
 
 _LOOK_EVERY_S = 0.005
 

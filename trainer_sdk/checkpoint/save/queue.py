@@ -9,10 +9,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.events import News, Teller
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.save.delivery import Delivery
-from trainer_sdk.checkpoint.save.news import News
 from trainer_sdk.checkpoint.save.request import NotBegun, OnError, Save, SaveError, Timeouts
 from trainer_sdk.checkpoint.writer.protocol import Failed
 

@@ -12,20 +12,19 @@ import msgspec
 from trainer_sdk.checkpoint.events import Teller
 from trainer_sdk.checkpoint.flat_state import found_at
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.save.filling import fill, put
-from trainer_sdk.checkpoint.save.owned import Owned, optimizers_in
-from trainer_sdk.checkpoint.save.plan import shard_name
+from trainer_sdk.checkpoint.save.plan import fill, fill_window, put, shard_name, stretches, windows
 from trainer_sdk.checkpoint.save.preparation import Ready, Readying, Setup, Wish
 from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import NotBegun, Save
-from trainer_sdk.checkpoint.save.samples import SMALL_BYTES
 from trainer_sdk.checkpoint.save.staging import (
+    SMALL_BYTES,
     ChangedError,
     Copy,
+    Owned,
     Stager,
     Staging,
+    optimizers_in,
 )
-from trainer_sdk.checkpoint.save.waves import fill_window, stretches, windows
 from trainer_sdk.checkpoint.schedule.rate import Tempo
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.protocol import Failed, WriteState

@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 
-from trainer_sdk.checkpoint.save.samples import Samples
-
 _PIECE_BYTES = 32 << 20
 There = Callable[[int], None]
 """Hears up to where the arena is filled."""
@@ -27,6 +25,122 @@ There = Callable[[int], None]
 
 Waiting = Callable[[], AbstractContextManager[object]]
 """What the training is in while it waits for a copy."""
+POINTS = 16
+"""Of each tensor, from its first value to about its last."""
+SMALL_BYTES = 32 << 10
+"""So much is copied as fast as looked at."""
+_JOINED = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
+    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128}
+)
+"""What torch can join on every device; others are looked at as bytes."""
+
+
+class Owned:
+    """What only optimizers change, between their steps. It keeps none of them from going."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._known: dict[str, tuple[int, bool]] = {}
+        """Where each tensor was when it was last asked for, and the answer."""
+        self._storages: set[int] | None = None
+
+    def add(self, optimizers: Iterable[Any]) -> list[Any]:
+        """More of them; those that were not known."""
+        alive = self._alive()
+        new = [one for one in optimizers if not any(one is known for known in alive)]
+        if new or len(alive) < len(self._optimizers):
+            self._known.clear()  # also of memory that is another tensor's now
+        self._optimizers = [weakref.ref(one) for one in (*alive, *new)]
+        self._storages = None
+        return new
+
+    def has(self, key: str, source: torch.Tensor) -> bool:
+        """Whether an optimizer owns it, and any other change would be seen."""
+        address = source.data_ptr()
+        before = self._known.get(key)
+        if before is not None and before[0] == address:
+            return before[1]
+        if self._storages is None:
+            self._storages = _storages_of(self._alive())
+        found = not source.is_inference() and _storage(source) in self._storages
+        self._known[key] = address, found
+        return found
+
+    def _alive(self) -> list[Any]:
+        return [one for known in self._optimizers if (one := known()) is not None]
+
+
+def _storages_of(optimizers: Iterable[Any]) -> set[int]:
+    found: set[int] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found.update(_storage(one) for one in group["params"])
+        for state in optimizer.state.values():
+            found.update(_storage(one) for one in state.values() if isinstance(one, torch.Tensor))
+    return found
+
+
+def optimizers_in(state: Iterable[object]) -> list[Any]:
+    """The optimizers among these objects; not what is around one and takes no hooks itself."""
+    return [one for one in state if _takes_hooks(one)]
+
+
+def _takes_hooks(found: Any) -> bool:
+    try:
+        found.register_step_pre_hook(_nothing).remove()
+    except AttributeError:
+        return False
+    return True
+
+
+def _nothing(*_: object) -> None:
+    """A hook."""
+
+
+def _storage(tensor: Any) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.untyped_storage().data_ptr())
+
+
+class Samples:
+    """Of some tensors, all on one device and larger than `SMALL_BYTES`, as they are now."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._numbers: dict[torch.dtype, list[int]] = {}
+        for number, one in enumerate(tensors):
+            self._numbers.setdefault(one.dtype, []).append(number)
+        with torch.no_grad():
+            self._values = {
+                kind: torch.cat([_some(tensors[one]) for one in numbers])
+                for kind, numbers in self._numbers.items()
+            }
+
+    def go_to_host(self, stream: torch.cuda.Stream) -> None:
+        """When this stream, which is the present one, comes to it."""
+        for kind, values in self._values.items():
+            values.record_stream(stream)
+            self._values[kind] = values.to("cpu", non_blocking=True)
+
+    def first_other(self, other: "Samples") -> int | None:
+        """Which tensor has other values there, bit by bit. Both are on the host."""
+        for kind, numbers in self._numbers.items():
+            ours, theirs = (
+                one._values[kind].view(torch.uint8).view(len(numbers), -1)  # noqa: SLF001 - ours
+                for one in (self, other)
+            )
+            if not torch.equal(ours, theirs):
+                return numbers[int((ours != theirs).any(1).nonzero()[0])]
+        return None
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    found = tensor if tensor.dtype in _JOINED else tensor.view(torch.uint8)
+    step = (found.numel() - 1) // (POINTS - 1)
+    if found.is_contiguous():
+        return found.as_strided((POINTS,), (step,))
+    at = torch.arange(POINTS, device=found.device) * step
+    return found[torch.unravel_index(at, found.shape)]
 
 
 class ChangedError(Exception):

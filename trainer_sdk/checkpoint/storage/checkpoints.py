@@ -26,8 +26,14 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.pickled_values import UnreadableError, values_in, why_unread
-from trainer_sdk.checkpoint.storage.port import MissingError, Octets, Storage, StorageError
-from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
+from trainer_sdk.checkpoint.storage.port import (
+    MissingError,
+    Octets,
+    Range,
+    Storage,
+    StorageError,
+    read_ranges,
+)
 
 OWNER = "owner.json"
 PINNED = "pinned.json"

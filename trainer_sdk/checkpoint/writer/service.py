@@ -14,9 +14,8 @@ from xxhash import xxh3_128
 from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError
-from trainer_sdk.checkpoint.writer.disk import Hashing, hash_in_parts
-from trainer_sdk.checkpoint.writer.files import keep_image, write_shard
-from trainer_sdk.checkpoint.writer.passage import GivenUpByRankError, Passage
+from trainer_sdk.checkpoint.writer.disk import GivenUpByRankError, Hashing, Passage, hash_in_parts
+from trainer_sdk.checkpoint.writer.files import keep_image, write_file, write_shard
 from trainer_sdk.checkpoint.writer.protocol import (
     Done,
     Failed,
@@ -34,6 +33,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
 )
 from trainer_sdk.checkpoint.writer.publication import (
     GivenUpError,
+    TakenError,
     settle,
 )
 from trainer_sdk.checkpoint.writer.root_claim import (
@@ -42,8 +42,6 @@ from trainer_sdk.checkpoint.writer.root_claim import (
     Root,
     VanishedError,
 )
-from trainer_sdk.checkpoint.writer.single_file import write_file
-from trainer_sdk.checkpoint.writer.taken import TakenError
 
 Tell = Callable[[FromWriter], None]
 _REMEDIES = {

@@ -29,7 +29,7 @@ from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
-from trainer_sdk.checkpoint.durability import sync_file, sync_names
+from trainer_sdk.checkpoint.image_folder import sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE
 
 _KEPT = 2
