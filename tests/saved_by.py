@@ -43,12 +43,12 @@ class Saving:
 
     def wait_for_writer(self, timeouts: Timeouts) -> None:
         """From now on so long; what was ordered keeps the timeouts that it was ordered with."""
-        self.queue.delivery._timeouts = timeouts
+        self.queue._timeouts = timeouts
 
     @property
     def writer(self) -> int:
         """Its process, which is there."""
-        pid = self.queue.delivery.writer_pid
+        pid = self.queue.writer_pid
         assert pid is not None
         return pid
 

@@ -53,7 +53,7 @@ def test_what_becomes_visible_later_is_quarantined_with_it(
     going_on = threading.Thread(target=go_on)
     with pytest.raises(BadLossError, match="after loading step 10"), begun(root) as saves:
         saves.restore(state)
-        pid = until(lambda: saves._queue.delivery.writer_pid, "a writer")
+        pid = until(lambda: saves._queue.writer_pid, "a writer")
         stop(pid)
         saves.save(11, state)
         assert is_quarantined(root, 11) is None

@@ -110,7 +110,7 @@ def test_a_fork_has_memory_of_its_own(tmp_path: Path) -> None:
     async_save(state(0), tmp_path / "before.pt")
     wait_for_files(40)
     assert file_saver._own is not None
-    writer = file_saver._own._queue.delivery.writer_pid
+    writer = file_saver._own._queue.writer_pid
     assert writer is not None
     stop(writer)
     receive, send = os.pipe()
@@ -158,7 +158,7 @@ def test_after_close_a_file_is_waited_for_and_nothing_stays(tmp_path: Path) -> N
         saves.close()
     saves.schedule(state(3), tmp_path / "3.pt")
     assert [is_saved(tmp_path / f"{value}.pt", value) for value in range(4)] == [True] * 4
-    assert saves._queue.delivery.writer_pid is None
+    assert saves._queue.writer_pid is None
     assert not any(one.size for one in saves._arena.buffers)
 
 

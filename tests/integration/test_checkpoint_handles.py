@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 
 def stopped_writer(saves: Checkpointer) -> int:
     """The writer's process, which takes no order any more."""
-    pid = until(lambda: saves._queue.delivery.writer_pid, "a writer")
+    pid = until(lambda: saves._queue.writer_pid, "a writer")
     stop(pid)
     return pid
 
@@ -143,7 +143,7 @@ def test_a_rank_waits_for_the_parts_of_all_others(folder: Path) -> None:
 
     def one(group: Group) -> list[str]:
         with saving(folder, group) as rank:
-            rank.queue.delivery.warm()
+            rank.queue.warm()
             pid = rank.writer
             if group.rank:
                 stop(pid)
@@ -167,7 +167,7 @@ def test_a_rank_waits_for_the_parts_of_all_others(folder: Path) -> None:
 
 def handle_of(rank: Saving) -> SaveHandle:
     save = rank.save(1, STATE | {f"rank-{rank.queue._rank}": torch.ones(3)})
-    return SaveHandle(save or NotBegun(1, "it was not begun"), rank.queue.delivery.hurry)
+    return SaveHandle(save or NotBegun(1, "it was not begun"), rank.queue.hurry)
 
 
 def test_what_is_kept_in_memory_alone_can_be_waited_for(folder: Path) -> None:

@@ -82,13 +82,13 @@ def test_ctrl_c_takes_nothing_back_of_which_the_writer_has_all(
 
         def late(self: Stager, one: staging.Staging) -> None:
             go_on(self, one)
-            save = rank.queue.delivery.saves[1]
+            save = rank.queue._saves[1]
             until(lambda: save.is_sent and not save.is_filling, "it is whole")
             raise KeyboardInterrupt
 
         _once(monkeypatch, Stager, "go_on", late)
-        rank.queue.delivery.warm()
-        writer = rank.queue.delivery.writer_pid
+        rank.queue.warm()
+        writer = rank.queue.writer_pid
         assert writer is not None
         stop(writer)
         with pytest.raises(KeyboardInterrupt):
@@ -192,11 +192,11 @@ def test_a_save_in_waves_that_is_broken_off_lets_the_next_one_be_written(
                 rank.save(1, STATE)
         else:
             assert rank.save(1, STATE) is not None
-        writer = rank.queue.delivery.writer_pid
+        writer = rank.queue.writer_pid
         assert rank.finish() == []
         rank.save(2, STATE)
         assert rank.finish() == [2]
-        assert rank.queue.delivery.writer_pid == writer
+        assert rank.queue.writer_pid == writer
         assert len(rank.events("failed")) == 1
         until(lambda: not list((folder / "root" / ".saving").glob("*")), "nothing half")
     assert same(load(folder, 2, dict(BLANK)), STATE)
@@ -222,13 +222,13 @@ def test_a_writer_that_dies_between_waves_takes_no_other_with_it(
 
 def test_word_of_a_save_that_is_over_does_no_harm(folder: Path) -> None:
     with saving(folder) as rank:
-        rank.queue.delivery.warm()
-        pid = rank.queue.delivery.writer_pid
-        rank.queue.delivery._ready_writer().send(Filled(save=99, end=1))
-        rank.queue.delivery._ready_writer().send(GiveUp(save=99))
+        rank.queue.warm()
+        pid = rank.queue.writer_pid
+        rank.queue._ready_writer().send(Filled(save=99, end=1))
+        rank.queue._ready_writer().send(GiveUp(save=99))
         rank.save(1, STATE)
         assert rank.finish() == [1]
-        assert rank.queue.delivery.writer_pid == pid
+        assert rank.queue.writer_pid == pid
 
 
 # -- a writer that goes wrong ------------------------------------------------------------------

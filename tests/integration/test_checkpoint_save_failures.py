@@ -48,7 +48,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def writer_of(rank: Saving) -> int:
-    return until(lambda: rank.queue.delivery.writer_pid, "a writer")
+    return until(lambda: rank.queue.writer_pid, "a writer")
 
 
 def kill(rank: Saving) -> None:
@@ -80,7 +80,7 @@ def test_a_dead_writer_is_told_at_once_and_the_next_save_works(folder: Path) -> 
 def test_with_retry_another_writer_takes_over(folder: Path) -> None:
     """The save that failed is made by the next writer (A8.2)."""
     with saving(folder, on_error="retry") as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         kill(rank)
         assert rank.finish() == [1]
         assert [one["attempt"] for one in rank.events("failed")] == [1]
@@ -90,7 +90,7 @@ def test_with_retry_another_writer_takes_over(folder: Path) -> None:
 def test_with_fatal_the_next_call_raises(folder: Path) -> None:
     """The error names the rank and the step (A8.2)."""
     with saving(folder, on_error="fatal") as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         kill(rank)
         with pytest.raises(SaveError, match="rank 0: the save of step 2 failed at write"):
             rank.finish()
@@ -147,7 +147,7 @@ def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
 def test_a_save_that_is_late_at_the_end_is_written_by_nobody(folder: Path) -> None:
     """The next one has its memory: it would have that one's values."""
     with saving(folder, timeouts=Timeouts(exit_within_s=0.1)) as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         late = writer_of(rank)
         stop(late)
         assert rank.save(1, STATE) is not None
@@ -325,5 +325,5 @@ def test_abandoned_saves_leave_no_process(folder: Path) -> None:
 
 
 def writer_of_warm(rank: Saving) -> int:
-    rank.queue.delivery.warm()
+    rank.queue.warm()
     return writer_of(rank)

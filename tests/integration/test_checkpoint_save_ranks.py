@@ -97,7 +97,7 @@ def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
         with saving(folder, group) as rank:
             rank.save(1, state(group.rank))
             rank.finish()
-            pid = until(lambda: rank.queue.delivery.writer_pid, "a writer")
+            pid = until(lambda: rank.queue.writer_pid, "a writer")
             if group.rank == 1:
                 stop(pid)
             rank.save(2, state(group.rank))
@@ -156,8 +156,8 @@ def test_a_writer_that_hangs_while_others_are_waited_for_is_given_up(folder: Pat
 
 
 def with_writer(rank: Saving) -> int:
-    rank.queue.delivery.warm()
-    return until(lambda: rank.queue.delivery.writer_pid, "a writer")
+    rank.queue.warm()
+    return until(lambda: rank.queue.writer_pid, "a writer")
 
 
 def test_all_ranks_begin_a_save_or_none_does(folder: Path) -> None:

@@ -158,7 +158,7 @@ def test_what_is_whole_and_stays_fails_the_save_of_every_rank(
                 rank.finish()
             except SaveError as error:
                 said = str(error)
-            assert rank.queue.delivery.last_good is None
+            assert rank.queue.last_good is None
             return rank, said
 
     ranks = together(2, one)

@@ -59,8 +59,8 @@ def stopped(*queues: SaveQueue) -> list[int]:
     """Their writers, which write nothing until they go on."""
     found = []
     for one in queues:
-        one.delivery.warm()
-        found.append(one.delivery.writer_pid or 0)
+        one.warm()
+        found.append(one.writer_pid or 0)
     for pid in found:
         stop(pid)
     return found
@@ -209,7 +209,7 @@ def test_two_ranks_have_two_queues_each(tmp_path: Path) -> None:
 
 
 def killed(saves: Checkpointer, root: Path) -> None:
-    os.kill(until(lambda: saves._queue.delivery.writer_pid, "a writer"), signal.SIGKILL)
+    os.kill(until(lambda: saves._queue.writer_pid, "a writer"), signal.SIGKILL)
 
 
 def without_a_root(_: Checkpointer, root: Path) -> None:

@@ -76,11 +76,11 @@ def test_who_goes_elsewhere_saves_in_the_same_place(
 ) -> None:
     """As Hydra does: a writer that comes later begins in another folder."""
     with Checkpointer("a", every=1000) as saves:
-        delivery = saves._queue.delivery
-        writer = until(lambda: delivery.writer_pid, "a writer")
+        queue = saves._queue
+        writer = until(lambda: queue.writer_pid, "a writer")
         monkeypatch.chdir(tmp_path.parent)
         os.kill(writer, signal.SIGKILL)
-        until(lambda: delivery.writer_pid is None, "its end")
+        until(lambda: queue.writer_pid is None, "its end")
         saves.save(1, state(1))
     assert [one.name for one in (tmp_path / "a").glob("step-*")] == [step_name(1)]
 

@@ -58,7 +58,7 @@ def test_ranks_that_were_launched_together_need_a_process_group(
 
 def test_a_wrong_step_is_refused_and_the_next_save_is_good(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "root", on_error="fatal") as saves:
-        writer = saves._queue.delivery.writer_pid
+        writer = saves._queue.writer_pid
         for step in WRONG_STEPS:
             for call in (saves.save, saves.step, saves.save_last):
                 assert repr(step)[:20] in refused(partial(call, step, STATE), "step")
@@ -66,7 +66,7 @@ def test_a_wrong_step_is_refused_and_the_next_save_is_good(tmp_path: Path) -> No
                 refused(partial(saves.restore, dict(STATE), step=step), "step")
         saves.save(3, STATE)
         assert len(saves.maybe_finalize(blocking=True, within_s=WITHIN_S)) == 1
-        assert saves._queue.delivery.writer_pid == writer, "no argument has ended it"
+        assert saves._queue.writer_pid == writer, "no argument has ended it"
 
 
 def test_whole_numbers_of_numpy_and_torch_are_whole_numbers(tmp_path: Path) -> None:

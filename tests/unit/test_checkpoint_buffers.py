@@ -29,7 +29,7 @@ class Queue(SaveQueue):
 
     def hear(self, line: FromWriter) -> bool:
         """Whether another save may have the buffer now."""
-        self.delivery._hear(line)
+        self._hear(line)
         return self.buffer.is_free
 
 

@@ -99,7 +99,7 @@ class Checkpointer:
         self._queue = SaveQueue(group.rank, self._teller, on_error, setup.timeouts)
         self._tempo = Tempo()
         self._saver = Saver(setup, self._queue, self._teller, self._tempo, optimizers)
-        self._queue.delivery.warm()
+        self._queue.warm()
         # Whoever keeps no images leaves those of another one alone: they are of another state.
         self._way_back = WayBack(about, group, self._teller, root=self._root, has_images=keeps)
         self._pacing: Pacing | None = None
@@ -339,7 +339,7 @@ class Checkpointer:
         return self._session.section(name, "checkpoint")
 
     def _handle(self, save: Save | NotBegun) -> SaveHandle:
-        return SaveHandle(save, self._queue.delivery.hurry, lambda: self._wait_section("save"))
+        return SaveHandle(save, self._queue.hurry, lambda: self._wait_section("save"))
 
 
 class _StepCounter:

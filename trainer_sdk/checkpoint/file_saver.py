@@ -97,7 +97,7 @@ class FileSaver:
             self._arena.close(keeps_images=False)
 
     def _handle(self, save: Save | NotBegun) -> SaveHandle:
-        return SaveHandle(save, self._queue.delivery.hurry)
+        return SaveHandle(save, self._queue.hurry)
 
     def _schedule(
         self, obj: object, where: str, finalize: tuple[Callable[[], None], ...]
@@ -113,13 +113,13 @@ class FileSaver:
         try:
             _fill(buffer, obj, size)
             save.stall_s = time.monotonic() - called_at
-            self._queue.delivery.send(save, order)
+            self._queue.send(save, order)
         except BaseException as error:  # also Ctrl-C: the end would wait for this save
             reason = f"{type(error).__name__}: {error}"
             failed = Failed(
                 save=save.number, stage="copy", reason=reason, error="copy", place=where
             )
-            self._queue.delivery.fail(save, failed)
+            self._queue.fail(save, failed)
             if not isinstance(error, Exception):  # of the others, the policy says what follows
                 raise
         return save

@@ -27,7 +27,7 @@ from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler, RngState
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.save import staging, writer_process
-from trainer_sdk.checkpoint.save.delivery import Delivery
+from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import Save
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import shelved, verify
@@ -83,24 +83,24 @@ class Telling:
         self._counter = count(1)
         self._last = last
         self._amid = amid
-        hear, filled = Delivery._hear, Delivery.filled
+        hear, filled = SaveQueue._hear, SaveQueue.filled
 
-        def hear_and_count(delivery: Delivery, line: Any) -> None:
-            save = delivery.saves.get(line.save)
+        def hear_and_count(queue: SaveQueue, line: Any) -> None:
+            save = queue._saves.get(line.save)
             if save is not None and save.step is not None and isinstance(line, (Done, Kept)):
                 self.tell("lasts", save.step)
-            hear(delivery, line)
+            hear(queue, line)
             self.count()
 
-        def fill_and_count(delivery: Delivery, save: Save, end: int) -> None:
-            filled(delivery, save, end)
+        def fill_and_count(queue: SaveQueue, save: Save, end: int) -> None:
+            filled(queue, save, end)
             if self._amid and save.is_filling and save.is_sent and next(self._counter) == last:
                 until(lambda: _has_begun(save), "the writer has written some", despite=OSError)
                 self.tell("amid", save.step or 0)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Delivery._hear = hear_and_count  # type: ignore[assignment,method-assign]
-        Delivery.filled = fill_and_count  # type: ignore[assignment,method-assign]
+        SaveQueue._hear = hear_and_count  # type: ignore[assignment,method-assign]
+        SaveQueue.filled = fill_and_count  # type: ignore[assignment,method-assign]
 
     def tell(self, what: str, step: int, more: str = "") -> None:
         os.write(self._told, f"{what} {step} {more}\n".encode())

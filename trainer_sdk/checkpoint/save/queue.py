@@ -1,25 +1,50 @@
-"""The saves of a training: begun, waited for, finalized in their order.
+"""The saves of a rank: begun, given to its writer, waited for, finalized in their order.
 
-One queue a rank. Its calls return at once, but for those that are asked to wait.
+One queue a rank. The training calls it, and so does a thread that hears the writer. Its calls
+return at once, but for those that are asked to wait.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import msgspec
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.events import News, Teller
 from trainer_sdk.checkpoint.save.buffers import Buffer
-from trainer_sdk.checkpoint.save.delivery import Delivery
 from trainer_sdk.checkpoint.save.request import NotBegun, OnError, Save, SaveError, Timeouts
-from trainer_sdk.checkpoint.writer.protocol import Failed
+from trainer_sdk.checkpoint.save.writer_process import Writer, WriterGoneError
+from trainer_sdk.checkpoint.storage.port import StorageError
+from trainer_sdk.checkpoint.writer.protocol import (
+    Done,
+    Failed,
+    Filled,
+    FromWriter,
+    GiveUp,
+    Going,
+    Hurry,
+    Kept,
+    NextWave,
+    ToWriter,
+    WriteFile,
+    WriteState,
+    Written,
+)
+from trainer_sdk.checkpoint.writer.publication import abandon
 
 _BUSY = "an earlier save was not durable yet"
+_MOST_ATTEMPTS = 3
+_IN_VAIN = frozenset(
+    {"other_owner", "other_launch", "taken", "other_rank", "changed", "copy", "late", "no_writer"}
+)
+_GONE_WITHIN_S = 5.0
 
 
 class SaveQueue:
-    """The saves of one rank."""
+    """The saves of one rank, and its writer."""
 
     def __init__(
         self,
@@ -35,11 +60,17 @@ class SaveQueue:
         self._last = 0
         self._is_skipping = False
         self._failure: SaveError | None = None
-        """That of the last save, where nobody was given it."""
+        """That of the last save, where the script has not been given it."""
         self._beginner: int | None = None
         """The thread that is beginning a save."""
-        self.delivery = Delivery(rank, self._news, on_error, self._timeouts)
-        self._saves = self.delivery.saves
+        self._writer: Writer | None = None
+        self._abandoning: threading.Thread | None = None
+        self._lock = threading.RLock()
+        """Held while several saves are looked at."""
+        self._saves: dict[int, Save] = {}
+        """By their numbers, the oldest first; until they are finalized."""
+        self.last_good: int | None = None
+        """The newest step that this rank knows to be visible."""
 
     @property
     def unfinished(self) -> int:
@@ -70,7 +101,7 @@ class SaveQueue:
         called_at: float,
     ) -> Save:
         """Reserve a place in the queue, and the buffer."""
-        with self.delivery.lock:
+        with self._lock:
             self._last += 1
             if self._is_skipping:
                 self._is_skipping = False
@@ -96,7 +127,7 @@ class SaveQueue:
         """
         failed = Failed(save=0, stage=stage, reason=reason, place=place)
         if not (is_told or is_known):
-            last_good = self.delivery.last_good
+            last_good = self.last_good
             self._news.failed(step, failed, tier="global", attempt=1, last_good=last_good)
         error = SaveError(self._rank, step, failed)
         if self._on_error == "fatal":
@@ -108,13 +139,13 @@ class SaveQueue:
 
     def waiting_places(self) -> list[str]:
         """Where the saves go that are not durable yet."""
-        with self.delivery.lock:
+        with self._lock:
             return [one.place for one in self._saves.values() if one.result is None]
 
     def skip(self, step: int) -> NotBegun:
         """Earlier saves still have all buffers; that is told once, until one is begun again."""
-        self.delivery.hurry()
-        with self.delivery.lock:
+        self.hurry()
+        with self._lock:
             waiting = [one for one in self._saves.values() if one.result is None]
             if waiting and not self._is_skipping:
                 self._is_skipping = True
@@ -123,6 +154,66 @@ class SaveQueue:
             step, f"the save of step {waiting[0].step} is not durable yet" if waiting else _BUSY
         )
 
+    # The writer.
+
+    @property
+    def writer_pid(self) -> int | None:
+        """The process of the writer, if there is one."""
+        writer = self._writer
+        return writer.pid if writer is not None and writer.is_alive else None
+
+    def warm(self) -> None:
+        """Have a writer ready."""
+        with self._lock, suppress(WriterGoneError):
+            self._ready_writer()
+
+    def send_ahead(self, save: Save, order: WriteState) -> None:
+        """It is on its way into its buffer: a writer that is there begins with what it has."""
+        with self._lock:
+            if save.result is None and self.writer_pid is not None:
+                save.order = msgspec.structs.replace(order, is_filling=True)
+                self._send(save)
+
+    def filled(self, save: Save, end: int) -> None:
+        """So much of it is, or was, in its buffer."""
+        with self._lock:
+            save.news_at = time.monotonic()
+            self._tell_of(save, Filled(save=save.number, end=end))
+
+    def send(self, save: Save, order: WriteState | WriteFile) -> None:
+        """It is in its buffer, or its first window: have it written, unless it was abandoned."""
+        with self._lock:
+            is_begun, save.order = save.is_filling and save.is_sent, order
+            if is_begun and isinstance(order, WriteState):
+                whole = Filled(save=save.number, end=order.image_bytes, stall_s=order.stall_s)
+                self._tell_of(save, whole)
+            elif save.result is None:
+                self._send(save)
+
+    def hurry(self) -> None:
+        """The training waits for what it has: as fast as can be from now on."""
+        with self._lock:
+            for save in self._saves.values():
+                if not save.is_urgent:  # once: a writer that takes no word would hold us up
+                    save.is_urgent = True
+                    self._tell_of(save, Hurry(save=save.number))
+
+    def fail(self, save: Save, failed: Failed) -> None:
+        """It comes to nothing, unless the writer has all of it already."""
+        with self._lock:
+            if not save.is_sent or save.is_filling or save.is_in_waves:
+                self._fail(save, failed)
+
+    def fail_late(self, save: Save, within_s: float) -> None:
+        """The training ends, and has waited for it."""
+        late = f"it was not durable within {within_s:g} s of the end of the training"
+        with self._lock:
+            if save.is_sent and save.has_buffer and not save.is_filling:
+                self._kill_writer()  # it would write what the next save has in the same memory
+            self._fail(save, _failed(save, late, "late"), is_stuck=True)
+
+    # The ends of saves.
+
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call what was to be called after each save that is over, in order; their numbers.
 
@@ -130,7 +221,7 @@ class SaveQueue:
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         if blocking:
-            self.delivery.hurry()
+            self.hurry()
         finalized: list[int] = []
         while (save := next(iter(self._saves.values()), None)) is not None:
             if blocking:
@@ -152,12 +243,12 @@ class SaveQueue:
         save's; and any that is fatal.
         """
         within_s = self._timeouts.exit_within_s
-        self.delivery.hurry()
+        self.hurry()
         deadline = time.monotonic() + within_s
         failure = self._failure
         for save in list(self._saves.values()):
             if not save.over.wait(max(0.0, deadline - time.monotonic())):
-                self.delivery.fail_late(save, within_s)
+                self.fail_late(save, within_s)
             failure = self._unsaid_after(save, failure)
         return None if self._on_error == "warn" else failure
 
@@ -167,7 +258,7 @@ class SaveQueue:
         All that is to be called is, whatever is raised by it, of which the first goes on.
         """
         failure = None if abort else self.await_all()
-        self.delivery.close()
+        self._end_writer()
         raised: list[Exception] = []
         for save in list(self._saves.values()):
             try:
@@ -180,7 +271,7 @@ class SaveQueue:
         return failure
 
     def _finalize(self, save: Save) -> None:
-        with self.delivery.lock:
+        with self._lock:
             if self._saves.pop(save.number, None) is None:
                 return  # by another thread
         self._failure = self._unsaid_after(save, self._failure)
@@ -192,6 +283,198 @@ class SaveQueue:
         if isinstance(save.result, SaveError):
             return save.result
         return None if save.lasts and self._on_error == "retry" else failure
+
+    def _end_writer(self) -> None:
+        """End the writer, and abandon the saves that it still has."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        with self._lock:
+            for save in self._saves.values():
+                if save.result is None:
+                    failed = _failed(save, "the training has abandoned it", "aborted")
+                    self._settle(save, SaveError(self._rank, save.step, failed))
+        if self._abandoning is not None:
+            self._abandoning.join(_GONE_WITHIN_S)
+
+    # What the writer says, in its thread.
+
+    def _hear(self, line: FromWriter) -> None:
+        with self._lock:
+            save = self._saves.get(line.save)
+            if save is None or save.result is not None:
+                return
+            save.news_at = time.monotonic()
+            if not save.waits_for:
+                self._goes_on(save)
+            self._act_on(save, line)
+
+    def _act_on(self, save: Save, line: FromWriter) -> None:
+        match line:
+            case Going():
+                save.stage, save.waits_for = line.stage, line.waits_for
+            case NextWave():
+                save.windows.put(None)
+            case Kept():
+                self._kept(save, line)
+            case Written():
+                self._written(save, line)
+            case Done():
+                self._done(save, line)
+            case Failed():
+                self._fail(save, line)
+
+    def _kept(self, save: Save, line: Kept) -> None:
+        assert isinstance(save.order, WriteState)
+        save.buffer.holds = save.order.identity
+        self._news.kept(save, save.order, line)
+
+    def _written(self, save: Save, line: Written) -> None:
+        save.stage, save.write_s, save.is_written = "publish", line.write_s, True
+        if self._on_error != "retry":
+            save.leave_buffer()
+        if isinstance(save.order, WriteState) and save.order.root:
+            self._news.written(save, save.order, line)
+        elif isinstance(save.order, WriteState):
+            self._settle(save, Done(save=save.number, place=save.place))
+
+    def _done(self, save: Save, line: Done) -> None:
+        if isinstance(save.order, WriteState):
+            self.last_good = max(save.step or 0, self.last_good or 0)
+            self._news.done(save, save.order, line)
+        self._settle(save, line)
+
+    # What time brings.
+
+    def _look(self, now: float) -> None:
+        """Called about once a second while there is a writer."""
+        with self._lock:
+            for save in list(self._saves.values()):
+                if save.retry_at is not None and now >= save.retry_at:
+                    self._send(save)
+                elif save.is_sent:
+                    self._look_at(save, now)
+
+    def _look_at(self, save: Save, now: float) -> None:
+        within_s = self._timeouts.write_within_s + save.least_s
+        # The writer itself gives up the other ranks after as long; then there is a rest for it.
+        most_s = 2 * within_s + self._timeouts.delayed_after_s
+        if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
+            self._kill_writer()
+            self._fail_sent(f"the writer was not done within {now - save.sent_at:.0f} s", "timeout")
+        elif now >= self._next_word_at(save):
+            save.told_lag_s = now - save.called_at
+            is_first, save.is_delayed = not save.is_delayed, True
+            waiting = [one for one in self._saves.values() if one.is_sent]
+            self._news.delayed(save, waiting, is_first=is_first)
+
+    def _next_word_at(self, save: Save) -> float:
+        """When it is told to be late: first after a while, then each time that it has doubled."""
+        if save.is_delayed:
+            return save.called_at + 2 * save.told_lag_s
+        # While it waits for others, there is news all the time, but no progress.
+        since = save.sent_at if save.waits_for else save.news_at
+        return since + self._timeouts.delayed_after_s
+
+    def _goes_on(self, save: Save) -> None:
+        if save.is_delayed:
+            save.is_delayed = False
+            self._news.goes_on()
+
+    # What goes wrong.
+
+    def _send(self, save: Save) -> None:
+        assert save.order is not None
+        save.retry_at = None
+        save.sent_at = save.news_at = time.monotonic()
+        save.stage = "write"
+        try:
+            writer = self._ready_writer()
+            writer.send(save.order)
+            if save.is_urgent:
+                writer.send(Hurry(save=save.number))
+        except WriterGoneError as error:
+            self._fail(save, _failed(save, str(error), "no_writer"))
+
+    def _tell_of(self, save: Save, line: ToWriter) -> None:
+        """If it works on it."""
+        if save.is_sent and self._writer is not None:
+            self._writer.send(line)
+
+    def _ready_writer(self) -> Writer:
+        if self._writer is None or not self._writer.is_alive:
+            self._writer = Writer(self._hear, self._lost, self._look)
+        return self._writer
+
+    def _kill_writer(self) -> None:
+        writer, self._writer = self._writer, None  # it may hang where even a kill waits
+        if writer is not None:
+            writer.kill()
+
+    def _lost(self, gone: WriterGoneError) -> None:
+        with self._lock:
+            self._fail_sent(str(gone), "writer_died")
+
+    def _fail_sent(self, reason: str, error: str) -> None:
+        """All that the writer had."""
+        for save in [one for one in self._saves.values() if one.is_sent]:
+            self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
+
+    def _fail(self, save: Save, failed: Failed, *, is_stuck: bool = False) -> None:
+        """A storage that is stuck would take no word for the other ranks, and hang this one."""
+        if save.result is not None:
+            return
+        order = save.order
+        tier = "global" if isinstance(order, WriteState) and order.root else "memory"
+        self._news.failed(
+            save.step, failed, tier=tier, attempt=save.attempts, last_good=self.last_good
+        )
+        may_retry = self._on_error == "retry" and failed.error not in _IN_VAIN
+        if may_retry and not save.is_in_waves and save.attempts < _MOST_ATTEMPTS:
+            self._retry(save, failed)
+            return
+        error = SaveError(self._rank, save.step, failed)
+        self._news.given_up(error)
+        self._settle(save, error)
+        if isinstance(order, WriteState) and order.root and not is_stuck:
+            self._abandon(order, failed.reason)
+
+    def _retry(self, save: Save, failed: Failed) -> None:
+        save.attempts += 1
+        if save.is_filling:
+            save.retry_at = math.inf  # when it is whole
+        elif failed.error in ("writer_died", "timeout"):
+            self._send(save)  # nobody would do it later: the writer's thread ends, too
+        else:
+            save.retry_at = time.monotonic() + save.attempts
+
+    def _settle(self, save: Save, result: Done | SaveError) -> None:
+        save.result, save.retry_at = result, None
+        self._goes_on(save)
+        waits_for_more = save.is_filling or save.is_in_waves
+        if self._writer is not None and waits_for_more and isinstance(result, SaveError):
+            self._writer.send(GiveUp(save=save.number))
+        save.leave_buffer()
+        save.over.set()
+        save.windows.put(None)
+
+    def _abandon(self, order: WriteState, reason: str) -> None:
+        """Let the other ranks know; where the storage refuses that, too, they wait."""
+        if order.identity.world_size == 1:
+            return
+
+        def tell() -> None:
+            with suppress(StorageError):
+                abandon(order.root, order.saving, order.identity.step, order.rank, reason)
+
+        telling = threading.Thread(target=tell, name="everstep-abandon", daemon=True)
+        with suppress(RuntimeError):  # at the end of the interpreter no thread is to be had
+            telling.start()
+            self._abandoning = telling
+
+
+def _failed(save: Save, reason: str, error: str) -> Failed:
+    return Failed(save=save.number, stage=save.stage, reason=reason, error=error, place=save.place)
 
 
 def waiting(blocking: object, within_s: object) -> tuple[bool, float | None]:

@@ -66,7 +66,7 @@ class Saver:
         self._stager.settle()
         self._watch(optimizers_in(state.values()))
         if wish.wait:
-            self._queue.delivery.hurry()
+            self._queue.hurry()
         ready = self._readying.ready(wish, state)
         if isinstance(ready, NotBegun):
             return ready
@@ -110,8 +110,6 @@ class Saver:
         if buffer.filled_for is not ready.plan:
             fill(buffer, ready.plan)
 
-        delivery = self._queue.delivery
-
         now, later = self._copies(ready)
         is_on_host = all(one.source.is_cpu for one in (*now, *later))
         # Who copies while the disk reads takes longer: a training that waits has a start.
@@ -123,12 +121,12 @@ class Saver:
                 return  # the end of the file comes with the whole, once that is checked
             next_at = end + order.file_bytes / _MOST_WORDS
             if not save.is_filling:
-                delivery.send_ahead(save, order)
-            delivery.filled(save, end)
+                self._queue.send_ahead(save, order)
+            self._queue.filled(save, end)
 
         def then(error: Exception | None) -> None:
             if error is None:
-                delivery.send(save, msgspec.structs.replace(order, stall_s=save.stall_s))
+                self._queue.send(save, msgspec.structs.replace(order, stall_s=save.stall_s))
                 return
             is_changed = isinstance(error, ChangedError)
             self._is_lazy = self._is_lazy and not is_changed
@@ -155,9 +153,9 @@ class Saver:
                 return
             fill_window(octets[:size], at, whole)
             if at:
-                self._queue.delivery.filled(save, at + size)
+                self._queue.filled(save, at + size)
             else:
-                self._queue.delivery.send(save, order)
+                self._queue.send(save, order)
         save.stall_s = monotonic() - save.called_at
 
     def _waited(self, save: Save, for_s: float) -> None:
@@ -249,9 +247,7 @@ class Saver:
         return self._tempo.bytes_per_s(ready.plan.file_bytes) if asked is None else asked
 
     def _fail(self, save: Save, reason: str, error: str) -> None:
-        self._queue.delivery.fail(
-            save, Failed(save=save.number, stage="copy", reason=reason, error=error)
-        )
+        self._queue.fail(save, Failed(save=save.number, stage="copy", reason=reason, error=error))
 
 
 def _launch() -> str:
