@@ -7,8 +7,8 @@ import pytest
 from tests.checkpoint_shelves import save
 from trainer_sdk.checkpoint.manifest import MANIFEST, step_name
 from trainer_sdk.checkpoint.storage import Storage
-from trainer_sdk.checkpoint.storage.checkpoints import PINNED, look, shelved, verify
-from trainer_sdk.checkpoint.storage.leftovers import leavings, sweep
+from trainer_sdk.checkpoint.storage.checkpoints import PINNED, look, stored_checkpoints, verify
+from trainer_sdk.checkpoint.storage.leftovers import leftovers, sweep
 from trainer_sdk.checkpoint.storage.names import (
     pulling_name,
     replaced_name,
@@ -38,7 +38,7 @@ def half(storage: Storage, folder: str) -> None:
 
 
 def found(storage: Storage, live_round: int | None = None) -> list[str]:
-    return [one.folder for one in leavings(storage, live_round=live_round)]
+    return [one.folder for one in leftovers(storage, live_round=live_round)]
 
 
 def test_a_storage_says_what_time_it_is_and_leaves_no_mark(storage: Storage) -> None:
@@ -65,7 +65,7 @@ def test_what_a_dead_save_has_left_is_found_and_goes(storage: Storage, place: st
         half(storage, folder)
     half(storage, f".saving/{DEAD}")
     half(storage, f".saving/{pulling_name(step_name(200))}")
-    left = leavings(storage)
+    left = leftovers(storage)
     assert [(one.step, one.folder, one.size_bytes) for one in left] == [
         (300, "step-000000300/300-r1-0a-9", 10),
         (200, ".saving/pull-step-000000200", 10),
@@ -74,8 +74,8 @@ def test_what_a_dead_save_has_left_is_found_and_goes(storage: Storage, place: st
     ]
     assert "came to nothing, and nothing has changed in it for 25 h" in left[0].reason
     assert [sweep(storage, one) for one in left] == [10, 10, 10, 10]
-    assert leavings(storage) == []
-    (kept,) = shelved(storage)
+    assert leftovers(storage) == []
+    (kept,) = stored_checkpoints(storage)
     assert verify(storage, kept).is_good
 
 
@@ -117,7 +117,7 @@ def test_beside_a_manifest_that_cannot_be_read_everything_stays(
 @pytest.mark.usefixtures("later")
 def test_what_has_changed_since_it_was_looked_at_stays(storage: Storage) -> None:
     half(storage, f"step-000000100/{DEAD}")
-    (one,) = leavings(storage)
+    (one,) = leftovers(storage)
     before = one.changed_at - timedelta(seconds=2)
     seen_earlier = type(one)(one.step, one.folder, one.size_bytes, before, one.reason)
     assert sweep(storage, seen_earlier) is None

@@ -19,7 +19,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import (
     owner_of,
     pull,
     quarantine,
-    shelved,
+    stored_checkpoints,
     unmark,
     verify,
 )
@@ -35,7 +35,7 @@ def test_what_was_saved_is_found_the_newest_first(storage: Storage, place: str) 
         save(place, JOB, step)
     storage.put("step-000000400/__0_0.distcp", [b"not published"])
     assert owner_of(storage) == JOB
-    found = shelved(storage)
+    found = stored_checkpoints(storage)
     assert [one.step for one in found] == [300, 200, 100]
     assert [one.flaw for one in found] == ["", "", ""]
     assert found[0].path == f"{storage.url}/step-000000300"
@@ -77,7 +77,7 @@ def test_a_manifest_that_is_torn_or_of_another_step_is_a_flaw(storage: Storage, 
     octets = storage.read(f"{step_name(100)}/{MANIFEST}")
     storage.put(f"{step_name(200)}/{MANIFEST}", [octets])
     storage.put(f"{step_name(300)}/{MANIFEST}", [octets[:-7]])
-    flaws = {one.step: one.flaw for one in shelved(storage)}
+    flaws = {one.step: one.flaw for one in stored_checkpoints(storage)}
     assert flaws[100] == ""
     assert "is of step 100" in flaws[200]
     assert "is not what was written" in flaws[300]
@@ -126,7 +126,7 @@ def test_a_mark_of_what_has_just_been_removed_is_in_nobodys_way(
     quarantine(storage, one, Mark(cause="operator"))
     with suppress(MissingError):
         mark(storage, 100, QUARANTINED, Mark(cause="operator", manifest_hash=one.manifest_hash))
-    assert shelved(storage) == []
+    assert stored_checkpoints(storage) == []
     if isinstance(storage, Folder):
         assert storage.folders() == []
         assert not quarantine(storage, one, Mark(cause="operator"))
@@ -161,7 +161,7 @@ def test_what_goes_while_it_is_read_is_not_called_corrupt(
     save(place, JOB, 100)
     with pytest.raises(GoneError, match=said):
         pull(storage, one, str(tmp_path / "pulled"), goes)
-    assert shelved(storage_for(str(tmp_path / "pulled"))) == []
+    assert stored_checkpoints(storage_for(str(tmp_path / "pulled"))) == []
 
 
 def test_a_checkpoint_is_pulled_whole_and_good(
@@ -175,8 +175,8 @@ def test_a_checkpoint_is_pulled_whole_and_good(
     assert verdict.is_good
     here = storage_for(to)
     assert path == f"{to}/step-000000100"
-    assert [found.manifest_hash for found in shelved(here)] == [one.manifest_hash]
-    assert [verify(here, found).flaw for found in shelved(here)] == [""]
+    assert [found.manifest_hash for found in stored_checkpoints(here)] == [one.manifest_hash]
+    assert [verify(here, found).flaw for found in stored_checkpoints(here)] == [""]
     with pytest.raises(StorageError, match="is there already"):
         pull(storage, one, to)
 
@@ -196,7 +196,7 @@ def test_what_is_pulled_has_no_folders_as_torch_wants_it(
         "manifest.json",
     ]
     here = storage_for(str(tmp_path / "pulled"))
-    assert [verify(here, found).flaw for found in shelved(here)] == [""]
+    assert [verify(here, found).flaw for found in stored_checkpoints(here)] == [""]
 
 
 def test_a_flawed_checkpoint_is_not_seen_where_it_was_pulled_to(
@@ -209,7 +209,7 @@ def test_a_flawed_checkpoint_is_not_seen_where_it_was_pulled_to(
     path, verdict = pull(storage, one, str(tmp_path / "pulled"))
     assert path == ""
     assert "is not what was saved" in verdict.flaw
-    assert shelved(storage_for(str(tmp_path / "pulled"))) == []
+    assert stored_checkpoints(storage_for(str(tmp_path / "pulled"))) == []
 
 
 def test_nothing_is_pulled_among_another_jobs_checkpoints(

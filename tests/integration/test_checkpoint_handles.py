@@ -18,7 +18,7 @@ from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, SaveError, SaveHandle
-from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.save.request import NotBegun
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}
@@ -141,7 +141,7 @@ def test_a_rank_waits_for_the_parts_of_all_others(folder: Path) -> None:
     """This rank's part is durable before the checkpoint can be restored."""
     written = threading.Event()
 
-    def one(group: Group) -> list[str]:
+    def one(group: RankGroup) -> list[str]:
         with saving(folder, group) as rank:
             rank.queue.warm()
             pid = rank.writer
@@ -221,7 +221,7 @@ def test_the_first_save_finds_its_memory_made(
         weights.grad = torch.ones_like(weights)
         optimizer.step()
         assert saves.step(1, state) is None
-        until(lambda: saves._saver._readying._making, "the making").join(WITHIN_S)
+        until(lambda: saves._saver._preparation._making, "the making").join(WITHIN_S)
         first = saves.step(2, state)
         assert first is not None
         assert first.wait(WITHIN_S)

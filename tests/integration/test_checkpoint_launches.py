@@ -78,7 +78,7 @@ def test_one_process_may_save_into_a_place_by_two_of_them(
 
 def test_a_root_is_locked_again_where_it_was_made_anew(tmp_path: Path) -> None:
     path = str(tmp_path / root_claim.LAUNCH)
-    root = root_claim.Root(Folder(str(tmp_path)))
+    root = root_claim.RootClaim(Folder(str(tmp_path)))
     root.claim("local", "process 1 on here")
     (tmp_path / root_claim.LAUNCH).unlink()
     root.claim("local", "process 1 on here")

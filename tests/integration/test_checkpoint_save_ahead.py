@@ -41,7 +41,7 @@ class Halfway:
         self._hidden = folder / "root" / ".saving"
         plain = staging._copy_beside
 
-        def copy_beside(one: staging.Copy) -> None:
+        def copy_beside(one: staging.TensorCopy) -> None:
             if one.begin > PIECE_BYTES:
                 self.go_on.wait(30)
             plain(one)

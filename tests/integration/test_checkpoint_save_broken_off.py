@@ -18,7 +18,7 @@ from trainer_sdk.checkpoint import FileSaver, SaveError
 from trainer_sdk.checkpoint.save import plan, saver, staging
 from trainer_sdk.checkpoint.save.request import OnError, Timeouts
 from trainer_sdk.checkpoint.save.staging import Stager
-from trainer_sdk.checkpoint.writer.protocol import Filled, GiveUp, WriteFile
+from trainer_sdk.checkpoint.writer.protocol import BufferFilled, GiveUpSave, WriteFile
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 17), "value": {"lr": 0.5}}
 BLANK: dict[str, Any] = {"a": torch.zeros(1 << 17, dtype=torch.int64), "value": {"lr": 0}}
@@ -107,7 +107,7 @@ def test_an_optimizer_in_a_fork_does_not_wait_for_the_copy_of_its_parent(
     state, optimizer = lazy_state()
     may_copy, copy_beside = threading.Event(), staging._copy_beside
 
-    def copy_late(one: staging.Copy) -> None:
+    def copy_late(one: staging.TensorCopy) -> None:
         may_copy.wait(30)
         copy_beside(one)
 
@@ -133,7 +133,7 @@ def test_a_save_that_was_broken_off_is_not_copied_into_the_next_one(
     begun, may_copy = threading.Event(), threading.Event()
     copy_beside, go_on, settle = staging._copy_beside, Stager.go_on, Stager.settle
 
-    def copy_late(one: staging.Copy) -> None:
+    def copy_late(one: staging.TensorCopy) -> None:
         begun.set()
         may_copy.wait(30)
         copy_beside(one)
@@ -224,8 +224,8 @@ def test_word_of_a_save_that_is_over_does_no_harm(folder: Path) -> None:
     with saving(folder) as rank:
         rank.queue.warm()
         pid = rank.queue.writer_pid
-        rank.queue._ready_writer().send(Filled(save=99, end=1))
-        rank.queue._ready_writer().send(GiveUp(save=99))
+        rank.queue._ready_writer().send(BufferFilled(save=99, end=1))
+        rank.queue._ready_writer().send(GiveUpSave(save=99))
         rank.save(1, STATE)
         assert rank.finish() == [1]
         assert rank.queue.writer_pid == pid

@@ -20,7 +20,7 @@ from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer, SaveError, Timeouts
-from trainer_sdk.checkpoint.job_context import Whose
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16), "value": {"lr": 0.5}}
@@ -206,8 +206,8 @@ def test_a_full_disk_is_seen_before_anything_is_written(small: Path) -> None:
 def test_too_little_shared_memory_is_a_refusal_with_both_numbers(small: Path) -> None:
     """The save is refused before a byte is copied (A8.4)."""
     state = {"a": torch.zeros(8 << 20, dtype=torch.uint8)}
-    about = Whose("job", 1, str(small), has_keeper=True)
-    with saving(small.parent, keeps=True, buffers=2, whose=about) as rank:
+    about = JobContext("job", 1, str(small), has_keeper=True)
+    with saving(small.parent, keeps=True, buffers=2, context=about) as rank:
         assert rank.save(1, state) is None
         (refused,) = rank.events("refused")
         assert refused["needed_bytes"] > 8 << 20 > refused["available_bytes"]
@@ -251,8 +251,8 @@ def test_the_place_of_another_job_is_refused(folder: Path) -> None:
     with saving(folder) as rank:
         rank.save(1, STATE)
         rank.finish()
-    other = Whose("resnet", 1, str(folder / "others"), has_keeper=True)
-    with saving(folder, whose=other) as rank:
+    other = JobContext("resnet", 1, str(folder / "others"), has_keeper=True)
+    with saving(folder, context=other) as rank:
         rank.save(2, STATE)
         assert rank.finish() == []
         assert "has the checkpoints of job vit-l, and this is resnet" in rank.told.warned[0]
@@ -287,12 +287,14 @@ def test_a_state_that_cannot_be_saved_is_told(folder: Path, what: object, said: 
 
 def test_what_is_visible_is_never_replaced(folder: Path) -> None:
     """Neither by a round that was fenced off, nor by one that comes to this step once more."""
-    first, later = (Whose("vit-l", one, str(folder / f"r{one}"), has_keeper=True) for one in (1, 2))
-    with saving(folder, whose=later) as rank:
+    first, later = (
+        JobContext("vit-l", one, str(folder / f"r{one}"), has_keeper=True) for one in (1, 2)
+    )
+    with saving(folder, context=later) as rank:
         rank.save(5, STATE)
         rank.finish()
     before = manifest_of(folder, 5)
-    with saving(folder, whose=first) as rank:
+    with saving(folder, context=first) as rank:
         rank.save(5, {"a": torch.zeros(3)})
         assert rank.finish() == [1]
         assert "round 2 has saved step 5 there" in rank.told.warned[0]

@@ -16,9 +16,9 @@ from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.saved_states import together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.group import Group
-from trainer_sdk.checkpoint.job_context import Whose
-from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, Part, encode, step_name
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, RankPart, encode, step_name
 from trainer_sdk.checkpoint.restore.discovery import see_published
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (
@@ -31,7 +31,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import (
     verify,
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.leftovers import leavings
+from trainer_sdk.checkpoint.storage.leftovers import leftovers
 from trainer_sdk.checkpoint.storage.names import REPLACED, SAVING
 from trainer_sdk.checkpoint.writer import publication
 from trainer_sdk.checkpoint.writer.files import part_name, place_of
@@ -63,8 +63,8 @@ def root(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monke
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
-def whose(folder: Path, round_: int) -> Whose:
-    return Whose(JOB, round_, str(folder / f"round-{round_}"), has_keeper=True)
+def context_of(folder: Path, round_: int) -> JobContext:
+    return JobContext(JOB, round_, str(folder / f"round-{round_}"), has_keeper=True)
 
 
 def ranks_save(
@@ -72,10 +72,10 @@ def ranks_save(
 ) -> list[Saving]:
     """Both ranks of a round save step 5 of the job."""
 
-    def one(group: Group) -> Saving:
-        with saving(folder, group, root=root, whose=whose(folder, round_), **how) as rank:
+    def one(group: RankGroup) -> Saving:
+        with saving(folder, group, root=root, context=context_of(folder, round_), **how) as rank:
             own = state | {f"own{group.rank}": torch.full((9,), float(round_))}
-            rank.save(5, own, finalize=(lambda: rank.told.tell("finalized"),))
+            rank.save(5, own, finalize=(lambda: rank.told.report("finalized"),))
             rank.finish()
             return rank
 
@@ -134,9 +134,9 @@ def test_what_has_made_room_goes_after_a_week(
     ranks_save(folder, root, 2, SECOND)
     real = storage.now()
     monkeypatch.setattr(type(storage), "now", lambda _: real + timedelta(days=6))
-    assert leavings(storage) == []
+    assert leftovers(storage) == []
     monkeypatch.setattr(type(storage), "now", lambda _: real + timedelta(days=8))
-    (left,) = leavings(storage)
+    (left,) = leftovers(storage)
     assert "it was quarantined, and another save has its place" in left.reason
     storage.remove(left.folder)
     there = look(storage, 5)
@@ -150,10 +150,10 @@ def test_what_is_whole_and_stays_fails_the_save_of_every_rank(
 ) -> None:
     ranks_save(folder, root, 1, FIRST)
 
-    def one(group: Group) -> tuple[Saving, str]:
-        about, said = whose(folder, 2), ""
-        with saving(folder, group, root=root, whose=about, on_error=on_error) as rank:
-            rank.save(5, SECOND, finalize=(lambda: rank.told.tell("finalized"),))
+    def one(group: RankGroup) -> tuple[Saving, str]:
+        about, said = context_of(folder, 2), ""
+        with saving(folder, group, root=root, context=about, on_error=on_error) as rank:
+            rank.save(5, SECOND, finalize=(lambda: rank.told.report("finalized"),))
             try:
                 rank.finish()
             except SaveError as error:
@@ -192,8 +192,8 @@ def test_a_round_that_was_fenced_off_gives_up_on_every_rank(root: str, folder: P
 def test_the_same_content_need_not_be_saved_again(root: str, folder: Path) -> None:
     warned = []
     for round_ in (1, 2):
-        about = whose(folder, round_)
-        with saving(folder, root=root, whose=about, on_error="fatal") as rank:
+        about = context_of(folder, round_)
+        with saving(folder, root=root, context=about, on_error="fatal") as rank:
             rank.save(5, FIRST)
             assert rank.finish() == [1]
             warned += rank.told.warned
@@ -288,7 +288,7 @@ def test_a_rank_that_looks_while_room_is_made_does_not_think_that_it_was_given_u
     place, order = place_of(root, "5-r2-0a-1", 5), _order(root, there.manifest, rank=1)
     octets = _moved(storage, there.manifest, place.before, place.inside)
     identity = replace(there.manifest.identity, round=2)
-    part = Part(identity=identity, rank=1, files=(), stall_s=0.0, write_s=0.0)
+    part = RankPart(identity=identity, rank=1, files=(), stall_s=0.0, write_s=0.0)
     storage.put(f"{place.before}/{part_name(1)}", (encode(part),))
     real = Folder.read
 

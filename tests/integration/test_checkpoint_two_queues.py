@@ -21,7 +21,7 @@ from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk import layout, testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver, SaveError, async_save
-from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import OFFER
 from trainer_sdk.checkpoint.save import buffers
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, TakenError
@@ -194,7 +194,7 @@ def test_of_two_saves_of_one_step_into_one_place_one_is_there(tmp_path: Path) ->
 def test_two_ranks_have_two_queues_each(tmp_path: Path) -> None:
     folders = [tmp_path / "model", tmp_path / "average"]
 
-    def one(group: Group) -> list[list[int]]:
+    def one(group: RankGroup) -> list[list[int]]:
         with ExitStack() as stack:
             both = [stack.enter_context(saving(folder, group)) for folder in folders]
             for step in (1, 2):

@@ -19,11 +19,11 @@ from everstep_services.agent.checkpoints.local_root import LocalRootError, check
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from tests.saved_by import JOB, saving
 from tests.unit.saved_states import Told, together
-from trainer_sdk.checkpoint.group import Group
-from trainer_sdk.checkpoint.job_context import Whose
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity
-from trainer_sdk.checkpoint.restore.discovery import Home
-from trainer_sdk.checkpoint.restore.restorer import Restored, Restoring
+from trainer_sdk.checkpoint.restore.discovery import RestoreContext
+from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
 from trainer_sdk.checkpoint.save import buffers
 from trainer_sdk.checkpoint.save.buffers import NoRoomError, folder_of
 from trainer_sdk.checkpoint.writer import files
@@ -40,9 +40,9 @@ def state_of(value: int) -> dict[str, Any]:
 def saved(images: Path, steps: list[int], number: int = 1) -> Told:
     """By one rank, which then ends; its agent keeps what it has left."""
 
-    def one(group: Group) -> Told:
-        whose = Whose(JOB, number, str(images), has_keeper=True)
-        with saving(images, group, root="", keeps=True, buffers=2, whose=whose) as rank:
+    def one(group: RankGroup) -> Told:
+        context = JobContext(JOB, number, str(images), has_keeper=True)
+        with saving(images, group, root="", keeps=True, buffers=2, context=context) as rank:
             for step in steps:
                 rank.save(step, state_of(step), to_root=False)
                 rank.finish()
@@ -56,10 +56,12 @@ def saved(images: Path, steps: list[int], number: int = 1) -> Told:
 def restored(images: Path, number: int = 2) -> Restored | None:
     """By the rank of a later round."""
 
-    def one(group: Group) -> Restored | None:
-        home = Home(job=JOB, round=number, rank=0, world_size=1, images=images, storage=None)
+    def one(group: RankGroup) -> Restored | None:
+        home = RestoreContext(
+            job=JOB, round=number, rank=0, world_size=1, images=images, storage=None
+        )
         state = state_of(0)
-        found = Restoring(home, group, Told()).restore(state)
+        found = Restore(home, group, Told()).restore(state)
         assert found is None or set(state["a"].tolist()) == {found.step}
         return found
 

@@ -111,8 +111,8 @@ def test_a_job_remembers_how_often_it_has_failed_in_all_its_launches(
         with Checkpointer(tmp_path / "root") as saves:
             saves.restore(state(-1))
             saves.step(step, state(step))
-            assert saves._pacing is not None
-            counts.append(saves._pacing._pace._failures)
+            assert saves._schedule is not None
+            counts.append(saves._schedule._estimate._failures)
             saves.save(step, state(step))
         assert manifest_of(tmp_path, step).user["failures"] == str(counts[-1])
     assert counts == [0, 2, 3, 3, 4]

@@ -35,7 +35,7 @@ from tests.integration.catalog_replicas import QUICK, at_work, committed
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, step_name
 from trainer_sdk.checkpoint.storage import checkpoints, storage_for
-from trainer_sdk.checkpoint.storage.checkpoints import Mark, Shelved, shelved
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint, stored_checkpoints
 from trainer_sdk.checkpoint.storage.folder import Folder
 
 JOB = "llama"
@@ -169,7 +169,7 @@ async def test_a_manifest_that_was_not_committed_is_an_error_and_no_quarantine(
         one = await world.known(step)
         assert (one.is_good, fact.manifest_hash) == (is_good, one.manifest_hash)
     assert world.said(CheckpointQuarantined) == []
-    assert [one.quarantined for one in shelved(storage_for(world.root))] == [None, None]
+    assert [one.quarantined for one in stored_checkpoints(storage_for(world.root))] == [None, None]
 
 
 async def test_what_is_forgotten_before_its_verdict_is_written_gets_none(
@@ -231,7 +231,7 @@ async def test_retention_leaves_alone_what_is_being_read(
             await bus.record(committed(JOB, root, step, save(root, JOB, step)))
 
     def there() -> list[int]:
-        return [one.step for one in shelved(storage_for(root))]
+        return [one.step for one in stored_checkpoints(storage_for(root))]
 
     monkeypatch.setattr(shelves, "verify", slow)
     try:
@@ -320,11 +320,11 @@ async def test_what_is_unpinned_while_files_are_listed_stays_unpinned(
 
 
 def test_a_mark_on_one_that_is_too_old_to_be_known_is_passed_over() -> None:
-    def seen(step: int) -> Shelved:
+    def seen(step: int) -> StoredCheckpoint:
         identity = Identity(job=JOB, round=1, step=step, world_size=1, layout="l")
         manifest = Manifest(identity=identity, files=(), saved_at="")
         mark = None if step else Mark(reason="NaN")
-        return Shelved(step, f"/ckpt/{step_name(step)}", manifest, "h", quarantined=mark)
+        return StoredCheckpoint(step, f"/ckpt/{step_name(step)}", manifest, "h", quarantined=mark)
 
     index = Index(JOB, CheckpointsDocument())
     now = Moment(SystemClock().wall(), lambda: "0" * 32)

@@ -20,7 +20,7 @@ from trainer_sdk.checkpoint import (
     async_save,
     wait_for_files,
 )
-from trainer_sdk.checkpoint.job_context import whose
+from trainer_sdk.checkpoint.job_context import read_job_context
 
 STATE: dict[str, Any] = {"weights": torch.ones(3)}
 WRONG_STEPS: list[Any] = [
@@ -126,7 +126,7 @@ def test_timeouts_are_finite(name: str, value: Any) -> None:
 
 
 def test_the_name_of_a_job_in_the_environment_stays_in_its_folder() -> None:
-    refused(lambda: whose({"EVERSTEP_JOB": "../x"}), "'../x'")
+    refused(lambda: read_job_context({"EVERSTEP_JOB": "../x"}), "'../x'")
 
 
 def test_arguments_of_restore_and_of_the_rest_are_checked(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from trainer_sdk.checkpoint.job_context import whose
+from trainer_sdk.checkpoint.job_context import read_job_context
 from trainer_sdk.checkpoint.manifest import INDEX, Identity, ImageIndex, encode
 from trainer_sdk.checkpoint.save import buffers
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, TakenError
@@ -162,7 +162,7 @@ def test_a_torn_index_is_no_image(tmp_path: Path) -> None:
 
 def test_an_agent_says_whose_it_is() -> None:
     said = {"EVERSTEP_JOB": "llama", "EVERSTEP_ROUND": "4", "EVERSTEP_IMAGES": "/dev/shm/x"}
-    about = whose(said)
+    about = read_job_context(said)
     assert (about.job, about.round, about.images, about.has_keeper) == (
         "llama",
         4,
@@ -170,12 +170,12 @@ def test_an_agent_says_whose_it_is() -> None:
         True,
     )
     assert about.images_most_bytes == 0
-    assert whose(said | {"EVERSTEP_IMAGES_MOST": "7"}).images_most_bytes == 7
-    assert whose(said, job="mine").job == "mine"
+    assert read_job_context(said | {"EVERSTEP_IMAGES_MOST": "7"}).images_most_bytes == 7
+    assert read_job_context(said, job="mine").job == "mine"
 
 
 def test_those_that_are_alone_are_told_apart_by_their_place() -> None:
-    one, other = whose({}, root="/a"), whose({}, root="/b")
+    one, other = read_job_context({}, root="/a"), read_job_context({}, root="/b")
     assert one.job == other.job == "local"
     assert one.images != other.images
     assert not one.has_keeper

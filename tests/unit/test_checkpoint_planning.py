@@ -10,8 +10,8 @@ import torch
 
 from tests.unit.saved_states import together
 from trainer_sdk.checkpoint.flat_state import fits, flatten, read_form, room_for
-from trainer_sdk.checkpoint.group import Group
-from trainer_sdk.checkpoint.manifest import Entry
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.manifest import ImageEntry
 from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, PlanError, layout_of, make_plan
 from trainer_sdk.checkpoint.torch_format import around, inside
 
@@ -19,8 +19,10 @@ SHAPES = [(), (0,), (1,), (7, 3), (0, 4), (65,), (1024, 3)]
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int8, torch.complex128]
 
 
-def plan_of(state: dict[str, Any], group: Group | None = None, *, with_all: bool = False) -> Plan:
-    return make_plan(flatten(state), group or Group(None), "mark", with_all=with_all)
+def plan_of(
+    state: dict[str, Any], group: RankGroup | None = None, *, with_all: bool = False
+) -> Plan:
+    return make_plan(flatten(state), group or RankGroup(None), "mark", with_all=with_all)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -81,7 +83,7 @@ def test_pieces_do_not_overlap_and_fill_whole_pages() -> None:
 
 
 def test_ranks_plan_alike_and_each_tensor_is_written_once() -> None:
-    def one(group: Group) -> Plan:
+    def one(group: RankGroup) -> Plan:
         shared = {f"w{number}": torch.ones(100 + number) for number in range(10)}
         return plan_of({**shared, f"own{group.rank}": torch.ones(3)}, group)
 
@@ -95,18 +97,18 @@ def test_ranks_plan_alike_and_each_tensor_is_written_once() -> None:
 
 
 def test_with_all_an_image_has_everything_behind_the_file() -> None:
-    def one(group: Group) -> Plan:
+    def one(group: RankGroup) -> Plan:
         return plan_of({f"w{number}": torch.ones(9) for number in range(4)}, group, with_all=True)
 
     for plan in together(2, one):
-        entries = msgspec.json.decode(plan.entries, type=tuple[Entry, ...])
+        entries = msgspec.json.decode(plan.entries, type=tuple[ImageEntry, ...])
         assert {one.key for one in entries} == {"w0", "w1", "w2", "w3"}
         assert sum(one.offset >= plan.file_bytes for one in entries) == 2
         assert plan.image_bytes > plan.file_bytes
 
 
 def test_what_one_rank_cannot_save_is_told_to_all() -> None:
-    def one(group: Group) -> str:
+    def one(group: RankGroup) -> str:
         try:
             plan_of({"it": (lambda: None) if group.rank else 1}, group)
         except PlanError as error:

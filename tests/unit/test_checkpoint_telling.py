@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from trainer_sdk.bootstrap.link import Link, blank
-from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.wire import Checkpointed, Datagram
 
 
@@ -24,7 +24,7 @@ class Wire:
 def test_an_agent_reads_what_is_told() -> None:
     link, wire = Link({}), Wire()
     link.attach(blank(), wire, 3, 1)
-    Teller(1, link).tell("committed", step=9, path="/ckpt/step-9", shards=2)
+    Reporter(1, link).report("committed", step=9, path="/ckpt/step-9", shards=2)
     assert wire.sent == [
         Checkpointed(
             round=3,
@@ -36,9 +36,9 @@ def test_an_agent_reads_what_is_told() -> None:
 
 
 def test_without_an_agent_only_people_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Teller(4, None)
-    teller.tell("committed", step=9)
-    teller.warn("step 9 was not saved")
+    reporter = Reporter(4, None)
+    reporter.report("committed", step=9)
+    reporter.warn("step 9 was not saved")
     assert capsys.readouterr().err == "everstep: rank 4: step 9 was not saved\n"
 
 

@@ -11,9 +11,9 @@ from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
     PEER,
-    Field,
-    Offer,
+    Offers,
     Sight,
+    StateOffer,
     choose,
     missing,
 )
@@ -24,12 +24,12 @@ def identity(step: int, **changes: Any) -> Identity:
     return Identity(**known | changes)
 
 
-def offer(tier: str, step: int, **changes: Any) -> Offer:
-    return Offer(identity=identity(step, **changes), tier=tier, place=f"{tier}-{step}")
+def offer(tier: str, step: int, **changes: Any) -> StateOffer:
+    return StateOffer(identity=identity(step, **changes), tier=tier, place=f"{tier}-{step}")
 
 
-def field(*ranks: list[Offer], published: tuple[Offer, ...] = ()) -> Field:
-    return Field(tuple(map(tuple, ranks)), published)
+def field(*ranks: list[StateOffer], published: tuple[StateOffer, ...] = ()) -> Offers:
+    return Offers(tuple(map(tuple, ranks)), published)
 
 
 def test_the_newest_step_that_all_have_is_chosen_and_who_lacks_a_newer_one_is_named() -> None:
@@ -89,17 +89,17 @@ def test_what_one_node_has_quarantined_no_rank_loads_from_memory() -> None:
         Sight(offers=(offer(MEMORY, 30), offer(GLOBAL, 30))),
         Sight(offers=(offer(PEER, 30),), suspect=(identity(30),)),
     ]
-    chosen = choose(Field.of(sights))
+    chosen = choose(Offers.of(sights))
     assert chosen is not None
     assert {one.tier for one in chosen.offers} == {GLOBAL}
 
 
 def test_only_the_step_that_was_asked_for_is_seen() -> None:
     sights = [Sight(offers=(offer(MEMORY, 30), offer(GLOBAL, 20), offer(GLOBAL, 10)))]
-    chosen = choose(Field.of(sights, 20))
+    chosen = choose(Offers.of(sights, 20))
     assert chosen is not None
     assert chosen.identity.step == 20
-    assert Field.of(sights, 15).is_empty
+    assert Offers.of(sights, 15).is_empty
 
 
 def test_images_of_another_layout_are_dropped_with_the_reason() -> None:
@@ -125,7 +125,7 @@ offers = st.builds(
     st.lists(st.builds(offer, st.just(GLOBAL), st.integers(1, 4)), max_size=3),
 )
 def test_what_is_chosen_all_have_and_nothing_newer_is_had_by_all(
-    images: list[list[Offer]], published: list[Offer]
+    images: list[list[StateOffer]], published: list[StateOffer]
 ) -> None:
     seen = field(*images, published=tuple(published))
     chosen = choose(seen)

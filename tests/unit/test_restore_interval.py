@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_sdk.checkpoint.schedule.interval import (
-    Bounds,
     Every,
-    Pace,
+    IntervalBounds,
+    IntervalEstimate,
     best_interval_s,
     mtbf_s,
     parse_every,
 )
 
 DAY_S = 86400.0
-BOUNDS = Bounds(least_s=30, most_s=3600)
+BOUNDS = IntervalBounds(least_s=30, most_s=3600)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,13 @@ def test_a_job_without_failures_is_taken_to_fail_once_a_day_and_learns_from_ther
 
 
 def train(
-    pace: Pace, steps: int, *, step_s: float, stall_s: float, drain_s: float = 0, slower: float = 1
+    estimate: IntervalEstimate,
+    steps: int,
+    *,
+    step_s: float,
+    stall_s: float,
+    drain_s: float = 0,
+    slower: float = 1,
 ) -> tuple[list[float], list[int]]:
     """When it was saved, and at which steps anybody had to ask."""
     now, next_look, drained = 0.0, 0, -1.0
@@ -69,24 +75,24 @@ def train(
     for step in range(steps):
         is_saving = now < drained
         now += step_s * (slower if is_saving else 1)
-        pace.stepped(now, is_saving=is_saving)
+        estimate.stepped(now, is_saving=is_saving)
         if step < next_look:
             continue
-        look = pace.look(step, now)
+        look = estimate.look(step, now)
         looks.append(step)
         assert look.next_step > step
         next_look = look.next_step
         if look.is_due:
             saved.append(now)
             now += stall_s
-            pace.saved(now, stall_s)
+            estimate.saved(now, stall_s)
             drained = now + drain_s
     return saved, looks
 
 
 def test_a_time_is_kept_to_half_a_step_and_hardly_ever_asked_for() -> None:
-    pace = Pace(Every(seconds=60), BOUNDS, failures=0, ran_s=0)
-    saved, looks = train(pace, 2000, step_s=0.7, stall_s=0.1)
+    estimate = IntervalEstimate(Every(seconds=60), BOUNDS, failures=0, ran_s=0)
+    saved, looks = train(estimate, 2000, step_s=0.7, stall_s=0.1)
     gaps = [after - before for before, after in itertools.pairwise(saved)]
     assert len(gaps) > 15
     assert all(abs(gap - 60) < 1.5 for gap in gaps)
@@ -94,9 +100,9 @@ def test_a_time_is_kept_to_half_a_step_and_hardly_ever_asked_for() -> None:
 
 
 def test_the_automatic_interval_follows_the_stall_and_the_failures_and_says_so() -> None:
-    pace = Pace(Every(), BOUNDS, failures=23, ran_s=11 * DAY_S)
-    saved, _ = train(pace, 40_000, step_s=0.5, stall_s=0.2)
-    chosen = pace.interval(saved[-1])
+    estimate = IntervalEstimate(Every(), BOUNDS, failures=23, ran_s=11 * DAY_S)
+    saved, _ = train(estimate, 40_000, step_s=0.5, stall_s=0.2)
+    chosen = estimate.interval(saved[-1])
     assert chosen.stall_s == pytest.approx(0.2)
     assert chosen.every_s == pytest.approx(
         math.sqrt(2 * 0.2 * (12 * DAY_S + saved[-1]) / 24), rel=0.02
@@ -107,36 +113,36 @@ def test_the_automatic_interval_follows_the_stall_and_the_failures_and_says_so()
 
 
 def test_steps_that_a_save_slows_down_count_as_its_cost() -> None:
-    pace = Pace(Every(), BOUNDS, failures=0, ran_s=0)
-    saved, _ = train(pace, 20_000, step_s=0.5, stall_s=0.1, drain_s=10, slower=1.2)
+    estimate = IntervalEstimate(Every(), BOUNDS, failures=0, ran_s=0)
+    saved, _ = train(estimate, 20_000, step_s=0.5, stall_s=0.1, drain_s=10, slower=1.2)
     # 10 s of steps that take 0.6 s each lose 0.1 s each: 1.7 s in all
     cost_s = 0.1 + 10 / 0.6 * 0.1
     expected = best_interval_s(cost_s, mtbf_s(0, saved[-1]))
-    assert pace.interval(saved[-1]).every_s == pytest.approx(expected, rel=0.1)
+    assert estimate.interval(saved[-1]).every_s == pytest.approx(expected, rel=0.1)
 
 
 def test_it_never_asks_for_saves_faster_than_they_can_be_written() -> None:
-    pace = Pace(Every(), BOUNDS, failures=500, ran_s=0)
-    saved, _ = train(pace, 20_000, step_s=0.5, stall_s=0.001, drain_s=100)
-    chosen = pace.interval(saved[-1])
+    estimate = IntervalEstimate(Every(), BOUNDS, failures=500, ran_s=0)
+    saved, _ = train(estimate, 20_000, step_s=0.5, stall_s=0.001, drain_s=100)
+    chosen = estimate.interval(saved[-1])
     assert chosen.every_s >= 200
     assert "the nearest allowed" in chosen.reason
 
 
 def test_before_anything_is_measured_the_least_interval_holds() -> None:
-    pace = Pace(Every(), BOUNDS, failures=0, ran_s=0)
-    saved, _ = train(pace, 100, step_s=1, stall_s=0.1)
+    estimate = IntervalEstimate(Every(), BOUNDS, failures=0, ran_s=0)
+    saved, _ = train(estimate, 100, step_s=1, stall_s=0.1)
     assert saved[0] == pytest.approx(31, abs=1)
 
 
 def test_news_are_told_once_and_again_only_when_they_differ() -> None:
-    pace = Pace(Every(), BOUNDS, failures=0, ran_s=0)
-    pace.stepped(1, is_saving=False)
-    pace.stepped(2, is_saving=False)
-    assert pace.news(2) is not None
-    assert pace.news(3) is None
-    pace.saved(4, 5.0)
-    changed = pace.news(4)
+    estimate = IntervalEstimate(Every(), BOUNDS, failures=0, ran_s=0)
+    estimate.stepped(1, is_saving=False)
+    estimate.stepped(2, is_saving=False)
+    assert estimate.news(2) is not None
+    assert estimate.news(3) is None
+    estimate.saved(4, 5.0)
+    changed = estimate.news(4)
     assert changed is not None
     assert changed.stall_s == 5
-    assert pace.news(5) is None
+    assert estimate.news(5) is None

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.saved_states import Told, together
-from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.schedule import save_schedule
-from trainer_sdk.checkpoint.schedule.interval import Bounds, Pace, parse_every
-from trainer_sdk.checkpoint.schedule.save_schedule import Pacing
+from trainer_sdk.checkpoint.schedule.interval import IntervalBounds, IntervalEstimate, parse_every
+from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
 def saved_by(
     every: int | str, clocks: Callable[[int, float], None], told: Told, steps: int
 ) -> list[list[int]]:
-    def train(group: Group) -> list[int]:
+    def train(group: RankGroup) -> list[int]:
         wanted = parse_every(every)
-        pace = Pace(wanted, Bounds(), failures=group.rank * 10, ran_s=0)
-        paced = Pacing(wanted, group, told, pace)
+        estimate = IntervalEstimate(wanted, IntervalBounds(), failures=group.rank * 10, ran_s=0)
+        paced = SaveSchedule(wanted, group, told, estimate)
         chance, saved = random.Random(group.rank), []
         for step in range(1, steps + 1):
             clocks(group.rank, chance.uniform(0.5, 1.5) * (1 + group.rank))

@@ -21,7 +21,7 @@ from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.quarantine import (
     WITHIN_STEPS,
     BadLossError,
-    Loaded,
+    LoadedState,
     LossWatch,
 )
 from trainer_sdk.checkpoint.save.buffers import Buffer
@@ -45,7 +45,7 @@ def resume(place: Place) -> tuple[int, str, LossWatch]:
     (found,) = place.restore({0: state(-1)})
     assert found is not None
     home = place.home(0)
-    loaded = Loaded(
+    loaded = LoadedState(
         identity=found.choice.identity,
         tier=found.tier,
         round=home.round,

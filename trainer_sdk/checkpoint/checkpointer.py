@@ -10,12 +10,12 @@ import torch
 from trainer_sdk import layout
 from trainer_sdk.checkpoint import arguments, script_end
 from trainer_sdk.checkpoint.data import has_position
-from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.group import group_of_all
-from trainer_sdk.checkpoint.job_context import whose
-from trainer_sdk.checkpoint.restore.restorer import Latest, Restored, WayBack
+from trainer_sdk.checkpoint.job_context import read_job_context
+from trainer_sdk.checkpoint.restore.restorer import Latest, Restored, Restorer
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
-from trainer_sdk.checkpoint.save.preparation import Setup, Wish
+from trainer_sdk.checkpoint.save.preparation import SaveRequest, SaverSetup
 from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.request import (
     ON_ERROR,
@@ -28,8 +28,8 @@ from trainer_sdk.checkpoint.save.request import (
 )
 from trainer_sdk.checkpoint.save.saver import Saver
 from trainer_sdk.checkpoint.schedule.interval import parse_every
-from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S, Tempo
-from trainer_sdk.checkpoint.schedule.save_schedule import Pacing
+from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S, WriteRate
+from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 from trainer_sdk.checkpoint.storage import lasting
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.sections import Section
@@ -81,10 +81,10 @@ class Checkpointer:
         optimizers = arguments.objects("optimizers", optimizers, "register_step_pre_hook")
         self._session = session()
         environ = os.environ  # noqa: TID251 - a script has no settings file of ours
-        about = whose(environ, arguments.job(job), place)
+        about = read_job_context(environ, arguments.job(job), place)
         group = group_of_all(environ.get("WORLD_SIZE", ""))
-        setup = Setup(
-            whose=about,
+        setup = SaverSetup(
+            context=about,
             group=group,
             root=place,
             keeps=keeps,
@@ -95,14 +95,14 @@ class Checkpointer:
             timeouts=timeouts,
             waiting=lambda: self._wait_section("save copy"),
         )
-        self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
-        self._queue = SaveQueue(group.rank, self._teller, on_error, setup.timeouts)
-        self._tempo = Tempo()
-        self._saver = Saver(setup, self._queue, self._teller, self._tempo, optimizers)
+        self._reporter = Reporter(group.rank, self._session._link)  # noqa: SLF001 - one package
+        self._queue = SaveQueue(group.rank, self._reporter, on_error, setup.timeouts)
+        self._write_rate = WriteRate()
+        self._saver = Saver(setup, self._queue, self._reporter, self._write_rate, optimizers)
         self._queue.warm()
         # Whoever keeps no images leaves those of another one alone: they are of another state.
-        self._way_back = WayBack(about, group, self._teller, root=self._root, has_images=keeps)
-        self._pacing: Pacing | None = None
+        self._restorer = Restorer(about, group, self._reporter, root=self._root, has_images=keeps)
+        self._schedule: SaveSchedule | None = None
         self._has_saved_to_stop = self._is_prepared = False
         self._exit_within_s = setup.timeouts.exit_within_s
         self._last_save: SaveHandle | None = None
@@ -111,7 +111,7 @@ class Checkpointer:
         self._step_counter = _StepCounter(self._session)
         self._pid = os.getpid()
         self._is_open = True
-        self._ending = script_end.Ending(
+        self._ending = script_end.OpenSaver(
             self._await_all, lambda is_failing: self._close(abort=False, is_failing=is_failing)
         )
         script_end.remember(self._ending)
@@ -128,7 +128,7 @@ class Checkpointer:
         state is read. So `restore` may still pass it over: for a hash that is wrong, or tensors
         that do not fit.
         """
-        return self._way_back.latest()
+        return self._restorer.latest()
 
     def restore(
         self,
@@ -153,7 +153,7 @@ class Checkpointer:
         is_allowed = os.environ.get(layout.FRESH_VARIABLE) == "1"  # noqa: TID251 - as above
         is_allowed = arguments.truth("allow_fresh_start", allow_fresh_start) or is_allowed
         with torch.inference_mode(mode=False), torch.no_grad():  # what is made is trained on
-            found = self._way_back.restore(
+            found = self._restorer.restore(
                 state, step=step, allow_fresh_start=is_allowed, strict=strict
             )
         if found is not None:
@@ -162,12 +162,12 @@ class Checkpointer:
             self._session.start_at(found.step)
             self._is_prepared = True
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._saver.prepare(state, found.choice.identity, self._way_back.round)
+                self._saver.prepare(state, found.choice.identity, self._restorer.round)
         return found
 
     def check_loss(self, loss: SupportsFloat) -> None:
         """The loss of each step: no number soon after a restore quarantines that checkpoint."""
-        self._way_back.see_loss(_number(loss), self._await_all)
+        self._restorer.see_loss(_number(loss), self._await_all)
 
     def step(self, step: int, state: State) -> SaveHandle | None:
         """Call it after each step: saves when it is due, and when the training is to stop.
@@ -183,7 +183,7 @@ class Checkpointer:
         self._step_counter.finished(step)
         self._prepare(state)
         self._queue.maybe_finalize()
-        self._tempo.stepped(monotonic(), is_saving=self._queue.unfinished > 0)
+        self._write_rate.stepped(monotonic(), is_saving=self._queue.unfinished > 0)
         if self._session.should_stop:
             if not self._has_saved_to_stop:
                 self._has_saved_to_stop = True
@@ -237,28 +237,28 @@ class Checkpointer:
         if not self._is_open:  # nobody would wait for it
             reason = "its Checkpointer was closed before: close it last"
             return self._handle(self._queue.refuse(step, "plan", reason))
-        wish = Wish(
+        request = SaveRequest(
             step=step,
             to_root=to_root and bool(self._root),
-            round=self._way_back.round,
+            round=self._restorer.round,
             occasion=occasion,
             wait=waits,
             has_data_position=has_position(state.values()),
-            user=self._way_back.texts(),
+            user=self._restorer.texts(),
             finalize=finalize,
         )
         with self._queue.beginning(step) as refused:
             if refused is not None:
                 return self._handle(refused)
-            self._way_back.close()  # the memory of what it has checked may be made anew
+            self._restorer.close()  # the memory of what it has checked may be made anew
             # Later saves need the memory of this one, whatever the mode is in which it is made.
             with torch.inference_mode(mode=False), torch.no_grad():
-                begun = self._saver.save(wish, state)
+                begun = self._saver.save(request, state)
         handle = self._handle(begun)
-        if isinstance(begun, Save) and wish.to_root:
+        if isinstance(begun, Save) and request.to_root:
             self._last_step, self._last_save = step, handle
-            if self._pacing is not None:
-                self._pacing.saved(begun.stall_s)
+            if self._schedule is not None:
+                self._schedule.saved(begun.stall_s)
         return handle
 
     def save_last(self, step: int, state: State) -> SaveHandle:
@@ -313,16 +313,16 @@ class Checkpointer:
                 self._saver.prepare(state)
 
     def _is_due(self, step: int) -> bool:
-        if self._pacing is None:  # what a restore has found of earlier rounds counts
-            self._pacing = self._way_back.pacing(self._every)
-        return self._pacing.is_due(step, is_saving=self._queue.unfinished > 0)
+        if self._schedule is None:  # what a restore has found of earlier rounds counts
+            self._schedule = self._restorer.schedule(self._every)
+        return self._schedule.is_due(step, is_saving=self._queue.unfinished > 0)
 
     def _close(self, *, abort: bool, is_failing: bool) -> SaveError | None:
         if not self._is_open or os.getpid() != self._pid:
             return None
         self._is_open = False
         script_end.forget(self._ending)
-        self._way_back.close()
+        self._restorer.close()
         keeps_images = True  # also where what is called after a save fails
         try:
             with self._wait_section("last save"):
@@ -330,7 +330,7 @@ class Checkpointer:
                 failure = self._queue.close(abort)
             keeps_images = is_failing or failure is not None
         finally:
-            self._way_back.saves_are_over()
+            self._restorer.saves_are_over()
             self._saver.close(keeps_images=keeps_images)
         return failure
 

@@ -7,20 +7,26 @@ import msgspec
 
 from trainer_sdk.bootstrap.link import Link
 from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError
-from trainer_sdk.checkpoint.writer.protocol import Done, Failed, Kept, WriteState, Written
+from trainer_sdk.checkpoint.writer.protocol import (
+    ImageKept,
+    PartWritten,
+    SaveDone,
+    SaveFailed,
+    WriteState,
+)
 from trainer_sdk.saying import say
 
 _NAMED = 8
 
 
-class Teller:
+class Reporter:
     """Speaks for one rank; without an agent, to people alone. It never waits and never raises."""
 
     def __init__(self, rank: int, link: Link | None) -> None:
         self._rank = rank
         self._link = link
 
-    def tell(self, event: str, **body: object) -> None:
+    def report(self, event: str, **body: object) -> None:
         """Tell the agent; `body` has the fields of the fact that are not the agent's own."""
         if self._link is not None:
             said = msgspec.json.encode(body).decode()
@@ -31,17 +37,17 @@ class Teller:
         say(text, self._rank)
 
 
-class News:
+class SaveEvents:
     """Says it once."""
 
-    def __init__(self, rank: int, teller: Teller, on_error: OnError) -> None:
+    def __init__(self, rank: int, reporter: Reporter, on_error: OnError) -> None:
         self._rank = rank
-        self._teller = teller
+        self._reporter = reporter
         self._on_error = on_error
 
-    def kept(self, save: Save, order: WriteState, line: Kept) -> None:
+    def kept(self, save: Save, order: WriteState, line: ImageKept) -> None:
         """An image is whole."""
-        self._teller.tell(
+        self._reporter.report(
             "image",
             step=save.step,
             folder=order.folder,
@@ -53,9 +59,9 @@ class News:
             lag_s=_age(save),
         )
 
-    def written(self, save: Save, order: WriteState, line: Written) -> None:
+    def written(self, save: Save, order: WriteState, line: PartWritten) -> None:
         """The rank's part is durable."""
-        self._teller.tell(
+        self._reporter.report(
             "part_written",
             step=save.step,
             tier="global",
@@ -68,12 +74,12 @@ class News:
             waves=-(-order.file_bytes // order.window_bytes) if order.window_bytes else 1,
         )
 
-    def done(self, save: Save, order: WriteState, line: Done) -> None:
+    def done(self, save: Save, order: WriteState, line: SaveDone) -> None:
         """The checkpoint is visible; rank 0 says so."""
         if line.given_up:
-            self._teller.warn(f"step {save.step} was not saved again: {line.given_up}")
+            self._reporter.warn(f"step {save.step} was not saved again: {line.given_up}")
         elif not self._rank:
-            self._teller.tell(
+            self._reporter.report(
                 "committed",
                 step=save.step,
                 tier="global",
@@ -90,12 +96,18 @@ class News:
             )
 
     def failed(
-        self, step: int | None, failed: Failed, *, tier: str, attempt: int, last_good: int | None
+        self,
+        step: int | None,
+        failed: SaveFailed,
+        *,
+        tier: str,
+        attempt: int,
+        last_good: int | None,
     ) -> None:
         """A save has failed, and is perhaps tried again."""
         if failed.error == "other_rank":
             return  # that one tells it
-        self._teller.tell(
+        self._reporter.report(
             "failed",
             step=step,
             tier=tier,
@@ -111,7 +123,7 @@ class News:
 
     def given_up(self, error: SaveError) -> None:
         """It is not tried again."""
-        self._teller.warn(str(error).partition(": ")[2])
+        self._reporter.warn(str(error).partition(": ")[2])
 
     def delayed(self, save: Save, waiting: Sequence[Save], *, is_first: bool) -> None:
         """A save makes no progress; people are told once, and the agent how late it has become."""
@@ -119,7 +131,7 @@ class News:
         cause = f"the parts of rank {ranks} are missing" if ranks else "the storage takes nothing"
         self._delay(save.told_lag_s, waiting, cause)
         if is_first:
-            self._teller.warn(
+            self._reporter.warn(
                 f"step {save.step} is not durable after {save.told_lag_s:.0f} s: {cause} "
                 f"({save.place}); the training goes on, later saves wait"
             )
@@ -129,7 +141,7 @@ class News:
         oldest = waiting[0]
         cause = f"the save of step {oldest.step} is not durable yet"
         self._delay(_age(oldest), waiting, f"step {step} was skipped: {cause}")
-        self._teller.warn(
+        self._reporter.warn(
             f"step {step} was not saved: {cause}, after {_age(oldest):.0f} s; "
             "save less often, or give in_flight=2 for more memory"
         )
@@ -140,7 +152,7 @@ class News:
 
     def _delay(self, lag_s: float, waiting: Sequence[Save], reason: str) -> None:
         size = sum(one.buffer.size for one in waiting)
-        self._teller.tell(
+        self._reporter.report(
             "delayed", lag_s=lag_s, waiting=len(waiting), waiting_bytes=size, reason=reason
         )
 

@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 import torch
 
 from trainer_sdk.checkpoint import arguments, script_end
-from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS, Arena, Buffer, NoRoomError
 from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.request import (
@@ -22,7 +22,7 @@ from trainer_sdk.checkpoint.save.request import (
     Timeouts,
 )
 from trainer_sdk.checkpoint.torch_format import SparseFile
-from trainer_sdk.checkpoint.writer.protocol import Failed, WriteFile
+from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteFile
 
 _PAGE = 4096
 _LOOK_EVERY_S = 0.005
@@ -38,13 +38,15 @@ class FileSaver:
         in_flight = arguments.whole("in_flight", in_flight, 1, MOST_BUFFERS)
         rank = os.environ.get("RANK", "0")  # noqa: TID251 - a script has no settings file of ours
         self._timeouts = arguments.instance("timeouts", timeouts, Timeouts)
-        self._queue = SaveQueue(int(rank), Teller(int(rank), None), on_error, self._timeouts)
+        self._queue = SaveQueue(int(rank), Reporter(int(rank), None), on_error, self._timeouts)
         self._arena = Arena(in_flight)
         self._scheduling = threading.RLock()
         """Threads that schedule have each a buffer of their own; a signal handler is refused."""
         self._pid = os.getpid()
         self._is_closed = False
-        self._ending = script_end.Ending(self._queue.await_all, lambda _: self._close(abort=False))
+        self._ending = script_end.OpenSaver(
+            self._queue.await_all, lambda _: self._close(abort=False)
+        )
         script_end.remember(self._ending)
 
     @property
@@ -116,7 +118,7 @@ class FileSaver:
             self._queue.send(save, order)
         except BaseException as error:  # also Ctrl-C: the end would wait for this save
             reason = f"{type(error).__name__}: {error}"
-            failed = Failed(
+            failed = SaveFailed(
                 save=save.number, stage="copy", reason=reason, error="copy", place=where
             )
             self._queue.fail(save, failed)

@@ -30,7 +30,7 @@ _SMALL = 8192
 _SPARE = 16 << 10
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class StatePiece(msgspec.Struct, frozen=True, array_like=True):
     """A tensor, a shard of one, or a value; as ranks tell each other."""
 
     key: str
@@ -51,7 +51,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class FlatState:
     """The state as it is now, with one level of keys."""
 
     values: dict[str, Any]
@@ -64,27 +64,27 @@ class Flat:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalForm:
     """The form of a rank's state."""
 
     fingerprint: object
     """Of the state; the same while its plan may be used."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StatePiece, ...]
     indices: tuple[MetadataIndex, ...]
 
 
-def flatten(state: Mapping[str, Any]) -> Flat:
+def flatten(state: Mapping[str, Any]) -> FlatState:
     """As torch does it, in a tenth of its time: objects with a `state_dict` are asked for it."""
-    flat = Flat({}, {})
+    flat = FlatState({}, {})
     asked = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
     _collect("", (), asked, flat)
     return flat
 
 
-def read_form(flat: Flat) -> Local:
+def read_form(flat: FlatState) -> LocalForm:
     """What there is to save."""
     items = create_default_local_save_plan(flat.values, is_coordinator=False).items
-    return Local(
+    return LocalForm(
         fingerprint=flat.fingerprint,
         pieces=tuple(_piece(flat, item) for item in items),
         indices=tuple(item.index for item in items),
@@ -100,7 +100,7 @@ def is_bare(found: object) -> bool:
     )
 
 
-def found_at(flat: Flat, index: MetadataIndex) -> Any:
+def found_at(flat: FlatState, index: MetadataIndex) -> Any:
     """The tensor of this rank, or the value."""
     found = flat.values[index.fqn]
     if type(found) not in _PLAIN:
@@ -128,7 +128,7 @@ def fits(size: int, room: int) -> bool:
     return size <= room <= size + (_MOST_SLACK if size >= _SMALL else _MOST_SLACK_OF_SMALL)
 
 
-def _piece(flat: Flat, item: WriteItem) -> Piece:
+def _piece(flat: FlatState, item: WriteItem) -> StatePiece:
     found = found_at(flat, item.index)
     key, path = item.index.fqn, tuple(flat.paths[item.index.fqn])
     bare = is_bare(found)
@@ -136,9 +136,9 @@ def _piece(flat: Flat, item: WriteItem) -> Piece:
         check_readable(key, found, as_bytes)
     length = found.nbytes if bare else room_for(len(as_bytes(found)))
     if item.tensor_data is None:
-        return Piece(key, path, length, bare)
+        return StatePiece(key, path, length, bare)
     about = item.tensor_data
-    return Piece(
+    return StatePiece(
         key=key,
         path=path,
         length=length,
@@ -152,7 +152,9 @@ def _piece(flat: Flat, item: WriteItem) -> Piece:
     )
 
 
-def _collect(prefix: str, path: tuple[Any, ...], mapping: Mapping[Any, Any], into: Flat) -> None:
+def _collect(
+    prefix: str, path: tuple[Any, ...], mapping: Mapping[Any, Any], into: FlatState
+) -> None:
     for key, value in mapping.items():
         name, kind = f"{prefix}{key}", type(value)
         if kind in _PLAIN:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Said = TypeVar("Said")
 
 
-class Group:
+class RankGroup:
     """The ranks that agree. Every call is one that all of them make, in the same order."""
 
     def __init__(self, group: "ProcessGroup | None") -> None:
@@ -77,7 +77,7 @@ class NoGroupError(RuntimeError):
         )
 
 
-def group_of_all(world_size: str = "") -> Group:
+def group_of_all(world_size: str = "") -> RankGroup:
     """All ranks of this process's world; alone, where it has no process group.
 
     `world_size` is what the launcher has told it. Where collectives need a device, it makes a
@@ -87,8 +87,8 @@ def group_of_all(world_size: str = "") -> Group:
     if not has_group and world_size.isdigit() and int(world_size) > 1:
         raise NoGroupError(world_size)
     if not has_group or dist.get_world_size() == 1:
-        return Group(None)
+        return RankGroup(None)
     whole = dist.group.WORLD
     if "gloo" not in dist.get_backend(whole):
         whole = dist.new_group(backend="gloo")
-    return Group(whole)
+    return RankGroup(whole)

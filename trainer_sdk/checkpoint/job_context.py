@@ -12,7 +12,7 @@ _ALONE = "local"
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class JobContext:
     """What this process is part of."""
 
     job: str
@@ -29,7 +29,7 @@ class Whose:
     """How often this launch of the job has been started again."""
 
 
-def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
+def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") -> JobContext:
     """As the script, an agent or the person who launched it names the job.
 
     Of the jobs without a name, the place of their checkpoints tells one from another: what a
@@ -43,7 +43,7 @@ def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
     restarts = place.restarts if place is not None else 0
     if not images:
         images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
-        return Whose(
+        return JobContext(
             found,
             int(number),
             images,
@@ -51,7 +51,7 @@ def whose(environ: Mapping[str, str], job: str = "", root: str = "") -> Whose:
             is_counted=bool(counted),
             restarts=restarts,
         )
-    return Whose(
+    return JobContext(
         found,
         int(number),
         images,

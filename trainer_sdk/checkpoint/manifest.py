@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself: whose it is, what belongs to it, and the hash of every byte.
+"""The documents of a checkpoint: whose state it is, which files it has, and the hash of each.
 
-A rank writes its `Part` beside its shard; a `Manifest` of all parts makes the checkpoint visible.
-An image, which is a rank's state in the memory of a node, has its `ImageIndex` beside it.
+A rank writes its `RankPart` beside its shard; a `Manifest` of all parts makes the checkpoint
+visible. An image, which is a rank's state in the memory of a node, has its `ImageIndex` beside it.
 """
 
 from typing import TypeVar
@@ -55,7 +55,7 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """The xxh3-128 of its bytes, in hex."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank has made durable."""
 
     identity: Identity
@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.size_bytes for one in self.files)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class ImageEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A tensor, or another value, in an image."""
 
     key: str
@@ -111,15 +111,15 @@ class ImageIndex(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     hash: str
     """The xxh3-128 of these bytes, in hex."""
-    entries: tuple[Entry, ...]
+    entries: tuple[ImageEntry, ...]
     version: int = VERSION
 
 
 _CHECK, _END = b',"check":"', b'"}'
-Document = TypeVar("Document", Part, Manifest, ImageIndex)
+Document = TypeVar("Document", RankPart, Manifest, ImageIndex)
 
 
-def encode(document: Part | Manifest | ImageIndex) -> bytes:
+def encode(document: RankPart | Manifest | ImageIndex) -> bytes:
     """As JSON, for people too. Its last field is the hash of all that comes before."""
     said = msgspec.json.encode(document).removesuffix(b"}")
     return said + _CHECK + xxhash.xxh3_128_hexdigest(said).encode() + _END

@@ -26,7 +26,7 @@ _exit = sys.exit
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class OpenSaver:
     """What the end of a script does about something that saves, and may be saving still."""
 
     await_all: "Callable[[], SaveError | None]"
@@ -35,12 +35,12 @@ class Ending:
     """The same, and leaves nothing behind; images stay if the training is failing."""
 
 
-_open: list[Ending] = []
+_open: list[OpenSaver] = []
 _code: object = 0
 """What the script exits with, as far as it is known."""
 
 
-def remember(ending: Ending) -> None:
+def remember(ending: OpenSaver) -> None:
     """The end of the interpreter waits for these, unless they are closed before."""
     if links.armed is None:
         sys.exit = _exit_noted  # our bootstrap would tell it
@@ -49,7 +49,7 @@ def remember(ending: Ending) -> None:
     atexit.register(_leave)
 
 
-def forget(ending: Ending) -> None:
+def forget(ending: OpenSaver) -> None:
     """Its saves are closed."""
     if ending in _open:
         _open.remove(ending)
@@ -87,7 +87,7 @@ def _leave() -> None:
         _exit_with(_FAILED)
 
 
-def _left(ending: Ending, *, is_failing: bool) -> "SaveError | None":
+def _left(ending: OpenSaver, *, is_failing: bool) -> "SaveError | None":
     try:
         return ending.leave(is_failing)
     except Exception:  # noqa: BLE001 - what the training wanted to be called when a save is durable

@@ -17,17 +17,17 @@ from trainer_sdk.checkpoint.storage.checkpoints import (
     QUARANTINED,
     GoneError,
     Mark,
-    Shelved,
-    Verdict,
+    StoredCheckpoint,
+    Verification,
     look,
     mark,
     owner_of,
     quarantine,
-    shelved,
+    stored_checkpoints,
     unmark,
     verify,
 )
-from trainer_sdk.checkpoint.storage.leftovers import Leaving, leavings, sweep
+from trainer_sdk.checkpoint.storage.leftovers import Leftover, leftovers, sweep
 
 T = TypeVar("T")
 _SOON_S = 2.0
@@ -44,7 +44,7 @@ class Seen:
 
     root: str
     job: str
-    checkpoints: Sequence[Shelved]
+    checkpoints: Sequence[StoredCheckpoint]
 
 
 class Shelves:
@@ -63,7 +63,7 @@ class Shelves:
             storage = storage_for(root)
             job = _owner(storage, root)
             if steps is None:
-                found = shelved(storage)
+                found = stored_checkpoints(storage)
             else:
                 looked = (look(storage, step) for step in sorted(steps))
                 found = [one for one in looked if one is not None]
@@ -77,13 +77,13 @@ class Shelves:
         listed = self._with(job, root, lambda storage: storage.folders())
         return set(await _soon(root, listed, _GLANCE_S))
 
-    async def look(self, job: str, root: str, step: int) -> Shelved | None:
+    async def look(self, job: str, root: str, step: int) -> StoredCheckpoint | None:
         """One checkpoint, as its files stand; None when it is not there."""
         return await _soon(root, self._with(job, root, lambda storage: look(storage, step)))
 
     async def verify(
         self, job: str, root: str, step: int, manifest_hash: str = ""
-    ) -> tuple[Verdict | None, float]:
+    ) -> tuple[Verification | None, float]:
         """Every byte compared, no faster than is allowed; and how long it took.
 
         No verdict if it is not there, or goes while it is read, or another one is in its place.
@@ -96,7 +96,7 @@ class Shelves:
             if not throttle.let(passed):
                 raise OutOfReachError("nobody waits for it any more")
 
-        def work(storage: Storage) -> tuple[Verdict | None, float]:
+        def work(storage: Storage) -> tuple[Verification | None, float]:
             began = time.monotonic()
             found = look(storage, step)
             verdict = None
@@ -126,15 +126,15 @@ class Shelves:
 
     async def leavings(
         self, job: str, root: str, after_s: float, live_round: int | None
-    ) -> Sequence[Leaving]:
+    ) -> Sequence[Leftover]:
         """What saves have left there that came to nothing."""
 
-        def work(storage: Storage) -> Sequence[Leaving]:
-            return leavings(storage, after_s=after_s, live_round=live_round)
+        def work(storage: Storage) -> Sequence[Leftover]:
+            return leftovers(storage, after_s=after_s, live_round=live_round)
 
         return await self._with(job, root, work)
 
-    async def sweep(self, job: str, root: str, found: Sequence[Leaving]) -> tuple[int, int]:
+    async def sweep(self, job: str, root: str, found: Sequence[Leftover]) -> tuple[int, int]:
         """Remove it, unless it has changed meanwhile; how many, and how many bytes that frees."""
 
         def work(storage: Storage) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class Shelves:
         return await _in_thread(owned)
 
 
-def _is_meant(found: Shelved, manifest_hash: str) -> bool:
+def _is_meant(found: StoredCheckpoint, manifest_hash: str) -> bool:
     """One whose manifest cannot be read has no hash that says anything."""
     return found.manifest is None or manifest_hash in ("", found.manifest_hash)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.shelves import OutOfReachError, Shelves
-from trainer_sdk.checkpoint.storage.leftovers import Leaving
+from trainer_sdk.checkpoint.storage.leftovers import Leftover
 
 log = logging.getLogger(__name__)
 _LOOK_S = 2.5
@@ -18,7 +18,7 @@ class Left:
     """What may go from a root."""
 
     root: str
-    leavings: Sequence[Leaving]
+    leavings: Sequence[Leftover]
 
 
 class Sweeper:

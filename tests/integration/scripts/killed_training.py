@@ -30,9 +30,9 @@ from trainer_sdk.checkpoint.save import staging, writer_process
 from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import Save
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.checkpoints import shelved, verify
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints, verify
 from trainer_sdk.checkpoint.storage.names import SAVING
-from trainer_sdk.checkpoint.writer.protocol import Done, Kept, WriteState
+from trainer_sdk.checkpoint.writer.protocol import ImageKept, SaveDone, WriteState
 
 DATA = torch.arange(64 * 16).view(64, 16).sin()
 STEPS = 12
@@ -87,7 +87,11 @@ class Telling:
 
         def hear_and_count(queue: SaveQueue, line: Any) -> None:
             save = queue._saves.get(line.save)
-            if save is not None and save.step is not None and isinstance(line, (Done, Kept)):
+            if (
+                save is not None
+                and save.step is not None
+                and isinstance(line, (SaveDone, ImageKept))
+            ):
                 self.tell("lasts", save.step)
             hear(queue, line)
             self.count()
@@ -188,7 +192,7 @@ class Record:
 def flaws(root: str) -> list[tuple[int, str]]:
     """Of the newest two that can be seen."""
     storage = storage_for(root)
-    read = [(one.step, verify(storage, one).flaw) for one in shelved(storage)[:2]]
+    read = [(one.step, verify(storage, one).flaw) for one in stored_checkpoints(storage)[:2]]
     return [(step, flaw) for step, flaw in read if flaw]
 
 

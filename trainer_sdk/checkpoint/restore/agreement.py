@@ -8,26 +8,26 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from trainer_sdk.checkpoint.events import Teller
-from trainer_sdk.checkpoint.flat_state import Piece
-from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.flat_state import StatePiece
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
 from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
-    Choice,
-    Field,
-    Offer,
-    Passed,
-    Past,
+    JobPast,
+    Offers,
+    RejectedState,
+    RestoreChoice,
     Sight,
+    StateOffer,
     choose,
     missing,
 )
 from trainer_sdk.checkpoint.restore.discovery import (
-    Ahead,
+    EarlyVerification,
     Forms,
-    Home,
+    RestoreContext,
     lost_images,
     published_steps,
     see_images,
@@ -35,9 +35,9 @@ from trainer_sdk.checkpoint.restore.discovery import (
     wait_for_agent,
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.image import Image
-from trainer_sdk.checkpoint.restore.quarantine import condemn
-from trainer_sdk.checkpoint.restore.shards import Shards
+from trainer_sdk.checkpoint.restore.image import StoredImage
+from trainer_sdk.checkpoint.restore.quarantine import quarantine_corrupt
+from trainer_sdk.checkpoint.restore.shards import StoredShards
 from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import StorageError
@@ -49,33 +49,33 @@ _NAMED = 8
 
 
 class _Unfit(msgspec.Struct, frozen=True):
-    offer: Offer
+    offer: StateOffer
     reason: str
     is_corrupt: bool
 
 
-class Agreeing:
+class Agreement:
     """One rank's part in the choice."""
 
     def __init__(
         self,
-        home: Home,
-        group: Group,
-        teller: Teller,
+        context: RestoreContext,
+        group: RankGroup,
+        reporter: Reporter,
         step: int | None,
-        ahead: Ahead | None,
+        early: EarlyVerification | None,
     ) -> None:
-        self._home = home
+        self._context = context
         self._group = group
-        self._teller = teller
+        self._reporter = reporter
         self._step = step
         self._names: list[str] = []
         self._steps: set[int] = set()
         self._forms: dict[Identity, Forms] = {}
         """What is in this rank's images."""
-        self._ahead = ahead
-        self._sources: dict[Offer, Image | Shards] = {}
-        self.passed: list[Passed] = []
+        self._early = early
+        self._sources: dict[StateOffer, StoredImage | StoredShards] = {}
+        self.passed: list[RejectedState] = []
         """What is passed over, in the order in which that was found; on all ranks the same."""
         self.failed_at: set[int] = set()
         """Steps whose loss was no number after other loads."""
@@ -83,7 +83,7 @@ class Agreeing:
         """The latest of which a rank has seen something."""
         self.unsure = ""
         """Why there may be more in memory than anybody can have."""
-        self.past = Past()
+        self.past = JobPast()
         """Of the job, when the newest checkpoint was saved."""
 
     @property
@@ -91,7 +91,7 @@ class Agreeing:
         """Of what is in this rank's images."""
         return frozenset(key for forms in self._forms.values() for key in forms)
 
-    def look(self) -> Field:
+    def look(self) -> Offers:
         """What there is."""
         sights = self._group.gather(self._own_sight(), Sight)
         for one in sights:
@@ -102,20 +102,20 @@ class Agreeing:
             self.failed_at |= set(one.failed_at)
             self.past = max(self.past, one.past)
             self.unsure = self.unsure or one.unsure
-        return Field.of(sights, self._step)
+        return Offers.of(sights, self._step)
 
-    def newest(self, field: Field) -> Choice | None:
+    def newest(self, field: Offers) -> RestoreChoice | None:
         """The newest that every rank seems to have: nothing of it is read, or compared."""
         return self._chosen(field)[1]
 
-    def _chosen(self, field: Field) -> tuple[Field, Choice | None]:
+    def _chosen(self, field: Offers) -> tuple[Offers, RestoreChoice | None]:
         choice = choose(field)
         while choice is None and (older := self._older()):
             field = field.with_published(older)
             choice = choose(field)
         return field, choice
 
-    def agree(self, field: Field, target: Target) -> Choice | None:
+    def agree(self, field: Offers, target: Target) -> RestoreChoice | None:
         """A state that every rank has verified, and that fits the live one."""
         target.of_all = self._keys_of_all(target)
         field = self._of_this_layout(field, target)
@@ -141,22 +141,22 @@ class Agreeing:
         newest = sorted(self._steps, reverse=True)[:_NAMED]
         return f"there are {', '.join(map(str, newest))}" if newest else "there are no others"
 
-    def source(self, offer: Offer) -> Image | Shards:
+    def source(self, offer: StateOffer) -> StoredImage | StoredShards:
         """What is behind an offer, verified; of the global tier, this rank's share of it."""
         known = self._sources.get(offer)
         if known is not None:
             return known
         if offer.tier != GLOBAL:
             return self._sources.setdefault(offer, self._image(offer))
-        assert self._home.storage is not None
-        shards = Shards(self._home.storage, offer.place, offer.identity)
+        assert self._context.storage is not None
+        shards = StoredShards(self._context.storage, offer.place, offer.identity)
         shards.verify(self._group.rank, self._group.size)
         return self._sources.setdefault(offer, shards)
 
-    def _image(self, offer: Offer) -> Image:
-        image = None if self._ahead is None else self._ahead.image(offer)
+    def _image(self, offer: StateOffer) -> StoredImage:
+        image = None if self._early is None else self._early.image(offer)
         if image is None:
-            image = Image(offer.place, offer.identity)
+            image = StoredImage(offer.place, offer.identity)
             image.verify()
         return image
 
@@ -174,7 +174,7 @@ class Agreeing:
             if is_corrupt and rank == self._group.rank:
                 self._condemn(one.offer.place, identity, one.reason)
             self.passed.append(
-                Passed(
+                RejectedState(
                     step=identity.step,
                     tier=tier,
                     rank=rank,
@@ -185,37 +185,39 @@ class Agreeing:
             )
 
     def _condemn(self, name: str, identity: Identity | None, reason: str) -> None:
-        assert self._home.storage is not None
-        condemn(self._home.storage, name, identity, reason, self._group.rank, self._teller)
+        assert self._context.storage is not None
+        quarantine_corrupt(
+            self._context.storage, name, identity, reason, self._group.rank, self._reporter
+        )
 
     def _path(self, name: str) -> str:
-        assert self._home.storage is not None
-        return f"{self._home.storage.url}/{name}"
+        assert self._context.storage is not None
+        return f"{self._context.storage.url}/{name}"
 
     def close(self) -> None:
         """Let go of all files."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._early is not None:
+            self._early.close()
         for one in self._sources.values():
             one.close()
 
     def _own_sight(self) -> Sight:
-        late = wait_for_agent(self._home)
+        late = wait_for_agent(self._context)
         try:
-            sight, self._forms = see_images(self._home)
+            sight, self._forms = see_images(self._context)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             sight = Sight().with_passed(0, MEMORY, self._group.rank, _said(error))
         self._steps |= {one.identity.step for one in sight.offers}
         if not sight.offers:
-            sight = sight.with_more(lost_images(self._home))
+            sight = sight.with_more(lost_images(self._context))
         return sight.with_more(Sight(unsure=late)).with_more(self._published())
 
     def _published(self) -> Sight:
         """Rank 0 looks for all: thousands that list one folder would be a burden."""
-        if self._home.storage is None or self._group.rank:
+        if self._context.storage is None or self._group.rank:
             return Sight()
         try:
-            names = published_steps(self._home.storage)
+            names = published_steps(self._context.storage)
         except Exception as error:  # noqa: BLE001 - likewise
             return Sight().with_passed(0, GLOBAL, 0, _said(error))
         self._steps |= {step for one in names if (step := step_of(one)) is not None}
@@ -224,10 +226,10 @@ class Agreeing:
 
     def _next_page(self) -> Sight:
         page, self._names = self._names[:_PAGE], self._names[_PAGE:]
-        if self._home.storage is None or not page:
+        if self._context.storage is None or not page:
             return Sight()
         try:
-            seen = see_published(self._home.storage, self._home.job, page)
+            seen = see_published(self._context.storage, self._context.job, page)
         except Exception as error:  # noqa: BLE001 - likewise
             return Sight().with_passed(step_of(page[0]) or 0, GLOBAL, 0, _said(error))
         for one in seen.passed:
@@ -235,7 +237,7 @@ class Agreeing:
                 self._condemn(step_name(one.step), None, one.reason)
         return seen
 
-    def _older(self) -> tuple[Offer, ...]:
+    def _older(self) -> tuple[StateOffer, ...]:
         """The next ones of the global tier; none when all have been looked at."""
         while True:
             page = self._group.follow(self._next_page(), Sight)
@@ -251,24 +253,24 @@ class Agreeing:
             return frozenset(own)
         return frozenset(key for each in self._group.gather(own, list[str]) for key in each)
 
-    def _of_this_layout(self, field: Field, target: Target) -> Field:
+    def _of_this_layout(self, field: Offers, target: Target) -> Offers:
         """An image is all that one rank had: it fits where every rank has the same again."""
         if not any(field.images):
             return field
         if not any(self._group.gather(target.is_open, bool)):
-            told = self._group.gather(target.pieces, tuple[Piece, ...])
+            told = self._group.gather(target.pieces, tuple[StatePiece, ...])
             field, passed = field.of_layout(layout_of(told))
             self.passed += passed
             return field
         for identity in list(field.newest_first()):
             target.begin_with(self._forms.get(identity, {}))
-            told = self._group.gather(target.pieces, tuple[Piece, ...])
+            told = self._group.gather(target.pieces, tuple[StatePiece, ...])
             if layout_of(told) != identity.layout:
                 field, passed = field.without_images_of(identity)
                 self.passed += passed
         return field
 
-    def _judge(self, choice: Choice, target: Target) -> tuple[_Unfit, ...]:
+    def _judge(self, choice: RestoreChoice, target: Target) -> tuple[_Unfit, ...]:
         own = choice.offers[self._group.rank]
         unfit = []
         for offer in dict.fromkeys((own, *choice.published)):

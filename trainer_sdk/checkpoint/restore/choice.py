@@ -11,7 +11,7 @@ MEMORY, DISK, PEER, GLOBAL = "memory", "disk", "peer", "global"
 NEAREST_FIRST = (MEMORY, DISK, PEER, GLOBAL)
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
     """A state that a rank could load."""
 
     identity: Identity
@@ -20,7 +20,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of its image, or the name of the step in the global tier."""
 
 
-class Passed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RejectedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A checkpoint that is passed over, and why; the words of the fact `RejectedStep`."""
 
     step: int
@@ -31,7 +31,7 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_corrupt: bool = False
 
 
-class Past(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
+class JobPast(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     """What a job had been through when a checkpoint was saved; the later, the greater."""
 
     ran_s: float = 0.0
@@ -53,20 +53,20 @@ class Past(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
 class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one rank sees in the memory of its node, and the first one in the global tier."""
 
-    offers: tuple[Offer, ...] = ()
-    passed: tuple[Passed, ...] = ()
+    offers: tuple[StateOffer, ...] = ()
+    passed: tuple[RejectedState, ...] = ()
     suspect: tuple[Identity, ...] = ()
     """Quarantined on this node: no rank loads an image of it."""
     unsure: str = ""
     """Why there may be more in the memory of other nodes than anybody can have."""
-    past: Past = Past()
+    past: JobPast = JobPast()
     """Of the job, when the newest of these was saved."""
     failed_at: tuple[int, ...] = ()
     """Steps at which the loss failed, which led to a quarantine."""
 
     def with_passed(self, step: int, tier: str, rank: int, reason: str) -> "Sight":
         """The same, and something that is passed over."""
-        more = Passed(step=step, tier=tier, rank=rank, reason=reason)
+        more = RejectedState(step=step, tier=tier, rank=rank, reason=reason)
         return msgspec.structs.replace(self, passed=(*self.passed, more))
 
     def with_more(self, other: "Sight") -> "Sight":
@@ -82,33 +82,33 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RestoreChoice:
     """One state for all ranks, and where each has it from."""
 
     identity: Identity
-    offers: tuple[Offer, ...]
+    offers: tuple[StateOffer, ...]
 
     @property
-    def published(self) -> tuple[Offer, ...]:
+    def published(self) -> tuple[StateOffer, ...]:
         """What some rank loads from the global tier, if so: all ranks verify it together."""
         return tuple({one for one in self.offers if one.tier == GLOBAL})
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Offers:
     """Everything that there is to choose from."""
 
-    images: tuple[tuple[Offer, ...], ...]
+    images: tuple[tuple[StateOffer, ...], ...]
     """Those of each rank."""
-    published: tuple[Offer, ...]
+    published: tuple[StateOffer, ...]
     """The global tier's, for all ranks."""
 
     @classmethod
-    def of(cls, sights: Sequence[Sight], step: int | None = None) -> "Field":
+    def of(cls, sights: Sequence[Sight], step: int | None = None) -> "Offers":
         """What all ranks see, or of one step, without images that are under suspicion."""
         suspect = {one for sight in sights for one in sight.suspect}
 
-        def chosen(sight: Sight, *, is_global: bool) -> tuple[Offer, ...]:
+        def chosen(sight: Sight, *, is_global: bool) -> tuple[StateOffer, ...]:
             return tuple(
                 one
                 for one in sight.offers
@@ -127,15 +127,15 @@ class Field:
         """There is nothing left."""
         return not self.published and not any(self.images)
 
-    def with_published(self, more: Sequence[Offer]) -> "Field":
+    def with_published(self, more: Sequence[StateOffer]) -> "Offers":
         """The same, and older ones of the global tier."""
         return replace(self, published=(*self.published, *more))
 
-    def without(self, passed: Sequence[tuple[int, Offer]]) -> "Field":
+    def without(self, passed: Sequence[tuple[int, StateOffer]]) -> "Offers":
         """The same without what these ranks could not have; what is global, no rank can have."""
         gone = set(passed)
         lost = {one for _, one in passed if one.tier == GLOBAL}
-        return Field(
+        return Offers(
             tuple(
                 tuple(one for one in own if (rank, one) not in gone)
                 for rank, own in enumerate(self.images)
@@ -143,21 +143,23 @@ class Field:
             tuple(one for one in self.published if one not in lost),
         )
 
-    def of_layout(self, layout: str) -> tuple["Field", list[Passed]]:
+    def of_layout(self, layout: str) -> tuple["Offers", list[RejectedState]]:
         """The same without images of other layouts, and what those were."""
         return self._without_images(lambda one: one.identity.layout != layout)
 
-    def without_images_of(self, identity: Identity) -> tuple["Field", list[Passed]]:
+    def without_images_of(self, identity: Identity) -> tuple["Offers", list[RejectedState]]:
         """The same without images of a state whose layout is another, and what those were."""
         return self._without_images(lambda one: one.identity == identity)
 
-    def _without_images(self, is_other: Callable[[Offer], bool]) -> tuple["Field", list[Passed]]:
+    def _without_images(
+        self, is_other: Callable[[StateOffer], bool]
+    ) -> tuple["Offers", list[RejectedState]]:
         others = [
             (rank, one) for rank, own in enumerate(self.images) for one in own if is_other(one)
         ]
         reason = "it was saved with other tensors, or with tensors that were sharded otherwise"
         passed = [
-            Passed(step=one.identity.step, tier=one.tier, rank=rank, reason=reason)
+            RejectedState(step=one.identity.step, tier=one.tier, rank=rank, reason=reason)
             for rank, one in others
         ]
         return self.without(others), passed
@@ -168,16 +170,16 @@ class Field:
         return iter(sorted(found, key=lambda one: (one.step, one.round, one.layout), reverse=True))
 
 
-def choose(field: Field) -> Choice | None:
+def choose(field: Offers) -> RestoreChoice | None:
     """The newest state that every rank can have, each from its nearest tier."""
     for identity in field.newest_first():
         offers = [_nearest(own, field.published, identity) for own in field.images]
         if None not in offers:
-            return Choice(identity, tuple(one for one in offers if one is not None))
+            return RestoreChoice(identity, tuple(one for one in offers if one is not None))
     return None
 
 
-def missing(field: Field, chosen: Choice | None) -> list[Passed]:
+def missing(field: Offers, chosen: RestoreChoice | None) -> list[RejectedState]:
     """The newer states that were not chosen, as not every rank has them."""
     found = []
     for identity in field.newest_first():
@@ -193,11 +195,11 @@ def missing(field: Field, chosen: Choice | None) -> list[Passed]:
     return found
 
 
-def _incomplete(identity: Identity, without: Sequence[int], world_size: int) -> Passed:
+def _incomplete(identity: Identity, without: Sequence[int], world_size: int) -> RejectedState:
     named = ", ".join(map(str, without[:8])) + (" …" if len(without) > 8 else "")
     has = "has" if len(without) == 1 else "have"
     there = world_size - len(without)
-    return Passed(
+    return RejectedState(
         step=identity.step,
         tier=MEMORY,
         rank=without[0],
@@ -206,6 +208,8 @@ def _incomplete(identity: Identity, without: Sequence[int], world_size: int) -> 
     )
 
 
-def _nearest(own: Sequence[Offer], published: Sequence[Offer], wanted: Identity) -> Offer | None:
+def _nearest(
+    own: Sequence[StateOffer], published: Sequence[StateOffer], wanted: Identity
+) -> StateOffer | None:
     fitting = [one for one in (*own, *published) if one.identity == wanted]
     return min(fitting, key=lambda one: NEAREST_FIRST.index(one.tier), default=None)

@@ -23,9 +23,17 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
     step_of,
 )
-from trainer_sdk.checkpoint.restore.choice import DISK, GLOBAL, MEMORY, Offer, Passed, Past, Sight
+from trainer_sdk.checkpoint.restore.choice import (
+    DISK,
+    GLOBAL,
+    MEMORY,
+    JobPast,
+    RejectedState,
+    Sight,
+    StateOffer,
+)
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.image import Image, forms_of
+from trainer_sdk.checkpoint.restore.image import StoredImage, forms_of
 from trainer_sdk.checkpoint.restore.target import Form
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
@@ -34,14 +42,14 @@ from trainer_sdk.checkpoint.storage.port import MissingError
 OFFER = "offer.json"
 """The agent's word that it has fetched what it can."""
 RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
-"""Among a manifest's texts: what the job had been through, as `Past` has it."""
+"""Among a manifest's texts: what the job had been through, as `JobPast` has it."""
 _LOOK_EVERY_S = 0.02
 _MOST = 2
 """The newest may not have reached the other nodes: then all go back to the one before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class RestoreContext:
     """Which rank restores, and where it looks."""
 
     job: str
@@ -70,22 +78,22 @@ class _Offering(msgspec.Struct):
     lost: _Lost | None = None
 
 
-def wait_for_agent(home: Home, is_over: Event | None = None) -> str:
+def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str:
     """Wait until the agent has fetched what it can for this round, or nobody wants to know.
 
     Why there may be states in the memory of other nodes that nobody can have, if so.
     """
     is_over = is_over or Event()
-    deadline = monotonic() + home.agent_within_s
-    while home.images is not None and home.agent_within_s:
+    deadline = monotonic() + context.agent_within_s
+    while context.images is not None and context.agent_within_s:
         try:
-            said = msgspec.json.decode((home.images / OFFER).read_bytes(), type=_Offering)
+            said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
         except (OSError, msgspec.DecodeError):
             said = None
-        if said is not None and said.round >= home.round:
+        if said is not None and said.round >= context.round:
             return "" if said.complete or said.is_sure else said.reason
         if monotonic() > deadline:
-            return f"the agent has fetched nothing within {home.agent_within_s:g} s"
+            return f"the agent has fetched nothing within {context.agent_within_s:g} s"
         if is_over.wait(_LOOK_EVERY_S):
             break
     return ""
@@ -95,43 +103,45 @@ Forms = Mapping[str, Form | None]
 """By key, the form of each tensor of an image; None for another value."""
 
 
-def lost_images(home: Home) -> Sight:
+def lost_images(context: RestoreContext) -> Sight:
     """What the node's agent knows to have been in its memory, where it is no more."""
-    if home.images is None or not home.agent_within_s:
+    if context.images is None or not context.agent_within_s:
         return Sight()
     try:
-        said = msgspec.json.decode((home.images / OFFER).read_bytes(), type=_Offering)
+        said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
     except (OSError, msgspec.DecodeError):
         return Sight()
     if said.complete or said.lost is None:
         return Sight()
     return Sight(
-        passed=(Passed(step=said.lost.step, tier=_own_tier(home), reason=said.lost.reason),)
+        passed=(
+            RejectedState(step=said.lost.step, tier=_own_tier(context), reason=said.lost.reason),
+        )
     )
 
 
-def see_images(home: Home) -> tuple[Sight, dict[Identity, Forms]]:
+def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
     """A rank's own images here, and those that others have held for it; what is in each."""
     forms: dict[Identity, Forms] = {}
     offers, passed, suspect, failed_at = [], [], [], []
-    for kept, folder in image_folders(home.images, home.rank):
-        tier = _own_tier(home) if kept == MEMORY else kept
+    for kept, folder in image_folders(context.images, context.rank):
+        tier = _own_tier(context) if kept == MEMORY else kept
         marked = marked_image(folder)
         if marked is not None:
             suspect.append(marked.identity)
             failed_at.append(marked.mark.failed_at)
             step, reason = marked.identity.step, f"{folder} is quarantined: {marked.mark.reason}"
-            passed.append(Passed(step=step, tier=tier, rank=home.rank, reason=reason))
+            passed.append(RejectedState(step=step, tier=tier, rank=context.rank, reason=reason))
         index = _index(folder / INDEX)
         if index is None:
             continue  # it is being filled
         try:
-            offers.append(_offer(home, tier, folder, index))
+            offers.append(_offer(context, tier, folder, index))
             if isinstance(index, ImageIndex):
                 forms[index.identity] = forms_of(index)
         except UnfitError as unfit:
             step = index.identity.step if isinstance(index, ImageIndex) else 0
-            passed.append(Passed(step=step, tier=tier, rank=home.rank, reason=str(unfit)))
+            passed.append(RejectedState(step=step, tier=tier, rank=context.rank, reason=str(unfit)))
     sight = Sight(
         offers=tuple(offers),
         passed=tuple(passed),
@@ -141,9 +151,9 @@ def see_images(home: Home) -> tuple[Sight, dict[Identity, Forms]]:
     return sight, forms
 
 
-def _own_tier(home: Home) -> str:
+def _own_tier(context: RestoreContext) -> str:
     """Where a rank's own images are: their agent says so."""
-    return DISK if home.images is not None and is_on_disk(home.images) else MEMORY
+    return DISK if context.images is not None and is_on_disk(context.images) else MEMORY
 
 
 def published_steps(storage: Storage) -> list[str]:
@@ -170,13 +180,13 @@ def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
             is_corrupt = isinstance(error, CorruptError)
             sight = sight.with_more(_passed(storage, name, str(error), is_corrupt=is_corrupt))
         else:
-            offer = Offer(identity=manifest.identity, tier=GLOBAL, place=name)
+            offer = StateOffer(identity=manifest.identity, tier=GLOBAL, place=name)
             sight = sight.with_more(Sight(offers=(offer,), past=_past(manifest)))
     return sight
 
 
 def _passed(storage: Storage, name: str, reason: str, *, is_corrupt: bool = False) -> Sight:
-    passed = Passed(
+    passed = RejectedState(
         step=step_of(name) or 0,
         tier=GLOBAL,
         rank=0,
@@ -187,14 +197,14 @@ def _passed(storage: Storage, name: str, reason: str, *, is_corrupt: bool = Fals
     return Sight(passed=(passed,))
 
 
-def _past(manifest: Manifest) -> Past:
+def _past(manifest: Manifest) -> JobPast:
     said = manifest.user
     try:
-        return Past(
+        return JobPast(
             float(said.get(RAN_S, 0.0)), int(said.get(FAILURES, 0)), int(said.get(RESTARTS, 0))
         )
     except ValueError:
-        return Past()
+        return JobPast()
 
 
 def _published_mark(storage: Storage, name: str) -> Mark | None:
@@ -243,42 +253,44 @@ def _index(path: Path) -> ImageIndex | str | None:
         return str(error)
 
 
-def _offer(home: Home, tier: str, folder: Path, index: ImageIndex | str) -> Offer:
+def _offer(context: RestoreContext, tier: str, folder: Path, index: ImageIndex | str) -> StateOffer:
     if isinstance(index, str):
         raise UnfitError(index)
     identity = index.identity
     told = (
-        ("job", identity.job, home.job),
-        ("rank", index.rank, home.rank),
-        ("a world of size", identity.world_size, home.world_size),
+        ("job", identity.job, context.job),
+        ("rank", index.rank, context.rank),
+        ("a world of size", identity.world_size, context.world_size),
     )
     for what, saved, wanted in told:
         if saved != wanted:
             raise UnfitError(f"{folder} is of {what} {saved}, and this is {what} {wanted}")
-    if home.round and identity.round > home.round:
-        raise UnfitError(f"{folder} is of round {identity.round}, and this is round {home.round}")
+    if context.round and identity.round > context.round:
+        raise UnfitError(
+            f"{folder} is of round {identity.round}, and this is round {context.round}"
+        )
     try:
         size = (folder / IMAGE).stat().st_size
     except OSError as error:
         raise UnfitError(f"{folder / IMAGE} cannot be read: {error.strerror}") from error
     if size < index.size_bytes:
         raise UnfitError(f"{folder / IMAGE} is cut short: {size} of {index.size_bytes} bytes")
-    return Offer(identity=identity, tier=tier, place=str(folder))
+    return StateOffer(identity=identity, tier=tier, place=str(folder))
 
 
-class Ahead:
+class EarlyVerification:
     """From when the agent has fetched what it can until the choice is made, in a thread."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._found: dict[Offer, Image] = {}
-        self._checking: Offer | None = None
+    def __init__(self, context: RestoreContext) -> None:
+        self._context = context
+        self._found: dict[StateOffer, StoredImage] = {}
+        self._checking: StateOffer | None = None
         self._news = threading.Condition()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._verify, name="verify", daemon=True)
         self._thread.start()
 
-    def image(self, offer: Offer) -> Image | None:
+    def image(self, offer: StateOffer) -> StoredImage | None:
         """The one that was chosen, if it was found to be good; from now on it is the caller's.
 
         If it is just being checked, that is waited for; nothing else is checked any more.
@@ -299,8 +311,8 @@ class Ahead:
         self._found.clear()
 
     def _verify(self) -> None:
-        wait_for_agent(self._home, self._is_over)
-        sight, _ = see_images(self._home)
+        wait_for_agent(self._context, self._is_over)
+        sight, _ = see_images(self._context)
         newest = sorted(sight.offers, key=lambda one: one.identity.age, reverse=True)
         for offer in newest[:_MOST]:
             with self._news:
@@ -314,8 +326,8 @@ class Ahead:
                     self._checking = None
                     self._news.notify_all()
 
-    def _check(self, offer: Offer) -> None:
-        image = Image(offer.place, offer.identity)
+    def _check(self, offer: StateOffer) -> None:
+        image = StoredImage(offer.place, offer.identity)
         try:
             image.verify(self._is_over)
         except UnfitError:

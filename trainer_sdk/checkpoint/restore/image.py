@@ -19,8 +19,8 @@ from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
     BadManifestError,
-    Entry,
     Identity,
+    ImageEntry,
     ImageIndex,
     decode,
 )
@@ -40,7 +40,7 @@ _PIECE_BYTES = 1 << 20
 _HASHED_BYTES = 16 << 20
 
 
-class Image:
+class StoredImage:
     """One rank's state, in its folder."""
 
     def __init__(self, folder: str, identity: Identity) -> None:
@@ -135,7 +135,7 @@ class Image:
     def _overwritten(self) -> UnfitError:
         return UnfitError(f"{self._folder} has become another state meanwhile")
 
-    def _copy(self, entry: Entry, live: torch.Tensor) -> None:
+    def _copy(self, entry: ImageEntry, live: torch.Tensor) -> None:
         is_direct = live.is_cpu and live.is_contiguous()
         found = live
         if not is_direct:
@@ -144,7 +144,7 @@ class Image:
         if not is_direct:
             fill(live, found)
 
-    def _bytes(self, entry: Entry) -> torch.Tensor:
+    def _bytes(self, entry: ImageEntry) -> torch.Tensor:
         assert self._octets is not None
         return self._octets[entry.offset : entry.offset + entry.length]
 
@@ -193,7 +193,7 @@ def _unmap(mapping: mmap.mmap) -> None:
     mapping.close()
 
 
-def _form(entry: Entry) -> Form:
+def _form(entry: ImageEntry) -> Form:
     dtype = getattr(torch, entry.dtype.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise UnfitError(f"{entry.key} is of type {entry.dtype}, which this torch does not know")

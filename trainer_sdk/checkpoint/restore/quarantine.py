@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import SupportsFloat
 
-from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.image_folder import image_folders, mark_image
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
@@ -38,7 +38,7 @@ class BadLossError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedState:
     """What this rank has loaded, and where what comes from it is saved."""
 
     identity: Identity
@@ -55,9 +55,9 @@ class Loaded:
 class LossWatch:
     """Looks at the loss of the first steps after a load."""
 
-    def __init__(self, loaded: Loaded, teller: Teller, rank: int, within: int) -> None:
+    def __init__(self, loaded: LoadedState, reporter: Reporter, rank: int, within: int) -> None:
         self._loaded = loaded
-        self._teller = teller
+        self._reporter = reporter
         self._rank = rank
         self._by = f"rank {rank}"
         self._left = within
@@ -116,7 +116,7 @@ class LossWatch:
         try:
             names = own.storage.folders()
         except StorageError as error:
-            self._teller.warn(f"what was saved since the load cannot be quarantined: {error}")
+            self._reporter.warn(f"what was saved since the load cannot be quarantined: {error}")
             return []
         return [one for one in names if (step_of(one) or 0) > own.identity.step]
 
@@ -139,7 +139,7 @@ class LossWatch:
             if self._is_tainted(there.manifest.identity) and quarantine(storage, there, mark):
                 self._tell(there.step, GLOBAL, there.path, mark)
         except StorageError as error:
-            self._teller.warn(f"{name} cannot be quarantined: {error}")
+            self._reporter.warn(f"{name} cannot be quarantined: {error}")
 
     def _is_tainted(self, identity: Identity) -> bool:
         """It is what was loaded, or was saved in this round, after that."""
@@ -149,7 +149,7 @@ class LossWatch:
         )
 
     def _tell(self, step: int, tier: str, path: str, mark: Mark) -> None:
-        self._teller.tell(
+        self._reporter.report(
             "quarantine",
             step=step,
             tier=tier,
@@ -164,8 +164,13 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def condemn(
-    storage: Storage, name: str, identity: Identity | None, reason: str, rank: int, teller: Teller
+def quarantine_corrupt(
+    storage: Storage,
+    name: str,
+    identity: Identity | None,
+    reason: str,
+    rank: int,
+    reporter: Reporter,
 ) -> None:
     """Say so beside its manifest, and as a fact; `identity` is None if the manifest says none."""
     by = f"rank {rank}"
@@ -179,10 +184,10 @@ def condemn(
         if not quarantine(storage, there, Mark(by=by, reason=reason, cause=_CORRUPT, at=at)):
             return
     except StorageError as error:
-        teller.warn(f"{name} cannot be quarantined: {error}")
+        reporter.warn(f"{name} cannot be quarantined: {error}")
         return
-    teller.warn(f"{there.path} is quarantined, and is restored by nobody: {reason}")
-    teller.tell(
+    reporter.warn(f"{there.path} is quarantined, and is restored by nobody: {reason}")
+    reporter.report(
         "quarantine",
         step=step,
         tier=GLOBAL,

@@ -8,18 +8,29 @@ from typing import SupportsFloat, TypeVar
 
 import msgspec
 
-from trainer_sdk.checkpoint.events import Teller
-from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.image_folder import is_on_disk
-from trainer_sdk.checkpoint.job_context import Whose
-from trainer_sdk.checkpoint.restore.agreement import Agreeing
-from trainer_sdk.checkpoint.restore.choice import NEAREST_FIRST, Choice, Passed, Past
-from trainer_sdk.checkpoint.restore.discovery import FAILURES, RAN_S, RESTARTS, Ahead, Home
+from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.restore.agreement import Agreement
+from trainer_sdk.checkpoint.restore.choice import (
+    NEAREST_FIRST,
+    JobPast,
+    RejectedState,
+    RestoreChoice,
+)
+from trainer_sdk.checkpoint.restore.discovery import (
+    FAILURES,
+    RAN_S,
+    RESTARTS,
+    EarlyVerification,
+    RestoreContext,
+)
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.quarantine import WITHIN_STEPS, Loaded, LossWatch
+from trainer_sdk.checkpoint.restore.quarantine import WITHIN_STEPS, LoadedState, LossWatch
 from trainer_sdk.checkpoint.restore.target import State, Target, named
-from trainer_sdk.checkpoint.schedule.interval import Bounds, Every, Pace
-from trainer_sdk.checkpoint.schedule.save_schedule import Pacing
+from trainer_sdk.checkpoint.schedule.interval import Every, IntervalBounds, IntervalEstimate
+from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 from trainer_sdk.checkpoint.storage import StorageError, storage_for
 from trainer_sdk.checkpoint.storage.adoption import offer
 
@@ -42,15 +53,15 @@ class Restored:
     """The training goes on after it."""
     tier: str
     """Where this rank has it from: `memory`, `peer` or `global`."""
-    choice: Choice = field(repr=False)
+    choice: RestoreChoice = field(repr=False)
     kept: tuple[str, ...] = field(repr=False)
     """The keys that stay as they were on this rank; without `strict` alone."""
     ignored: tuple[str, ...] = field(repr=False)
     """The keys of the checkpoint for which no rank has a place."""
-    passed: tuple[Passed, ...]
+    passed: tuple[RejectedState, ...]
     """What could not be had of this step and of newer ones, each with its reason."""
     took_s: float
-    past: Past = field(repr=False)
+    past: JobPast = field(repr=False)
     """What the job has been through, as far as files tell."""
     failed_at: frozenset[int] = field(repr=False)
     """Steps whose loss was no number after other loads."""
@@ -63,45 +74,45 @@ class _Read(msgspec.Struct, frozen=True):
     read_s: float
 
 
-class Restoring:
+class Restore:
     """One restore of one rank."""
 
     def __init__(
         self,
-        home: Home,
-        group: Group,
-        teller: Teller,
+        context: RestoreContext,
+        group: RankGroup,
+        reporter: Reporter,
         step: int | None = None,
-        ahead: Ahead | None = None,
+        early: EarlyVerification | None = None,
         *,
         is_strict: bool = True,
     ) -> None:
         self._began = monotonic()
-        self._home = home
+        self._context = context
         self._group = group
-        self._teller = teller
+        self._reporter = reporter
         self._step = step
         self._is_strict = is_strict
-        self._agreeing = Agreeing(home, group, teller, step, ahead)
+        self._agreement = Agreement(context, group, reporter, step, early)
 
     def restore(self, state: State, *, allow_fresh_start: bool = False) -> Restored | None:
         """Load the newest state that all ranks can have and verify; None for a fresh start."""
         try:
             return self._restore(state, allow_fresh_start=allow_fresh_start)
         finally:
-            self._agreeing.close()
+            self._agreement.close()
 
     def _restore(self, state: State, *, allow_fresh_start: bool) -> Restored | None:
         self._check_asked()
-        seen = self._agreeing.look()
+        seen = self._agreement.look()
         if self._step is None and seen.is_empty and self._has_never_been_one():
             self._start_fresh("no_checkpoints")
             return None
         target = self._together(
             "the state to load into cannot be read",
-            lambda: Target(state, self._agreeing.keys, is_strict=self._is_strict),
+            lambda: Target(state, self._agreement.keys, is_strict=self._is_strict),
         )
-        choice = self._agreeing.agree(seen, target)
+        choice = self._agreement.agree(seen, target)
         if choice is not None:
             return self._load(choice, target)
         target.undo()
@@ -124,24 +135,24 @@ class Restoring:
 
     def _has_never_been_one(self) -> bool:
         """Without a global tier, nodes that cannot be asked may have all that there is."""
-        is_sure = self._home.storage is not None or not self._agreeing.unsure
-        return is_sure and not self._agreeing.passed
+        is_sure = self._context.storage is not None or not self._agreement.unsure
+        return is_sure and not self._agreement.passed
 
-    def _load(self, choice: Choice, target: Target) -> Restored:
+    def _load(self, choice: RestoreChoice, target: Target) -> Restored:
         def read() -> _Read:
             began = monotonic()
             own = choice.offers[self._group.rank]
-            size = self._agreeing.source(own).load(target)
+            size = self._agreement.source(own).load(target)
             target.finish()
             return _Read(size, monotonic() - began)
 
         own = self._together(f"loading step {choice.identity.step} broke off", read)
         reads = self._group.gather(own, _Read)
         took_s = monotonic() - self._began
-        passed = [one for one in self._agreeing.passed if one.step >= choice.identity.step]
+        passed = [one for one in self._agreement.passed if one.step >= choice.identity.step]
         self._say_restored(choice, passed, reads, took_s)
         offer = choice.offers[self._group.rank]
-        kept, ignored = target.kept, self._agreeing.source(offer).ignored
+        kept, ignored = target.kept, self._agreement.source(offer).ignored
         self._say_partial(choice.identity.step, kept, ignored)
         return Restored(
             step=choice.identity.step,
@@ -151,9 +162,9 @@ class Restoring:
             choice=choice,
             passed=tuple(passed),
             took_s=took_s,
-            past=self._agreeing.past,
-            failed_at=frozenset(self._agreeing.failed_at),
-            last_round=self._agreeing.last_round,
+            past=self._agreement.past,
+            failed_at=frozenset(self._agreement.failed_at),
+            last_round=self._agreement.last_round,
         )
 
     def _say_partial(self, step: int, kept: tuple[str, ...], ignored: tuple[str, ...]) -> None:
@@ -168,21 +179,25 @@ class Restoring:
                 f"{len(ignored)} have no place in the state to load into ({named(ignored)})"
             )
         if said and not self._group.rank:
-            self._teller.warn(f"step {step} is restored in part: {'; '.join(said)}")
+            self._reporter.warn(f"step {step} is restored in part: {'; '.join(said)}")
 
     def _say_restored(
-        self, choice: Choice, passed: list[Passed], reads: Sequence[_Read], took_s: float
+        self,
+        choice: RestoreChoice,
+        passed: list[RejectedState],
+        reads: Sequence[_Read],
+        took_s: float,
     ) -> None:
         if self._group.rank:
             return
-        newer = self._agreeing.newer(choice.identity.step)
+        newer = self._agreement.newer(choice.identity.step)
         if self._step is not None and newer:
-            self._teller.warn(
+            self._reporter.warn(
                 f"step {self._step} is restored as asked; the newer ones, up to {newer[-1]}, are "
                 "still there, and a restore without a step takes them: quarantine or remove them"
             )
         saved = choice.identity.world_size
-        self._teller.tell(
+        self._reporter.report(
             "restored",
             step=choice.identity.step,
             world_size=self._group.size,
@@ -195,42 +210,42 @@ class Restoring:
         )
 
     def _start_fresh(self, cause: str) -> None:
-        passed = self._agreeing.passed
-        unsure = self._agreeing.unsure
+        passed = self._agreement.passed
+        unsure = self._agreement.unsure
         reason = f"there has never been a checkpoint in {self._places()}"
         reason += f"; {unsure}" if unsure else ""
         reason += f"; {plain}" if (plain := self._plain()) else ""
         if cause == "allowed":
             reason = f"no checkpoint can be used, and a fresh start is allowed; {_list(passed)}"
         if not self._group.rank:
-            self._teller.tell("fresh", cause=cause, reason=reason, rejected=passed[:_MOST])
-            self._teller.warn(f"starting from scratch: {reason}")
+            self._reporter.report("fresh", cause=cause, reason=reason, rejected=passed[:_MOST])
+            self._reporter.warn(f"starting from scratch: {reason}")
 
     def _failed(self) -> RestoreError:
         """On every rank the same."""
-        passed = self._agreeing.passed
+        passed = self._agreement.passed
         if self._step is None:
             reason = (
                 f"no checkpoint in {self._places()} can be used: "
-                f"{_list(passed) or self._agreeing.unsure}; repair one, or begin from scratch "
+                f"{_list(passed) or self._agreement.unsure}; repair one, or begin from scratch "
                 "with everstep run --allow-fresh-start, or restore(…, allow_fresh_start=True)"
             )
         else:
             reason = f"step {self._step} cannot be restored from {self._places()}: "
-            reason += _list(passed) if passed else f"there is none; {self._agreeing.others()}"
+            reason += _list(passed) if passed else f"there is none; {self._agreement.others()}"
         reason += f"; {plain}" if (plain := self._plain()) else ""
         if not self._group.rank:  # before the others know: the first that raises ends the round
-            self._teller.tell(
+            self._reporter.report(
                 "restore_failed", reason=reason, wanted_step=self._step, rejected=passed[:_MOST]
             )
         return RestoreError(self._group.follow(reason, str))
 
     def _plain(self) -> str:
         """What rank 0 sees of checkpoints that torch has written without us."""
-        if self._home.storage is None or self._group.rank:
+        if self._context.storage is None or self._group.rank:
             return ""
         try:
-            return offer(self._home.storage)
+            return offer(self._context.storage)
         except StorageError:
             return ""  # what there is of ours could not be seen either, which is said
 
@@ -253,19 +268,19 @@ class Restoring:
         return made
 
     def _path(self, name: str) -> str:
-        assert self._home.storage is not None
-        return f"{self._home.storage.url}/{name}"
+        assert self._context.storage is not None
+        return f"{self._context.storage.url}/{name}"
 
     def _places(self) -> str:
-        found = [] if self._home.storage is None else [self._home.storage.url]
-        if self._home.images is not None:
+        found = [] if self._context.storage is None else [self._context.storage.url]
+        if self._context.images is not None:
             found.append(
-                f"the {'disks' if is_on_disk(self._home.images) else 'memory'} of the nodes"
+                f"the {'disks' if is_on_disk(self._context.images) else 'memory'} of the nodes"
             )
         return " and ".join(found)
 
 
-def _by_tier(choice: Choice, reads: Sequence[_Read]) -> list[dict[str, object]]:
+def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[dict[str, object]]:
     found = []
     for tier in NEAREST_FIRST:
         own = [read for one, read in zip(choice.offers, reads, strict=True) if one.tier == tier]
@@ -281,11 +296,11 @@ def _by_tier(choice: Choice, reads: Sequence[_Read]) -> list[dict[str, object]]:
     return found
 
 
-def _why(passed: Sequence[Passed]) -> str:
+def _why(passed: Sequence[RejectedState]) -> str:
     return f"the newest that all ranks have; {_list(passed)}" if passed else "the newest"
 
 
-def _list(passed: Sequence[Passed]) -> str:
+def _list(passed: Sequence[RejectedState]) -> str:
     """A few of them, in words."""
     said = "; ".join(f"step {one.step}: {one.reason}" for one in passed[:_SAID])
     more = len(passed) - _SAID
@@ -301,15 +316,21 @@ class Latest:
     """Where this rank would have it from: `memory`, `peer` or `global`."""
 
 
-class WayBack:
+class Restorer:
     """Restores, and watches the steps after it."""
 
     def __init__(
-        self, about: Whose, group: Group, teller: Teller, *, root: str, has_images: bool
+        self,
+        about: JobContext,
+        group: RankGroup,
+        reporter: Reporter,
+        *,
+        root: str,
+        has_images: bool,
     ) -> None:
         self._group = group
-        self._teller = teller
-        self._home = Home(
+        self._reporter = reporter
+        self._context = RestoreContext(
             job=about.job,
             round=about.round if about.is_counted else 0,
             rank=group.rank,
@@ -318,13 +339,15 @@ class WayBack:
             storage=storage_for(root) if root else None,
             agent_within_s=_AGENT_WITHIN_S if about.has_keeper else 0.0,
         )
-        self._ahead: Ahead | None = None if self._home.images is None else Ahead(self._home)
+        self._early: EarlyVerification | None = (
+            None if self._context.images is None else EarlyVerification(self._context)
+        )
         self._root = root
         self._round = about.round
         self._is_counted = about.is_counted
         self._began = monotonic()
         self._restarts = about.restarts
-        self._past = Past()
+        self._past = JobPast()
         self._watch: LossWatch | None = None
 
     @property
@@ -338,11 +361,11 @@ class WayBack:
 
     def latest(self) -> Latest | None:
         """All ranks together: what a restore would try first."""
-        agreeing = Agreeing(self._home, self._group, self._teller, None, None)
+        agreement = Agreement(self._context, self._group, self._reporter, None, None)
         try:
-            choice = agreeing.newest(agreeing.look())
+            choice = agreement.newest(agreement.look())
         finally:
-            agreeing.close()
+            agreement.close()
         if choice is None:
             return None
         return Latest(choice.identity.step, choice.offers[self._group.rank].tier)
@@ -351,26 +374,26 @@ class WayBack:
         self, state: State, *, step: int | None, allow_fresh_start: bool, strict: bool
     ) -> Restored | None:
         """All ranks together: load the newest that all can have, or this step."""
-        restoring = Restoring(
-            self._home, self._group, self._teller, step, self._ahead, is_strict=strict
+        one = Restore(
+            self._context, self._group, self._reporter, step, self._early, is_strict=strict
         )
-        self._ahead = None
-        found = restoring.restore(state, allow_fresh_start=allow_fresh_start)
+        self._early = None
+        found = one.restore(state, allow_fresh_start=allow_fresh_start)
         if found is not None:
             self._past = found.past
             if not self._is_counted:
                 self._round = max(self.round, found.last_round + 1)
                 if self._root:
                     _rounds[self._root] = self._round
-            loaded = Loaded(
+            loaded = LoadedState(
                 identity=found.choice.identity,
                 tier=found.tier,
                 round=self.round,
-                images=self._home.images,
-                storage=self._home.storage,
+                images=self._context.images,
+                storage=self._context.storage,
                 failed_before=found.failed_at,
             )
-            self._watch = LossWatch(loaded, self._teller, self._group.rank, WITHIN_STEPS)
+            self._watch = LossWatch(loaded, self._reporter, self._group.rank, WITHIN_STEPS)
         return found
 
     def see_loss(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
@@ -383,17 +406,19 @@ class WayBack:
         if self._watch is not None:
             self._watch.mark()
 
-    def pacing(self, every: Every) -> Pacing:
+    def schedule(self, every: Every) -> SaveSchedule:
         """When to save, by what the job has seen of failures so far."""
         failures = self._past.failures_by(self._restarts)
-        pace = Pace(every, Bounds(), failures=failures, ran_s=self._past.ran_s)
-        return Pacing(every, self._group, self._teller, pace)
+        estimate = IntervalEstimate(
+            every, IntervalBounds(), failures=failures, ran_s=self._past.ran_s
+        )
+        return SaveSchedule(every, self._group, self._reporter, estimate)
 
     def close(self) -> None:
         """Let go of what was checked ahead, if nobody has restored."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        if self._early is not None:
+            self._early.close()
+            self._early = None
 
     def texts(self) -> tuple[tuple[str, str], ...]:
         """What a manifest keeps for later rounds, and for later launches of the job."""

@@ -37,7 +37,7 @@ from trainer_sdk.checkpoint.restore.target import (
 )
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.port import Range, read_ranges
+from trainer_sdk.checkpoint.storage.port import ByteRange, read_ranges
 from trainer_sdk.checkpoint.torch_format import inside
 
 _BLOCK_BYTES = 16 << 20
@@ -92,7 +92,7 @@ def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
     return found
 
 
-class Shards:
+class StoredShards:
     """One step of the global tier."""
 
     def __init__(self, storage: Storage, name: str, identity: Identity) -> None:
@@ -243,7 +243,7 @@ class Shards:
             chunk = next(one for one in about.chunks if one.offsets == at.offset)
         return about.properties.dtype, tuple(chunk.sizes)
 
-    def _range(self, item: ReadItem) -> Range:
+    def _range(self, item: ReadItem) -> ByteRange:
         assert self._metadata is not None
         where = self._metadata.storage_data[item.storage_index]
         name = self._inside + where.relative_path
@@ -253,7 +253,7 @@ class Shards:
             raise UnfitError(
                 f"{item.dest_index.fqn} is stored by an extension of torch, as {where}"
             )
-        return Range(f"{self._name}/{name}", where.offset, where.length)
+        return ByteRange(f"{self._name}/{name}", where.offset, where.length)
 
 
 def share(files: Sequence[ShardFile], rank: int, world_size: int) -> list[ShardFile]:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from trainer_sdk.checkpoint.flat_state import Flat, Piece, read_form
+from trainer_sdk.checkpoint.flat_state import FlatState, StatePiece, read_form
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 
 State = MutableMapping[str, Any]
@@ -189,14 +189,14 @@ class Target:
         return (one for key, one in self.tensors.items() if key.startswith(inside))
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[StatePiece, ...]:
         """The form of its tensors, as ranks tell each other."""
         tensors = {
             key: one
             for key, one in self.tensors.items()
             if not self._saved or key in self._saved or not self.is_optional(key)
         }
-        return read_form(Flat(tensors, dict.fromkeys(tensors, ()))).pieces
+        return read_form(FlatState(tensors, dict.fromkeys(tensors, ()))).pieces
 
     def is_optional(self, key: str) -> bool:
         """The training goes on without it, too."""

@@ -29,9 +29,9 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from trainer_sdk.checkpoint.flat_state import Flat, Local, Piece, found_at, read_form
-from trainer_sdk.checkpoint.group import Group
-from trainer_sdk.checkpoint.manifest import Entry
+from trainer_sdk.checkpoint.flat_state import FlatState, LocalForm, StatePiece, found_at, read_form
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.manifest import ImageEntry
 from trainer_sdk.checkpoint.restore.values import UnreadableValueError
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.torch_format import around
@@ -43,7 +43,7 @@ _ALIGNED = 64
 class _Told(msgspec.Struct, frozen=True):
     """What a rank tells the others."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StatePiece, ...]
     mark: str
     error: str = ""
 
@@ -53,7 +53,7 @@ class PlanError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedPiece:
     """Where a piece of the state is in the image."""
 
     number: int
@@ -69,9 +69,9 @@ class Placed:
 class Plan:
     """What one rank does at each save."""
 
-    local: Local
+    local: LocalForm
     """The form of the state that it fits."""
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedPiece, ...]
     """First those of the shard file, then those that other ranks write for all."""
     values: tuple[int, ...]
     """The numbers of those that are copied as bytes."""
@@ -101,7 +101,7 @@ class Plan:
         return _up(len(self.metadata) + len(self.entries), PAGE_BYTES)
 
 
-def make_plan(flat: Flat, group: Group, mark: str, *, with_all: bool) -> Plan:
+def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -> Plan:
     """Plan with all ranks, which all call this; `with_all` puts all of a rank into its image."""
     local, error = _form_of(flat)
     told = group.gather(_Told(local.pieces, mark, error), _Told)
@@ -140,7 +140,7 @@ def shard_name(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
-def layout_of(pieces: Sequence[Sequence[Piece]]) -> str:
+def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
     """The hash of keys, shapes, dtypes and shardings of all ranks."""
     said = [
         [(one.key, one.dtype, one.shape, one.offsets, one.sizes) for one in rank if one.dtype]
@@ -149,24 +149,24 @@ def layout_of(pieces: Sequence[Sequence[Piece]]) -> str:
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
 
 
-def _form_of(flat: Flat) -> tuple[Local, str]:
+def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
     """And what is wrong with it: the other ranks wait to hear that."""
     try:
         return read_form(flat), ""
     except UnreadableValueError as error:
-        return Local((), (), ()), str(error)
+        return LocalForm((), (), ()), str(error)
     except Exception as error:  # noqa: BLE001 - what a class of the user's may raise
-        return Local((), (), ()), f"{type(error).__name__}: {error}"
+        return LocalForm((), (), ()), f"{type(error).__name__}: {error}"
 
 
-def _as_torch(pieces: Sequence[Piece]) -> SavePlan:
+def _as_torch(pieces: Sequence[StatePiece]) -> SavePlan:
     return SavePlan(
         [_write_item(one) for one in pieces],
         planner_data={one.key: one.path for one in pieces},
     )
 
 
-def _write_item(piece: Piece) -> WriteItem:
+def _write_item(piece: StatePiece) -> WriteItem:
     if not piece.dtype:
         return WriteItem(MetadataIndex(piece.key), WriteItemType.BYTE_IO)
     return WriteItem(
@@ -182,16 +182,18 @@ def _write_item(piece: Piece) -> WriteItem:
     )
 
 
-def _kept(pieces: Sequence[Piece], plan: SavePlan) -> list[int]:
+def _kept(pieces: Sequence[StatePiece], plan: SavePlan) -> list[int]:
     wanted = {item.index for item in plan.items}
     return [number for number, one in enumerate(pieces) if _index(one) in wanted]
 
 
-def _index(piece: Piece) -> MetadataIndex:
+def _index(piece: StatePiece) -> MetadataIndex:
     return MetadataIndex(piece.key, piece.offsets if piece.dtype else None)
 
 
-def _place(pieces: Sequence[Piece], numbers: Sequence[int], at: int) -> tuple[list[Placed], int]:
+def _place(
+    pieces: Sequence[StatePiece], numbers: Sequence[int], at: int
+) -> tuple[list[PlacedPiece], int]:
     """In the form of a file: with what `torch.save` puts around each tensor."""
     placed = []
     for number in numbers:
@@ -201,17 +203,17 @@ def _place(pieces: Sequence[Piece], numbers: Sequence[int], at: int) -> tuple[li
         )
         end = at + len(head) + piece.length + len(tail)
         tail += bytes(_up(end, _ALIGNED) - end)
-        placed.append(Placed(number, at + len(head), piece.length, head, tail))
+        placed.append(PlacedPiece(number, at + len(head), piece.length, head, tail))
         at = _up(end, _ALIGNED)
     return placed, at
 
 
 def _place_bare(
-    pieces: Sequence[Piece], numbers: Sequence[int], at: int
-) -> tuple[list[Placed], int]:
+    pieces: Sequence[StatePiece], numbers: Sequence[int], at: int
+) -> tuple[list[PlacedPiece], int]:
     placed = []
     for number in numbers:
-        placed.append(Placed(number, at, pieces[number].length))
+        placed.append(PlacedPiece(number, at, pieces[number].length))
         at = _up(at + pieces[number].length, _ALIGNED)
     return placed, at
 
@@ -229,14 +231,14 @@ def _storage_data(
     return found
 
 
-def _entries(pieces: Sequence[Piece], placed: Sequence[Placed]) -> tuple[Entry, ...]:
+def _entries(pieces: Sequence[StatePiece], placed: Sequence[PlacedPiece]) -> tuple[ImageEntry, ...]:
     times = Counter(one.key for one in pieces)
     return tuple(_entry(pieces[one.number], one, times) for one in placed)
 
 
-def _entry(piece: Piece, placed: Placed, times: Mapping[str, int]) -> Entry:
+def _entry(piece: StatePiece, placed: PlacedPiece, times: Mapping[str, int]) -> ImageEntry:
     shard = f"@{','.join(map(str, piece.offsets))}" if times[piece.key] > 1 else ""
-    return Entry(
+    return ImageEntry(
         key=piece.key + shard,
         offset=placed.offset,
         length=placed.length,
@@ -268,7 +270,7 @@ def fill(buffer: Buffer, plan: Plan) -> None:
     buffer.filled_for = plan
 
 
-def _as_tensor(octets: torch.Tensor, piece: Piece) -> torch.Tensor:
+def _as_tensor(octets: torch.Tensor, piece: StatePiece) -> torch.Tensor:
     """The room of a piece, as its own kind of tensor."""
     if not piece.is_bare:
         return octets
@@ -287,7 +289,7 @@ def put(buffer: Buffer, at: int, octets: bytes, room: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FileStretch:
     """Some bytes of the file, made when a window needs them."""
 
     begin: int
@@ -300,7 +302,7 @@ def window_for(plan: Plan, limit_bytes: int) -> int:
     return (limit_bytes - plan.beside_bytes) // PAGE_BYTES * PAGE_BYTES
 
 
-def stretches(plan: Plan, flat: Flat, values: dict[int, bytes]) -> list[Stretch]:
+def stretches(plan: Plan, flat: FlatState, values: dict[int, bytes]) -> list[FileStretch]:
     """The whole file."""
     found = []
     for placed in plan.placed:
@@ -308,14 +310,14 @@ def stretches(plan: Plan, flat: Flat, values: dict[int, bytes]) -> list[Stretch]
         found.append(_of_bytes(placed.offset - len(placed.head), placed.head))
         if octets is None:
             bare = partial(_bare, flat, plan.local.indices[placed.number])
-            found.append(Stretch(placed.offset, placed.length, bare))
+            found.append(FileStretch(placed.offset, placed.length, bare))
         else:
             found.append(_of_bytes(placed.offset, octets))
         found.append(_of_bytes(placed.offset + placed.length, placed.tail))
     return [one for one in found if one.length]
 
 
-def fill_window(window: torch.Tensor, at: int, whole: list[Stretch]) -> None:
+def fill_window(window: torch.Tensor, at: int, whole: list[FileStretch]) -> None:
     """Copy what belongs between `at` and the end of this window."""
     end = at + len(window)
     window.zero_()
@@ -330,12 +332,12 @@ def windows(size: int, window: int) -> Iterator[tuple[int, int]]:
     return ((at, min(window, size - at)) for at in range(0, size, window))
 
 
-def _of_bytes(begin: int, octets: bytes) -> Stretch:
-    return Stretch(
+def _of_bytes(begin: int, octets: bytes) -> FileStretch:
+    return FileStretch(
         begin, len(octets), lambda: torch.frombuffer(bytearray(octets), dtype=torch.uint8)
     )
 
 
-def _bare(flat: Flat, index: MetadataIndex) -> torch.Tensor:
+def _bare(flat: FlatState, index: MetadataIndex) -> torch.Tensor:
     found: torch.Tensor = found_at(flat, index)
     return found.contiguous().reshape(-1).view(torch.uint8)

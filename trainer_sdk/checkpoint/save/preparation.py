@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from trainer_sdk.checkpoint.events import Teller
-from trainer_sdk.checkpoint.flat_state import Flat, as_bytes, fits, flatten, found_at
-from trainer_sdk.checkpoint.group import Group
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.flat_state import FlatState, as_bytes, fits, flatten, found_at
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.image_folder import RestoredState
-from trainer_sdk.checkpoint.job_context import Whose
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.restore.values import check_readable
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
@@ -35,7 +35,7 @@ _LOOK_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SaveRequest:
     """One save, as it was asked for."""
 
     step: int
@@ -61,11 +61,11 @@ class _Hindrance(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SaverSetup:
     """What stays the same for all saves."""
 
-    whose: Whose
-    group: Group
+    context: JobContext
+    group: RankGroup
     root: str
     keeps: bool
     """There are images in the memory of the node."""
@@ -81,11 +81,11 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedSave:
     """Everything is there to copy a state."""
 
     plan: Plan
-    flat: Flat
+    flat: FlatState
     values: dict[int, bytes]
     """Those of its pieces that are copied as bytes."""
     buffer: Buffer
@@ -93,17 +93,17 @@ class Ready:
     """How much of the file fits, if not all of it does; else 0."""
 
 
-class Readying:
+class Preparation:
     """Makes a rank ready, together with all others. It is called from one thread."""
 
-    def __init__(self, setup: Setup, queue: SaveQueue, teller: Teller) -> None:
+    def __init__(self, setup: SaverSetup, queue: SaveQueue, reporter: Reporter) -> None:
         self._setup = setup
         self._queue = queue
-        self._teller = teller
+        self._reporter = reporter
         self._group = setup.group
         self.arena = Arena(
             setup.buffers,
-            folder_of(setup.whose.images, setup.group.rank) if setup.keeps else "",
+            folder_of(setup.context.images, setup.group.rank) if setup.keeps else "",
         )
         self._keeps = setup.keeps
         self._former: Arena | None = None
@@ -138,43 +138,45 @@ class Readying:
         """Let go of the memory; images stay where an agent has them, or they are wanted."""
         if self._making is not None:
             self._making.join()
-        keeps = self._setup.keeps and (keeps_images or self._setup.whose.has_keeper)
+        keeps = self._setup.keeps and (keeps_images or self._setup.context.has_keeper)
         self.arena.close(keeps_images=keeps)
         if self._former is not None:
             self._former.close(keeps_images=keeps)
 
-    def ready(self, wish: Wish, state: Mapping[str, Any]) -> Ready | NotBegun:
+    def ready(self, request: SaveRequest, state: Mapping[str, Any]) -> PreparedSave | NotBegun:
         """All ranks are ready to copy, or none is, and it was said why."""
-        if self._has_no_place(wish):
-            _, _, *said = self._together([0, 0, *_bounds(wish)], None)
-            return self._refused(wish, said) or self._refused_a_place(wish)
+        if self._has_no_place(request):
+            _, _, *said = self._together([0, 0, *_bounds(request)], None)
+            return self._refused(request, said) or self._refused_a_place(request)
         flat = self._flatten(state)
         plan = self.plan
         values = self._values(plan, flat) if plan is not None and flat is not None else None
         buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
         if plan is not None and values is not None:
-            buffer, hindrance = self._buffer(wish, plan)
-        is_new, worst, *said = self._together([values is None, hindrance, *_bounds(wish)], buffer)
-        if (refused := self._refused(wish, said)) is not None:
+            buffer, hindrance = self._buffer(request, plan)
+        is_new, worst, *said = self._together(
+            [values is None, hindrance, *_bounds(request)], buffer
+        )
+        if (refused := self._refused(request, said)) is not None:
             _release(buffer)
             return refused
         if is_new and worst != _Hindrance.BROKEN and flat is not None:
             _release(buffer)
             try:
-                plan = self._planned(flat, wish)
+                plan = self._planned(flat, request)
             except PlanError as error:  # on all ranks
-                return self._queue.refuse(wish.step, "plan", str(error))
+                return self._queue.refuse(request.step, "plan", str(error))
             self.plan = plan
-            if self._has_no_place(wish):
-                return self._refused_a_place(wish)
+            if self._has_no_place(request):
+                return self._refused_a_place(request)
             values = self._values(plan, flat)
-            buffer, hindrance = self._buffer(wish, plan)
+            buffer, hindrance = self._buffer(request, plan)
             (worst,) = self._together([hindrance], buffer)
             self._make_memory(plan)
         if worst or flat is None or plan is None or values is None or buffer is None:
             _release(buffer)
-            return self._hindered(wish, _Hindrance(worst), of_other=worst > hindrance)
-        return Ready(plan, flat, values, buffer, self._window(plan))
+            return self._hindered(request, _Hindrance(worst), of_other=worst > hindrance)
+        return PreparedSave(plan, flat, values, buffer, self._window(plan))
 
     def _together(self, own: Sequence[int], buffer: Buffer | None) -> list[int]:
         """The highest of all ranks."""
@@ -184,7 +186,7 @@ class Readying:
             _release(buffer)
             raise
 
-    def _planned(self, flat: Flat, wish: Wish) -> Plan:
+    def _planned(self, flat: FlatState, request: SaveRequest) -> Plan:
         """With all ranks; without images from now on where those of any would be too large."""
         plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
         if self._may_keep(plan):
@@ -197,7 +199,7 @@ class Readying:
         )
         self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
         if self._is_too_large(plan):
-            self._say_too_large(plan, wish)
+            self._say_too_large(plan, request)
         return make_plan(flat, self._group, self._mark, with_all=False)
 
     def _may_keep(self, plan: Plan) -> bool:
@@ -205,30 +207,30 @@ class Readying:
         return not self._keeps or self._group.highest([self._is_too_large(plan)]) == [0]
 
     def _is_too_large(self, plan: Plan) -> bool:
-        most = self._setup.whose.images_most_bytes
+        most = self._setup.context.images_most_bytes
         return 0 < most < plan.arena_bytes * self._setup.buffers
 
-    def _refused(self, wish: Wish, highest: Sequence[int]) -> NotBegun | None:
+    def _refused(self, request: SaveRequest, highest: Sequence[int]) -> NotBegun | None:
         """Why the ranks do not save the same, on all of them; None where they do."""
         unlike = _unlike(highest)
-        return self._queue.refuse(wish.step, "plan", unlike) if unlike else None
+        return self._queue.refuse(request.step, "plan", unlike) if unlike else None
 
-    def _has_no_place(self, wish: Wish) -> bool:
-        return not wish.to_root and not self._keeps
+    def _has_no_place(self, request: SaveRequest) -> bool:
+        return not request.to_root and not self._keeps
 
-    def _refused_a_place(self, wish: Wish) -> NotBegun:
+    def _refused_a_place(self, request: SaveRequest) -> NotBegun:
         """There is none, on all ranks. People are told once."""
         is_known, self._is_placeless_said = self._is_placeless_said, True
-        return self._queue.refuse(wish.step, "keep", self._placeless, is_known=is_known)
+        return self._queue.refuse(request.step, "keep", self._placeless, is_known=is_known)
 
-    def _flatten(self, state: Mapping[str, Any]) -> Flat | None:
+    def _flatten(self, state: Mapping[str, Any]) -> FlatState | None:
         try:
             return flatten(state)
         except Exception as error:  # noqa: BLE001 - what a `state_dict` of the user's may raise
             self._broken = f"its state cannot be read: {type(error).__name__}: {error}"
             return None
 
-    def _values(self, plan: Plan, flat: Flat) -> dict[int, bytes] | None:
+    def _values(self, plan: Plan, flat: FlatState) -> dict[int, bytes] | None:
         """What is copied as bytes, by the number of its piece; None if the plan does not fit."""
         if plan.local.fingerprint != flat.fingerprint:
             return None
@@ -247,8 +249,8 @@ class Readying:
             found[number] = octets
         return found
 
-    def _buffer(self, wish: Wish, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
-        deadline = time.monotonic() + (self._setup.timeouts.exit_within_s if wish.wait else 0.0)
+    def _buffer(self, request: SaveRequest, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
+        deadline = time.monotonic() + (self._setup.timeouts.exit_within_s if request.wait else 0.0)
         while (buffer := self.arena.next()) is None:
             if time.monotonic() >= deadline:
                 return None, _Hindrance.BUSY
@@ -304,33 +306,33 @@ class Readying:
             + (remedy if self._keeps else "raise it"),
         )
 
-    def _hindered(self, wish: Wish, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
+    def _hindered(self, request: SaveRequest, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
         stage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
         if hindrance is _Hindrance.BUSY:
             if not of_other:
-                return self._queue.skip(wish.step)
-            return NotBegun(wish.step, "an earlier save of another rank is not durable yet")
+                return self._queue.skip(request.step)
+            return NotBegun(request.step, "an earlier save of another rank is not durable yet")
         if of_other:  # the rank that it is about says it; what follows is the same on all
             reason = "another rank has said why, and no rank saves alone"
-            return self._queue.refuse(wish.step, stage, reason, is_known=True)
+            return self._queue.refuse(request.step, stage, reason, is_known=True)
         if hindrance is _Hindrance.BROKEN:
-            return self._queue.refuse(wish.step, stage, self._broken)
+            return self._queue.refuse(request.step, stage, self._broken)
         assert self._no_room is not None
-        self._tell_refused(wish, self._no_room)
-        return self._queue.refuse(wish.step, stage, str(self._no_room), is_told=True)
+        self._tell_refused(request, self._no_room)
+        return self._queue.refuse(request.step, stage, str(self._no_room), is_told=True)
 
-    def _tell_refused(self, wish: Wish, error: NoRoomError) -> None:
-        self._teller.tell(
+    def _tell_refused(self, request: SaveRequest, error: NoRoomError) -> None:
+        self._reporter.report(
             "refused",
-            step=wish.step,
+            step=request.step,
             reason=str(error),
             needed_bytes=error.needed_bytes,
             available_bytes=error.available_bytes,
             place=error.place,
         )
 
-    def _say_too_large(self, plan: Plan, wish: Wish) -> None:
-        count, most = self._setup.buffers, self._setup.whose.images_most_bytes
+    def _say_too_large(self, plan: Plan, request: SaveRequest) -> None:
+        count, most = self._setup.buffers, self._setup.context.images_most_bytes
         root = self._setup.root
         reason = (
             f"its state is not kept in memory: {count} of them need "
@@ -338,9 +340,9 @@ class Readying:
             f"agent.checkpoints.own_most_bytes; "
             + (f"saves to {root} go on" if root else "nothing is saved, as there is no other place")
         )
-        self._teller.warn(reason)
-        self._teller.tell(
-            "failed", step=wish.step, tier="memory", stage="keep", reason=reason, error="quota"
+        self._reporter.warn(reason)
+        self._reporter.report(
+            "failed", step=request.step, tier="memory", stage="keep", reason=reason, error="quota"
         )
 
 
@@ -349,9 +351,9 @@ def _release(buffer: Buffer | None) -> None:
         buffer.is_free = True
 
 
-def _bounds(wish: Wish) -> list[int]:
+def _bounds(request: SaveRequest) -> list[int]:
     """Numbers whose highest over all ranks tell whether all ranks save the same."""
-    return [wish.step, -wish.step, wish.to_root, -wish.to_root]
+    return [request.step, -request.step, request.to_root, -request.to_root]
 
 
 def _unlike(highest: Sequence[int]) -> str:

@@ -13,25 +13,25 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.checkpoint.events import News, Teller
+from trainer_sdk.checkpoint.events import Reporter, SaveEvents
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.save.request import NotBegun, OnError, Save, SaveError, Timeouts
 from trainer_sdk.checkpoint.save.writer_process import Writer, WriterGoneError
 from trainer_sdk.checkpoint.storage.port import StorageError
 from trainer_sdk.checkpoint.writer.protocol import (
-    Done,
-    Failed,
-    Filled,
+    BufferFilled,
     FromWriter,
-    GiveUp,
-    Going,
-    Hurry,
-    Kept,
-    NextWave,
+    GiveUpSave,
+    HurrySave,
+    ImageKept,
+    NextWindow,
+    PartWritten,
+    Progress,
+    SaveDone,
+    SaveFailed,
     ToWriter,
     WriteFile,
     WriteState,
-    Written,
 )
 from trainer_sdk.checkpoint.writer.publication import abandon
 
@@ -49,12 +49,12 @@ class SaveQueue:
     def __init__(
         self,
         rank: int,
-        teller: Teller,
+        reporter: Reporter,
         on_error: OnError = "warn",
         timeouts: Timeouts | None = None,
     ) -> None:
         self._rank = rank
-        self._news = News(rank, teller, on_error)
+        self._events = SaveEvents(rank, reporter, on_error)
         self._on_error = on_error
         self._timeouts = timeouts or Timeouts()
         self._last = 0
@@ -105,7 +105,7 @@ class SaveQueue:
             self._last += 1
             if self._is_skipping:
                 self._is_skipping = False
-                self._news.goes_on()
+                self._events.goes_on()
             buffer.is_free = False
             save = Save(self._last, step, buffer, finalize, called_at)
             self._saves[save.number] = save
@@ -125,16 +125,16 @@ class SaveQueue:
 
         `is_told` of what the agent has heard already, `is_known` of what people have, too.
         """
-        failed = Failed(save=0, stage=stage, reason=reason, place=place)
+        failed = SaveFailed(save=0, stage=stage, reason=reason, place=place)
         if not (is_told or is_known):
             last_good = self.last_good
-            self._news.failed(step, failed, tier="global", attempt=1, last_good=last_good)
+            self._events.failed(step, failed, tier="global", attempt=1, last_good=last_good)
         error = SaveError(self._rank, step, failed)
         if self._on_error == "fatal":
             raise error
         self._failure = error
         if not is_known:
-            self._news.given_up(error)
+            self._events.given_up(error)
         return NotBegun(step, reason, error)
 
     def waiting_places(self) -> list[str]:
@@ -149,7 +149,7 @@ class SaveQueue:
             waiting = [one for one in self._saves.values() if one.result is None]
             if waiting and not self._is_skipping:
                 self._is_skipping = True
-                self._news.skipped(step, waiting)
+                self._events.skipped(step, waiting)
         return NotBegun(
             step, f"the save of step {waiting[0].step} is not durable yet" if waiting else _BUSY
         )
@@ -178,14 +178,14 @@ class SaveQueue:
         """So much of it is, or was, in its buffer."""
         with self._lock:
             save.news_at = time.monotonic()
-            self._tell_of(save, Filled(save=save.number, end=end))
+            self._tell_of(save, BufferFilled(save=save.number, end=end))
 
     def send(self, save: Save, order: WriteState | WriteFile) -> None:
         """It is in its buffer, or its first window: have it written, unless it was abandoned."""
         with self._lock:
             is_begun, save.order = save.is_filling and save.is_sent, order
             if is_begun and isinstance(order, WriteState):
-                whole = Filled(save=save.number, end=order.image_bytes, stall_s=order.stall_s)
+                whole = BufferFilled(save=save.number, end=order.image_bytes, stall_s=order.stall_s)
                 self._tell_of(save, whole)
             elif save.result is None:
                 self._send(save)
@@ -196,9 +196,9 @@ class SaveQueue:
             for save in self._saves.values():
                 if not save.is_urgent:  # once: a writer that takes no word would hold us up
                     save.is_urgent = True
-                    self._tell_of(save, Hurry(save=save.number))
+                    self._tell_of(save, HurrySave(save=save.number))
 
-    def fail(self, save: Save, failed: Failed) -> None:
+    def fail(self, save: Save, failed: SaveFailed) -> None:
         """It comes to nothing, unless the writer has all of it already."""
         with self._lock:
             if not save.is_sent or save.is_filling or save.is_in_waves:
@@ -311,37 +311,37 @@ class SaveQueue:
 
     def _act_on(self, save: Save, line: FromWriter) -> None:
         match line:
-            case Going():
+            case Progress():
                 save.stage, save.waits_for = line.stage, line.waits_for
-            case NextWave():
+            case NextWindow():
                 save.windows.put(None)
-            case Kept():
+            case ImageKept():
                 self._kept(save, line)
-            case Written():
+            case PartWritten():
                 self._written(save, line)
-            case Done():
+            case SaveDone():
                 self._done(save, line)
-            case Failed():
+            case SaveFailed():
                 self._fail(save, line)
 
-    def _kept(self, save: Save, line: Kept) -> None:
+    def _kept(self, save: Save, line: ImageKept) -> None:
         assert isinstance(save.order, WriteState)
         save.buffer.holds = save.order.identity
-        self._news.kept(save, save.order, line)
+        self._events.kept(save, save.order, line)
 
-    def _written(self, save: Save, line: Written) -> None:
+    def _written(self, save: Save, line: PartWritten) -> None:
         save.stage, save.write_s, save.is_written = "publish", line.write_s, True
         if self._on_error != "retry":
             save.leave_buffer()
         if isinstance(save.order, WriteState) and save.order.root:
-            self._news.written(save, save.order, line)
+            self._events.written(save, save.order, line)
         elif isinstance(save.order, WriteState):
-            self._settle(save, Done(save=save.number, place=save.place))
+            self._settle(save, SaveDone(save=save.number, place=save.place))
 
-    def _done(self, save: Save, line: Done) -> None:
+    def _done(self, save: Save, line: SaveDone) -> None:
         if isinstance(save.order, WriteState):
             self.last_good = max(save.step or 0, self.last_good or 0)
-            self._news.done(save, save.order, line)
+            self._events.done(save, save.order, line)
         self._settle(save, line)
 
     # What time brings.
@@ -366,7 +366,7 @@ class SaveQueue:
             save.told_lag_s = now - save.called_at
             is_first, save.is_delayed = not save.is_delayed, True
             waiting = [one for one in self._saves.values() if one.is_sent]
-            self._news.delayed(save, waiting, is_first=is_first)
+            self._events.delayed(save, waiting, is_first=is_first)
 
     def _next_word_at(self, save: Save) -> float:
         """When it is told to be late: first after a while, then each time that it has doubled."""
@@ -379,7 +379,7 @@ class SaveQueue:
     def _goes_on(self, save: Save) -> None:
         if save.is_delayed:
             save.is_delayed = False
-            self._news.goes_on()
+            self._events.goes_on()
 
     # What goes wrong.
 
@@ -392,7 +392,7 @@ class SaveQueue:
             writer = self._ready_writer()
             writer.send(save.order)
             if save.is_urgent:
-                writer.send(Hurry(save=save.number))
+                writer.send(HurrySave(save=save.number))
         except WriterGoneError as error:
             self._fail(save, _failed(save, str(error), "no_writer"))
 
@@ -420,13 +420,13 @@ class SaveQueue:
         for save in [one for one in self._saves.values() if one.is_sent]:
             self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
 
-    def _fail(self, save: Save, failed: Failed, *, is_stuck: bool = False) -> None:
+    def _fail(self, save: Save, failed: SaveFailed, *, is_stuck: bool = False) -> None:
         """A storage that is stuck would take no word for the other ranks, and hang this one."""
         if save.result is not None:
             return
         order = save.order
         tier = "global" if isinstance(order, WriteState) and order.root else "memory"
-        self._news.failed(
+        self._events.failed(
             save.step, failed, tier=tier, attempt=save.attempts, last_good=self.last_good
         )
         may_retry = self._on_error == "retry" and failed.error not in _IN_VAIN
@@ -434,12 +434,12 @@ class SaveQueue:
             self._retry(save, failed)
             return
         error = SaveError(self._rank, save.step, failed)
-        self._news.given_up(error)
+        self._events.given_up(error)
         self._settle(save, error)
         if isinstance(order, WriteState) and order.root and not is_stuck:
             self._abandon(order, failed.reason)
 
-    def _retry(self, save: Save, failed: Failed) -> None:
+    def _retry(self, save: Save, failed: SaveFailed) -> None:
         save.attempts += 1
         if save.is_filling:
             save.retry_at = math.inf  # when it is whole
@@ -448,12 +448,12 @@ class SaveQueue:
         else:
             save.retry_at = time.monotonic() + save.attempts
 
-    def _settle(self, save: Save, result: Done | SaveError) -> None:
+    def _settle(self, save: Save, result: SaveDone | SaveError) -> None:
         save.result, save.retry_at = result, None
         self._goes_on(save)
         waits_for_more = save.is_filling or save.is_in_waves
         if self._writer is not None and waits_for_more and isinstance(result, SaveError):
-            self._writer.send(GiveUp(save=save.number))
+            self._writer.send(GiveUpSave(save=save.number))
         save.leave_buffer()
         save.over.set()
         save.windows.put(None)
@@ -473,8 +473,10 @@ class SaveQueue:
             self._abandoning = telling
 
 
-def _failed(save: Save, reason: str, error: str) -> Failed:
-    return Failed(save=save.number, stage=save.stage, reason=reason, error=error, place=save.place)
+def _failed(save: Save, reason: str, error: str) -> SaveFailed:
+    return SaveFailed(
+        save=save.number, stage=save.stage, reason=reason, error=error, place=save.place
+    )
 
 
 def waiting(blocking: object, within_s: object) -> tuple[bool, float | None]:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.save.buffers import Buffer
-from trainer_sdk.checkpoint.writer.protocol import Done, Failed, WriteFile, WriteState
+from trainer_sdk.checkpoint.writer.protocol import SaveDone, SaveFailed, WriteFile, WriteState
 
 OnError = Literal["warn", "retry", "fatal"]
 ON_ERROR = ("warn", "retry", "fatal")
@@ -32,7 +32,7 @@ Waiting = Callable[[], AbstractContextManager[object]]
 class SaveError(Exception):
     """A save came to nothing; the checkpoints before it are untouched."""
 
-    def __init__(self, rank: int, step: int | None, failed: Failed) -> None:
+    def __init__(self, rank: int, step: int | None, failed: SaveFailed) -> None:
         what = "a file" if step is None else f"step {step}"
         where = f" of {failed.place}" if failed.place else ""
         super().__init__(
@@ -95,7 +95,7 @@ class Save:
     is_delayed: bool = False
     told_lag_s: float = 0.0
     """How late it was when people were told last."""
-    result: Done | SaveError | None = None
+    result: SaveDone | SaveError | None = None
     has_buffer: bool = True
     """Its buffer is no other save's."""
     windows: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)

@@ -9,25 +9,30 @@ from typing import Any
 
 import msgspec
 
-from trainer_sdk.checkpoint.events import Teller
+from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import found_at
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.plan import fill, fill_window, put, shard_name, stretches, windows
-from trainer_sdk.checkpoint.save.preparation import Ready, Readying, Setup, Wish
+from trainer_sdk.checkpoint.save.preparation import (
+    Preparation,
+    PreparedSave,
+    SaveRequest,
+    SaverSetup,
+)
 from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import NotBegun, Save
 from trainer_sdk.checkpoint.save.staging import (
     SMALL_BYTES,
     ChangedError,
-    Copy,
-    Owned,
+    OwnedTensors,
     Stager,
     Staging,
+    TensorCopy,
     optimizers_in,
 )
-from trainer_sdk.checkpoint.schedule.rate import Tempo
+from trainer_sdk.checkpoint.schedule.rate import WriteRate
 from trainer_sdk.checkpoint.storage.names import saving_name
-from trainer_sdk.checkpoint.writer.protocol import Failed, WriteState
+from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteState
 
 _ALONE = 0.6
 """So much of a state is copied before the writer begins, where the training waits for the copy."""
@@ -41,50 +46,52 @@ class Saver:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: SaverSetup,
         queue: SaveQueue,
-        teller: Teller,
-        tempo: Tempo,
+        reporter: Reporter,
+        write_rate: WriteRate,
         optimizers: Iterable[Any],
     ) -> None:
         self._setup = setup
-        self._tempo = tempo
+        self._write_rate = write_rate
         self._queue = queue
-        self._teller = teller
+        self._reporter = reporter
         self._group = setup.group
-        self._readying = Readying(setup, queue, teller)
+        self._preparation = Preparation(setup, queue, reporter)
         self._stager = Stager(setup.waiting)
         self._is_wait_told = False
         self._is_lazy = setup.is_lazy
-        self._owned = Owned()
+        self._owned = OwnedTensors()
         self._watch(optimizers)
         self._count = 0
 
-    def save(self, wish: Wish, state: Mapping[str, Any]) -> Save | NotBegun:
+    def save(self, request: SaveRequest, state: Mapping[str, Any]) -> Save | NotBegun:
         """Begin a save; why it was not begun was said."""
         called_at = monotonic()
         self._stager.settle()
         self._watch(optimizers_in(state.values()))
-        if wish.wait:
+        if request.wait:
             self._queue.hurry()
-        ready = self._readying.ready(wish, state)
+        ready = self._preparation.ready(request, state)
         if isinstance(ready, NotBegun):
             return ready
         self._count += 1
-        self._pace(wish, ready, called_at)
-        save = self._queue.begin(wish.step, ready.buffer, wish.finalize, called_at)
+        self._pace(request, ready, called_at)
+        save = self._queue.begin(request.step, ready.buffer, request.finalize, called_at)
         try:
-            self._begin(wish, ready, save)
+            self._begin(request, ready, save)
         except BaseException as error:  # also Ctrl-C: the end would wait for this save
             self._fail(save, f"{type(error).__name__}: {error}", "copy")
             if not isinstance(error, Exception):  # of the others, the policy says what follows
                 raise
         return save
 
-    def _begin(self, wish: Wish, ready: Ready, save: Save) -> None:
-        save.order = order = self._order(wish, ready, save)
+    def _begin(self, request: SaveRequest, ready: PreparedSave, save: Save) -> None:
+        save.order = order = self._order(request, ready, save)
         if order.root and not self._group.rank:
-            self._teller.tell("save_started", step=wish.step, tier="global", occasion=wish.occasion)
+            self._reporter.report(
+                "save_started", step=request.step, tier="global", occasion=request.occasion
+            )
         if order.window_bytes:
             self._copy_in_waves(ready, save, order)
         else:
@@ -97,14 +104,14 @@ class Saver:
 
         The image that was restored stays until there is a newer one that comes from it.
         """
-        self._readying.prepare(state, restored, self._round_of(round_))
+        self._preparation.prepare(state, restored, self._round_of(round_))
 
     def close(self, *, keeps_images: bool) -> None:
         """Copy nothing more, and let go of the memory; images stay if they are wanted."""
         self._stager.close()
-        self._readying.close(keeps_images=keeps_images)
+        self._preparation.close(keeps_images=keeps_images)
 
-    def _copy(self, ready: Ready, save: Save, order: WriteState) -> None:
+    def _copy(self, ready: PreparedSave, save: Save, order: WriteState) -> None:
         buffer = save.buffer
         buffer.forget()
         if buffer.filled_for is not ready.plan:
@@ -141,7 +148,7 @@ class Saver:
             self._stager.drop(staging)
             raise
 
-    def _copy_in_waves(self, ready: Ready, save: Save, order: WriteState) -> None:
+    def _copy_in_waves(self, ready: PreparedSave, save: Save, order: WriteState) -> None:
         plan, octets = ready.plan, save.buffer.octets
         save.buffer.filled_for = None
         put(save.buffer, order.window_bytes, plan.beside, plan.beside_bytes)
@@ -162,7 +169,7 @@ class Saver:
         save.settle_s += for_s
         if for_s >= _TOLD_SETTLE_S and not self._is_wait_told:
             self._is_wait_told = True
-            self._teller.warn(
+            self._reporter.warn(
                 f"the optimizer waited {for_s:.2g} s for the copy of step {save.step}: forward and "
                 "backward take less time than the copy, so saves cost steps that much; settle_s "
                 "of the fact shards_written has it for each save"
@@ -176,11 +183,11 @@ class Saver:
         if self._is_lazy:
             self._stager.watch(self._owned.add(optimizers))
 
-    def _copies(self, ready: Ready) -> tuple[list[Copy], list[Copy]]:
+    def _copies(self, ready: PreparedSave) -> tuple[list[TensorCopy], list[TensorCopy]]:
         """What is copied at once, and what may be copied later; values are copied here."""
         plan, buffer = ready.plan, ready.buffer
-        now: list[Copy] = []
-        later: list[Copy] = []
+        now: list[TensorCopy] = []
+        later: list[TensorCopy] = []
         for at, placed in enumerate(plan.placed):
             octets = ready.values.get(placed.number)
             if octets is not None:
@@ -191,17 +198,17 @@ class Saver:
             is_large = self._is_lazy and source.nbytes > SMALL_BYTES
             waits = is_large and self._owned.has(index.fqn, source)
             version = source._version if waits else 0  # noqa: SLF001 - torch has no public name
-            copy = Copy(index.fqn, source, buffer.targets[at], placed.offset, version)
+            copy = TensorCopy(index.fqn, source, buffer.targets[at], placed.offset, version)
             (later if waits else now).append(copy)
         return now, later
 
-    def _order(self, wish: Wish, ready: Ready, save: Save) -> WriteState:
-        whose, rank, plan = self._setup.whose, self._group.rank, ready.plan
-        round_ = self._round_of(wish.round)
+    def _order(self, request: SaveRequest, ready: PreparedSave, save: Save) -> WriteState:
+        context, rank, plan = self._setup.context, self._group.rank, ready.plan
+        round_ = self._round_of(request.round)
         identity = Identity(
-            job=whose.job,
+            job=context.job,
             round=round_,
-            step=wish.step,
+            step=request.step,
             world_size=self._group.size,
             layout=plan.layout,
         )
@@ -217,37 +224,39 @@ class Saver:
             metadata=(beside, len(plan.metadata)),
             entries=(beside + len(plan.metadata), len(plan.entries)),
             window_bytes=ready.window,
-            root=self._setup.root if wish.to_root else "",
-            launch="" if whose.is_counted else _launch(),
-            saving=saving_name(wish.step, round_, plan.mark, self._count),
+            root=self._setup.root if request.to_root else "",
+            launch="" if context.is_counted else _launch(),
+            saving=saving_name(request.step, round_, plan.mark, self._count),
             shard=shard_name(rank),
             keep=bool(save.buffer.folder),
-            bytes_per_s=self._bytes_per_s(wish, ready),
-            occasion=wish.occasion,
-            has_data_position=wish.has_data_position,
-            user=dict(wish.user),
+            bytes_per_s=self._bytes_per_s(request, ready),
+            occasion=request.occasion,
+            has_data_position=request.has_data_position,
+            user=dict(request.user),
             within_s=self._setup.timeouts.write_within_s,
         )
 
     def _round_of(self, given: int | None) -> int:
-        return self._setup.whose.round if given is None else given
+        return self._setup.context.round if given is None else given
 
-    def _pace(self, wish: Wish, ready: Ready, called_at: float) -> None:
-        is_paced = wish.to_root and not _is_awaited(wish, ready)
-        self._tempo.saved(called_at, is_paced=is_paced)
+    def _pace(self, request: SaveRequest, ready: PreparedSave, called_at: float) -> None:
+        is_paced = request.to_root and not _is_awaited(request, ready)
+        self._write_rate.saved(called_at, is_paced=is_paced)
         if self._setup.write_bytes_per_s is None and not self._group.rank:
-            news = self._tempo.news()
+            news = self._write_rate.news()
             if news is not None:
-                self._teller.warn(news)
+                self._reporter.warn(news)
 
-    def _bytes_per_s(self, wish: Wish, ready: Ready) -> int:
-        if _is_awaited(wish, ready):
+    def _bytes_per_s(self, request: SaveRequest, ready: PreparedSave) -> int:
+        if _is_awaited(request, ready):
             return 0
         asked = self._setup.write_bytes_per_s
-        return self._tempo.bytes_per_s(ready.plan.file_bytes) if asked is None else asked
+        return self._write_rate.bytes_per_s(ready.plan.file_bytes) if asked is None else asked
 
     def _fail(self, save: Save, reason: str, error: str) -> None:
-        self._queue.fail(save, Failed(save=save.number, stage="copy", reason=reason, error=error))
+        self._queue.fail(
+            save, SaveFailed(save=save.number, stage="copy", reason=reason, error=error)
+        )
 
 
 def _launch() -> str:
@@ -255,6 +264,6 @@ def _launch() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _is_awaited(wish: Wish, ready: Ready) -> bool:
+def _is_awaited(request: SaveRequest, ready: PreparedSave) -> bool:
     """In waves, the training waits for each save."""
-    return wish.occasion != "interval" or ready.window > 0
+    return request.occasion != "interval" or ready.window > 0

@@ -36,7 +36,7 @@ _JOINED = frozenset(
 """What torch can join on every device; others are looked at as bytes."""
 
 
-class Owned:
+class OwnedTensors:
     """What only optimizers change, between their steps. It keeps none of them from going."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class ChangedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class TensorCopy:
     """One tensor, and where its bytes go."""
 
     key: str
@@ -167,10 +167,10 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Watched:
+class DeviceCopies:
     """What is copied later of one device, and what tells whether it stayed as it was."""
 
-    copies: Sequence[Copy]
+    copies: Sequence[TensorCopy]
     before: Samples
     """Of the sources, at the call."""
     after: Samples | None = None
@@ -181,7 +181,7 @@ class Watched:
 class Staging:
     """A state on its way into the arena."""
 
-    later: Sequence[Copy]
+    later: Sequence[TensorCopy]
     then: Callable[[Exception | None], None]
     """Called from another thread when all of it is there, or cannot be, and why."""
     there: There = lambda _: None
@@ -190,7 +190,7 @@ class Staging:
     """Hears for how long the training has waited for the copy; nothing hides that time."""
     events: list[Any] = field(default_factory=list)
     """Of what a GPU copies."""
-    watched: list[Watched] = field(default_factory=list)
+    watched: list[DeviceCopies] = field(default_factory=list)
     is_dropped: bool = False
     """Nobody wants it any more."""
     left: threading.Event = field(default_factory=threading.Event)
@@ -216,7 +216,7 @@ class Stager:
         """Have these optimizers wait, before they change anything, until all is copied."""
         self._hooks += [one.register_step_pre_hook(self._before_step) for one in optimizers]
 
-    def copy(self, now: Sequence[Copy], staging: Staging) -> None:
+    def copy(self, now: Sequence[TensorCopy], staging: Staging) -> None:
         """Copy `now`, and remember the rest."""
         self.settle()
         self._present = staging
@@ -313,7 +313,7 @@ class Stager:
                 others = [one for one in staging.later if not one.source.is_cpu]
                 staging.error = staging.error or _recounted(others)
 
-    def _on_device(self, copies: Sequence[Copy], watched: Watched | None = None) -> Any:
+    def _on_device(self, copies: Sequence[TensorCopy], watched: DeviceCopies | None = None) -> Any:
         """Have a GPU copy in a stream of its own, after all that it has been given so far."""
         device = copies[0].source.device
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -343,25 +343,25 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _on_gpus(copies: Sequence[Copy]) -> list[list[Copy]]:
-    found: dict[torch.device, list[Copy]] = {}
+def _on_gpus(copies: Sequence[TensorCopy]) -> list[list[TensorCopy]]:
+    found: dict[torch.device, list[TensorCopy]] = {}
     for one in copies:
         if not one.source.is_cpu:
             found.setdefault(one.source.device, []).append(one)
     return list(found.values())
 
 
-def _by_device(copies: Sequence[Copy]) -> list[Watched]:
+def _by_device(copies: Sequence[TensorCopy]) -> list[DeviceCopies]:
     on_host = [one for one in copies if one.source.is_cpu]
     each = [*([on_host] if on_host else []), *_on_gpus(copies)]
-    return [Watched(some, Samples([one.source for one in some])) for some in each]
+    return [DeviceCopies(some, Samples([one.source for one in some])) for some in each]
 
 
-def _is_on_host(watched: Watched) -> bool:
+def _is_on_host(watched: DeviceCopies) -> bool:
     return watched.copies[0].source.is_cpu
 
 
-def _recounted(copies: Sequence[Copy]) -> ChangedError | None:
+def _recounted(copies: Sequence[TensorCopy]) -> ChangedError | None:
     """Whether torch has counted a change."""
     for one in copies:
         if one.source._version != one.version:  # noqa: SLF001 - torch has no public name for it
@@ -369,7 +369,7 @@ def _recounted(copies: Sequence[Copy]) -> ChangedError | None:
     return None
 
 
-def _resampled(watched: Watched) -> ChangedError | None:
+def _resampled(watched: DeviceCopies) -> ChangedError | None:
     """Whether the values are others: in what was copied, or in the source since."""
     copied = Samples([one.target for one in watched.copies])
     for now in (copied, watched.after):
@@ -379,14 +379,14 @@ def _resampled(watched: Watched) -> ChangedError | None:
     return None
 
 
-def _changed(one: Copy) -> ChangedError:
+def _changed(one: TensorCopy) -> ChangedError:
     return ChangedError(
         f"{one.key} was changed before the optimizer's step, while it was being copied: "
         "lazy=False copies it at once, as all saves from now on do"
     )
 
 
-def _pieces(one: Copy) -> Iterator[Copy]:
+def _pieces(one: TensorCopy) -> Iterator[TensorCopy]:
     """A large tensor in parts, so that it is known how far it is."""
     is_plain = type(one.source) in (torch.Tensor, torch.nn.Parameter)
     if one.source.nbytes <= _PIECE_BYTES or not (is_plain and one.source.is_contiguous()):
@@ -395,10 +395,10 @@ def _pieces(one: Copy) -> Iterator[Copy]:
     count, each = _PIECE_BYTES // one.source.itemsize, one.source.itemsize
     sources, targets = (torch.split(whole.view(-1), count) for whole in (one.source, one.target))
     for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        yield Copy(one.key, source, target, one.begin + number * count * each)
+        yield TensorCopy(one.key, source, target, one.begin + number * count * each)
 
 
-def _copy_beside(one: Copy) -> None:
+def _copy_beside(one: TensorCopy) -> None:
     """With one thread, and without the GIL: the training has the other cores."""
     if one.source.is_contiguous():
         ctypes.memmove(one.target.data_ptr(), one.source.data_ptr(), one.source.nbytes)

@@ -32,14 +32,14 @@ class Every:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class IntervalBounds:
     """Between which an automatic interval stays."""
 
     least_s: float = 30.0
     most_s: float = 3600.0
 
 
-class Look(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True):
     """What rank 0 says to all, so that all do the same."""
 
     is_due: bool
@@ -88,10 +88,12 @@ def best_interval_s(cost_s: float, mtbf: float) -> float:
     return math.sqrt(2 * cost_s * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
-class Pace:
+class IntervalEstimate:
     """Rank 0's measurements, and what follows from them."""
 
-    def __init__(self, every: Every, bounds: Bounds, *, failures: int, ran_s: float) -> None:
+    def __init__(
+        self, every: Every, bounds: IntervalBounds, *, failures: int, ran_s: float
+    ) -> None:
         self._every = every
         self._bounds = bounds
         self._failures = failures
@@ -132,18 +134,18 @@ class Pace:
         self._stall_s = _mean(self._stall_s, stall_s)
         self._last_save = self._stepped = now
 
-    def look(self, step: int, now: float) -> Look:
+    def look(self, step: int, now: float) -> Decision:
         """Whether to save after this step, and when to look again."""
         step_s = self._quiet_step_s
         if step_s is None or self._last_save is None:
-            return Look(is_due=False, next_step=step + 1, step=step)
+            return Decision(is_due=False, next_step=step + 1, step=step)
         wanted_s = self.interval(now).every_s
         left_s = wanted_s - (now - self._last_save)
         is_due = left_s < step_s / 2
         ahead = int((wanted_s if is_due else left_s) / step_s)
         # A step time that was measured over few steps is not trusted for many.
         next_step = step + max(1, min(ahead, self._steps))
-        return Look(is_due=is_due, next_step=next_step, step=step)
+        return Decision(is_due=is_due, next_step=next_step, step=step)
 
     def interval(self, now: float) -> Interval:
         """How often to save, as things are."""

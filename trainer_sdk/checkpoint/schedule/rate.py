@@ -51,7 +51,7 @@ class Throttle:
         self._lifted.set()
 
 
-class Tempo:
+class WriteRate:
     """Of one rank."""
 
     def __init__(self) -> None:

@@ -3,19 +3,21 @@
 from dataclasses import asdict
 from time import monotonic
 
-from trainer_sdk.checkpoint.events import Teller
-from trainer_sdk.checkpoint.group import Group
-from trainer_sdk.checkpoint.schedule.interval import Every, Look, Pace
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.schedule.interval import Decision, Every, IntervalEstimate
 
 
-class Pacing:
+class SaveSchedule:
     """Asked after each step, by all ranks."""
 
-    def __init__(self, every: Every, group: Group, teller: Teller, pace: Pace) -> None:
+    def __init__(
+        self, every: Every, group: RankGroup, reporter: Reporter, estimate: IntervalEstimate
+    ) -> None:
         self._every = every
         self._group = group
-        self._teller = teller
-        self._pace = pace
+        self._reporter = reporter
+        self._estimate = estimate
         self._next = 0
 
     def is_due(self, step: int, *, is_saving: bool) -> bool:
@@ -23,10 +25,10 @@ class Pacing:
         if self._every.steps is not None:
             return step % self._every.steps == 0
         now = monotonic()
-        self._pace.stepped(now, is_saving=is_saving)
+        self._estimate.stepped(now, is_saving=is_saving)
         if step < self._next:
             return False
-        look = self._group.follow(self._pace.look(step, now), Look)
+        look = self._group.follow(self._estimate.look(step, now), Decision)
         if look.step != step:
             raise ValueError(
                 f"rank {self._group.rank} has finished step {step}, and rank 0 step {look.step}: "
@@ -38,12 +40,12 @@ class Pacing:
     def saved(self, stall_s: float) -> None:
         """A save was begun; it took so much of the training's time on this rank."""
         now = monotonic()
-        self._pace.saved(now, stall_s)
+        self._estimate.saved(now, stall_s)
         if self._every.steps is not None or self._group.rank:
             return
-        news = self._pace.news(now)
+        news = self._estimate.news(now)
         if news is not None:
-            self._teller.tell("interval", tier="global", **asdict(news))
-            self._teller.warn(
+            self._reporter.report("interval", tier="global", **asdict(news))
+            self._reporter.warn(
                 f"saving every {news.every_s:.4g} s, {news.every_steps} steps: {news.reason}"
             )

@@ -25,7 +25,11 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
-from trainer_sdk.checkpoint.storage.pickled_values import UnreadableError, values_in, why_unread
+from trainer_sdk.checkpoint.storage.pickled_values import (
+    UnreadablePickleError,
+    values_in,
+    why_unread,
+)
 from trainer_sdk.checkpoint.storage.port import Storage, StorageError
 
 _SHARD = ".distcp"
@@ -110,7 +114,7 @@ def _check_values(source: str) -> None:
             why = why_unread(storage.read(file, begin, length))
             if why:
                 raise StorageError(f"{key} of {source} cannot be restored: {why}")
-    except UnreadableError as error:
+    except UnreadablePickleError as error:
         raise StorageError(f"{source}/{METADATA} cannot be read by a restore: {error}") from error
 
 

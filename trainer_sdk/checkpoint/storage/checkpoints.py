@@ -25,11 +25,15 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
-from trainer_sdk.checkpoint.storage.pickled_values import UnreadableError, values_in, why_unread
+from trainer_sdk.checkpoint.storage.pickled_values import (
+    UnreadablePickleError,
+    values_in,
+    why_unread,
+)
 from trainer_sdk.checkpoint.storage.port import (
+    ByteRange,
     MissingError,
     Octets,
-    Range,
     Storage,
     StorageError,
     read_ranges,
@@ -68,7 +72,7 @@ class _Owner(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
+class StoredCheckpoint:
     """A checkpoint that can be seen."""
 
     step: int
@@ -96,7 +100,7 @@ class GoneError(MissingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """What comes of reading a checkpoint again."""
 
     flaw: str
@@ -116,14 +120,14 @@ def owner_of(storage: Storage) -> str | None:
     return None if mark is None else mark.job
 
 
-def shelved(storage: Storage) -> Sequence[Shelved]:
+def stored_checkpoints(storage: Storage) -> Sequence[StoredCheckpoint]:
     """Every checkpoint that is published there, the newest first."""
     steps = ((step_of(name), name) for name in storage.folders())
     found = (look(storage, step) for step, name in steps if step is not None and name)
     return sorted((one for one in found if one is not None), key=lambda one: one.step, reverse=True)
 
 
-def look(storage: Storage, step: int) -> Shelved | None:
+def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     """The checkpoint of a step; None when none is published.
 
     Its marks are read before it: what takes its place in the meantime voids them, and only then
@@ -148,31 +152,31 @@ def look(storage: Storage, step: int) -> Shelved | None:
     hash_ = xxhash.xxh3_128_hexdigest(octets)
     if quarantined is not None and not quarantined.is_about(hash_):
         quarantined = None
-    return Shelved(step, place, manifest, hash_, flaw, pinned, quarantined)
+    return StoredCheckpoint(step, place, manifest, hash_, flaw, pinned, quarantined)
 
 
-def verify(storage: Storage, one: Shelved, pace: Pace = lambda _: None) -> Verdict:
+def verify(storage: Storage, one: StoredCheckpoint, pace: Pace = lambda _: None) -> Verification:
     """Read every byte again and compare. `GoneError` if it goes meanwhile: that is no flaw.
 
     A checkpoint of a release that did not check values when it saved has them looked at here: one
     that no restore reads is not good.
     """
     if one.manifest is None or one.flaw:
-        return Verdict(one.flaw, 0)
+        return Verification(one.flaw, 0)
     read = 0
     for file in one.manifest.files:
         flaw, size = _verify_file(storage, one.step, file, pace)
         read += size
         if flaw:
             _still_there(storage, one)
-            return Verdict(flaw, read)
+            return Verification(flaw, read)
     if not one.manifest.is_readable and (flaw := _unread(storage, one, one.manifest)):
         _still_there(storage, one)
-        return Verdict(flaw, read)
-    return Verdict("", read)
+        return Verification(flaw, read)
+    return Verification("", read)
 
 
-def _unread(storage: Storage, one: Shelved, manifest: Manifest) -> str:
+def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
     """Which value of it no restore reads."""
     described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
     if not described:
@@ -181,12 +185,12 @@ def _unread(storage: Storage, one: Shelved, manifest: Manifest) -> str:
     inside = described.removesuffix(METADATA)
     try:
         values = [*values_in(storage.read(f"{folder}/{described}"))]
-        ranges = [Range(f"{folder}/{inside}{file}", *where) for _, file, *where in values]
+        ranges = [ByteRange(f"{folder}/{inside}{file}", *where) for _, file, *where in values]
         for number, octets in read_ranges(storage, ranges):
             why = why_unread(bytes(octets))
             if why:
                 return f"{values[number][0]} of {one.path} cannot be restored: {why}"
-    except UnreadableError as error:
+    except UnreadablePickleError as error:
         return f"{one.path}/{described} cannot be read by a restore: {error}"
     except StorageError as error:
         return str(error)
@@ -201,7 +205,7 @@ def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
     storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(what))
 
 
-def quarantine(storage: Storage, one: Shelved, what: Mark) -> bool:
+def quarantine(storage: Storage, one: StoredCheckpoint, what: Mark) -> bool:
     """Say that this checkpoint is not to be restored; False when that was said before.
 
     And when it is said of another manifest, or the checkpoint has gone.
@@ -221,15 +225,15 @@ def unmark(storage: Storage, step: int, name: str) -> None:
 
 
 def pull(
-    storage: Storage, one: Shelved, to: str, pace: Pace = lambda _: None
-) -> tuple[str, Verdict]:
+    storage: Storage, one: StoredCheckpoint, to: str, pace: Pace = lambda _: None
+) -> tuple[str, Verification]:
     """Copy a checkpoint into a folder of this machine, comparing every byte; where it is now.
 
     It is seen there only when it is whole and good. `GoneError` if it goes meanwhile.
     """
     folder, name = Folder(to), step_name(one.step)
     if one.manifest is None or one.flaw:
-        return "", Verdict(one.flaw, 0)
+        return "", Verification(one.flaw, 0)
     if folder.size(f"{name}/{MANIFEST}") is not None:
         raise StorageError(f"{folder.path}/{name} is there already: remove it, or pull elsewhere")
     job = one.manifest.identity.job
@@ -242,13 +246,13 @@ def pull(
             read += folder.put(f"{hidden}/{_flat(file.name)}", source.parts())
             if source.flaw:
                 _still_there(storage, one)
-                return "", Verdict(source.flaw, read)
+                return "", Verification(source.flaw, read)
         folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, one.manifest, name),))
         if not folder.publish(hidden, name):
             raise StorageError(f"{folder.path}/{name} came meanwhile: nothing was changed")
     finally:
         folder.remove(hidden)
-    return f"{folder.path}/{name}", Verdict("", read)
+    return f"{folder.path}/{name}", Verification("", read)
 
 
 def _flat(name: str) -> str:
@@ -263,7 +267,7 @@ def _flat_manifest(storage: Storage, manifest: Manifest, folder: str) -> bytes:
     return encode(msgspec.structs.replace(manifest, files=tuple(files)))
 
 
-def _still_there(storage: Storage, one: Shelved) -> None:
+def _still_there(storage: Storage, one: StoredCheckpoint) -> None:
     """Whoever removes a checkpoint, or takes its place, begins with its manifest."""
     there = look(storage, one.step)
     if there is None or there.manifest_hash != one.manifest_hash:

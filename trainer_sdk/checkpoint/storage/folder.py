@@ -9,7 +9,13 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
+from trainer_sdk.checkpoint.storage.port import (
+    MissingError,
+    Octets,
+    StorageError,
+    StoredFile,
+    checked,
+)
 
 _REMOVING = ".removing"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -92,10 +98,10 @@ class Folder:
                 return []
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
 
-    def files(self, folder: str) -> Sequence[Found]:
+    def files(self, folder: str) -> Sequence[StoredFile]:
         """Everything below a folder, in the order of names."""
         top = self._at(folder)
-        found: list[Found] = []
+        found: list[StoredFile] = []
         with _told(top, "listed"):
             for where, _, names in os.walk(top):
                 for name in names:
@@ -103,7 +109,9 @@ class Folder:
                     with suppress(FileNotFoundError):  # it went meanwhile
                         about = os.stat(path)
                         found.append(
-                            Found(os.path.relpath(path, self.path), about.st_size, _changed(about))
+                            StoredFile(
+                                os.path.relpath(path, self.path), about.st_size, _changed(about)
+                            )
                         )
         return sorted(found, key=lambda one: one.name)
 

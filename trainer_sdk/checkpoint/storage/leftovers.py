@@ -34,7 +34,7 @@ _MADE_ROOM = "it was quarantined, and another save has its place"
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Leftover:
     """A folder, or prefix, that nobody needs."""
 
     step: int
@@ -54,11 +54,11 @@ class _Found:
     reason: str = _NOTHING
 
 
-def leavings(
+def leftovers(
     storage: Storage, *, after_s: float = ABANDONED_S, live_round: int | None = None
-) -> list[Leaving]:
+) -> list[Leftover]:
     """What may go: unchanged for so long, and of no round that runs. No shard is read."""
-    found: list[Leaving] = []
+    found: list[Leftover] = []
     now: datetime | None = None
     for one in _candidates(storage, after_s, live_round):
         files = storage.files(one.folder)
@@ -70,11 +70,11 @@ def leavings(
         if idle_s > one.after_s:
             size = sum(file.size_bytes for file in files)
             reason = f"{one.reason}, and nothing has changed in it for {idle_s / 3600:.0f} h"
-            found.append(Leaving(one.step, one.folder, size, changed_at, reason))
+            found.append(Leftover(one.step, one.folder, size, changed_at, reason))
     return sorted(found, key=lambda one: (one.step, one.folder), reverse=True)
 
 
-def sweep(storage: Storage, one: Leaving) -> int | None:
+def sweep(storage: Storage, one: Leftover) -> int | None:
     """Remove it; how many bytes that frees. None when something has changed in it meanwhile."""
     if any(file.changed_at > one.changed_at for file in storage.files(one.folder)):
         return None

@@ -23,7 +23,13 @@ from obstore.exceptions import (
 from obstore.store import MemoryStore, from_url
 
 from trainer_sdk.checkpoint.manifest import MANIFEST
-from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
+from trainer_sdk.checkpoint.storage.port import (
+    MissingError,
+    Octets,
+    StorageError,
+    StoredFile,
+    checked,
+)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion
@@ -145,12 +151,12 @@ class Objects:
         names = (one.rstrip("/").rpartition("/")[2] for one in found)
         return sorted(one for one in names if not one.startswith("."))
 
-    def files(self, folder: str) -> Sequence[Found]:
+    def files(self, folder: str) -> Sequence[StoredFile]:
         """Everything below a folder, in the order of names."""
         with self._told(folder, "listed"):
             pages = obstore.list(self._store, checked(folder), chunk_size=_LISTED_AT_ONCE)
             found = [
-                Found(one["path"], one["size"], one["last_modified"])
+                StoredFile(one["path"], one["size"], one["last_modified"])
                 for page in pages
                 for one in page
             ]

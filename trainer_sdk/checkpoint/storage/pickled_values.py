@@ -52,7 +52,7 @@ _UNREAD_OPCODES = frozenset({"LONG4"})
 _DESCRIPTIONS = "torch.distributed.checkpoint."
 
 
-class UnreadableError(Exception):
+class UnreadablePickleError(Exception):
     """A pickle that no restore reads, and why."""
 
 
@@ -86,10 +86,10 @@ def values_in(metadata: bytes) -> Iterator[tuple[str, str, int, int]]:
         for index, place in places.items():
             if isinstance(kinds.get(index.fqn), Bytes):
                 yield index.fqn, str(place.relative_path), int(place.offset), int(place.length)
-    except UnreadableError:
+    except UnreadablePickleError:
         raise
     except Exception as error:
-        raise UnreadableError(f"it is not what torch writes: {error}") from error
+        raise UnreadablePickleError(f"it is not what torch writes: {error}") from error
 
 
 def why_unread(octets: bytes) -> str:
@@ -139,7 +139,7 @@ class _Reader(pickle.Unpickler):
             return _joined
         if module == "torch" or (module, name) == ("torch.serialization", "_get_layout"):
             return Described if name == "_get_layout" else Described()
-        raise UnreadableError(f"it names {module}.{name}, which describes no tensor")
+        raise UnreadablePickleError(f"it names {module}.{name}, which describes no tensor")
 
 
 def _joined(*parts: str) -> str:

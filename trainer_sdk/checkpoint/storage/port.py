@@ -26,7 +26,7 @@ class MissingError(StorageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredFile:
     """A file or an object."""
 
     name: str
@@ -76,7 +76,7 @@ class Storage(Protocol):
         """The folders in it, or in one of them, in order, without those that begin with a dot."""
         ...
 
-    def files(self, folder: str) -> Sequence[Found]:
+    def files(self, folder: str) -> Sequence[StoredFile]:
         """Everything below a folder, in the order of names."""
         ...
 
@@ -103,7 +103,7 @@ def checked(name: str) -> str:
     return name
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """A piece of a file."""
 
     file: str
@@ -116,7 +116,7 @@ class Range(NamedTuple):
         return self.offset + self.length
 
 
-def read_ranges(storage: Storage, ranges: Sequence[Range]) -> Iterator[tuple[int, memoryview]]:
+def read_ranges(storage: Storage, ranges: Sequence[ByteRange]) -> Iterator[tuple[int, memoryview]]:
     """What is in each, with its number among these, in the order in which they lie in their files.
 
     The number of requests grows with the bytes, and not with the number of pieces.
@@ -130,7 +130,7 @@ def read_ranges(storage: Storage, ranges: Sequence[Range]) -> Iterator[tuple[int
             yield number, octets[one.offset - begin : one.end - begin]
 
 
-def _near(ranges: Sequence[Range]) -> Iterator[list[int]]:
+def _near(ranges: Sequence[ByteRange]) -> Iterator[list[int]]:
     """The numbers of those that are read at once."""
     near: list[int] = []
     begin = end = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer_sdk.bootstrap.deferral import HELD
 from trainer_sdk.checkpoint.writer.protocol import FromWriter, ToWriter
-from trainer_sdk.checkpoint.writer.service import Service
+from trainer_sdk.checkpoint.writer.service import WriterService
 from trainer_sdk.wire import Channel
 
 _PR_SET_PDEATHSIG = 1
@@ -56,7 +56,7 @@ def main() -> None:
         with telling:
             channel.send(line)
 
-    service = Service(tell)
+    service = WriterService(tell)
     try:
         while True:
             for order in channel.receive():

@@ -23,7 +23,7 @@ class GivenUpByRankError(Exception):
     """What is missing of a state will not come."""
 
 
-class Passage:
+class WriteGate:
     """Of one state, for all threads that work on it."""
 
     def __init__(self, there: int, stall_s: float = 0.0, bytes_per_s: int = 0) -> None:
@@ -69,7 +69,7 @@ class Passage:
         self._throttle.lift()
 
 
-class Hashing:
+class StreamHash:
     """The hash of so many bytes as they come; `then` is called once all have."""
 
     def __init__(self, size: int, then: Callable[[xxh3_128], None]) -> None:
@@ -95,8 +95,8 @@ def write_hashed(
     path: str,
     size: int,
     windows: Iterable[memoryview],
-    hashing: Hashing | None,
-    passage: Passage,
+    hashing: StreamHash | None,
+    gate: WriteGate,
     going: Going,
 ) -> None:
     """Write a file of whole pages, window after window, and sync it; `going` hears of progress."""
@@ -104,14 +104,14 @@ def write_hashed(
     try:
         _check_room(descriptor, size)
         for octets in windows:
-            _write(_Line(descriptor, at, octets, passage), hashing, going)
+            _write(_Line(descriptor, at, octets, gate), hashing, going)
             at += len(octets)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _write(line: "_Line", hashing: Hashing | None, going: Going) -> None:
+def _write(line: "_Line", hashing: StreamHash | None, going: Going) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="write") as pool:
         writing = [pool.submit(line.work) for _ in range(_THREADS)]
         try:
@@ -127,7 +127,7 @@ def _write(line: "_Line", hashing: Hashing | None, going: Going) -> None:
             one.result()
 
 
-def hash_in_parts(octets: memoryview, hashing: Hashing | xxh3_128, going: Going) -> None:
+def hash_in_parts(octets: memoryview, hashing: StreamHash | xxh3_128, going: Going) -> None:
     """Add these bytes to a hash."""
     for at in range(0, len(octets), CHUNK_BYTES):
         hashing.update(octets[at : at + CHUNK_BYTES])
@@ -137,11 +137,11 @@ def hash_in_parts(octets: memoryview, hashing: Hashing | xxh3_128, going: Going)
 class _Line:
     """Chunks that wait to be written; each is taken by one thread."""
 
-    def __init__(self, descriptor: int, begin: int, octets: memoryview, passage: Passage) -> None:
+    def __init__(self, descriptor: int, begin: int, octets: memoryview, gate: WriteGate) -> None:
         self._descriptor = descriptor
         self._begin = begin
         self._octets = octets
-        self._passage = passage
+        self._gate = gate
         self._taken, self._chunk = 0, CHUNK_BYTES
         self._taking = threading.Lock()
         self._written = self._told = 0
@@ -150,7 +150,7 @@ class _Line:
         """Write until there is nothing left."""
         while (taken := self._take()) is not None:
             at, end = taken
-            self._passage.let(self._begin + at, self._begin + end)
+            self._gate.let(self._begin + at, self._begin + end)
             began = time.monotonic()
             while at < end:
                 at += os.pwrite(self._descriptor, self._octets[at:end], self._begin + at)
@@ -159,14 +159,14 @@ class _Line:
 
     def once_all_is_there(self) -> memoryview:
         """The same for the hash, which is quick: whoever copies them has the processor."""
-        self._passage.wait_for(self._begin + len(self._octets))
+        self._gate.wait_for(self._begin + len(self._octets))
         return self._octets
 
     def stop(self) -> None:
         """Take nothing more."""
         with self._taking:
             self._taken = len(self._octets)
-        self._passage.hurry()
+        self._gate.hurry()
 
     def news_for(self, going: Going) -> None:
         """Tell of progress, if there was some."""
@@ -181,7 +181,7 @@ class _Line:
 
     def _adapt(self, took_s: float) -> None:
         """Long writes while the disk takes them at once: each wakes a thread on a busy machine."""
-        if took_s < _SHORT_S and not self._passage.is_throttled:
+        if took_s < _SHORT_S and not self._gate.is_throttled:
             self._chunk = min(2 * self._chunk, _MOST_CHUNK_BYTES)
         elif took_s > _LONG_S:
             self._chunk = CHUNK_BYTES

@@ -18,10 +18,10 @@ from trainer_sdk.checkpoint.manifest import (
     INDEX,
     MANIFEST,
     BadManifestError,
-    Entry,
+    ImageEntry,
     ImageIndex,
     Manifest,
-    Part,
+    RankPart,
     ShardFile,
     decode,
     encode,
@@ -34,8 +34,8 @@ from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 from trainer_sdk.checkpoint.writer.disk import (
     CHUNK_BYTES,
     Going,
-    Hashing,
-    Passage,
+    StreamHash,
+    WriteGate,
     hash_in_parts,
     write_hashed,
 )
@@ -52,7 +52,7 @@ _cleared: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SavePlace:
     """Where the files of one save go, before and after they can be seen."""
 
     storage: Storage
@@ -68,12 +68,12 @@ class Place:
         return f"{self.storage.url}/{self.before}/{name}"
 
 
-def place_of(root: str, saving: str, step: int) -> Place:
+def place_of(root: str, saving: str, step: int) -> SavePlace:
     """In a folder of its own; in an object store that is below the step, and stays there."""
     storage, name = storage_for(root), step_name(step)
     if isinstance(storage, Folder):
-        return Place(storage, name, f"{SAVING}/{saving}", "")
-    return Place(storage, name, f"{name}/{saving}", f"{saving}/")
+        return SavePlace(storage, name, f"{SAVING}/{saving}", "")
+    return SavePlace(storage, name, f"{name}/{saving}", f"{saving}/")
 
 
 def part_name(rank: int) -> str:
@@ -86,16 +86,16 @@ def failure_name(rank: int) -> str:
     return f"failed-{rank:05d}.json"
 
 
-def part_of(place: Place, rank: int) -> Part | None:
+def part_of(place: SavePlace, rank: int) -> RankPart | None:
     """What a rank has made durable, until it can be seen."""
     name = f"{place.before}/{part_name(rank)}"
     try:
-        return decode(place.storage.read(name), Part, f"{place.storage.url}/{name}")
+        return decode(place.storage.read(name), RankPart, f"{place.storage.url}/{name}")
     except MissingError:
         return None
 
 
-def visible(place: Place) -> tuple[Manifest, str] | None:
+def visible(place: SavePlace) -> tuple[Manifest, str] | None:
     """What has the name of the step, and the hash of its manifest."""
     name = f"{place.step}/{MANIFEST}"
     try:
@@ -114,8 +114,8 @@ def is_ours(there: Manifest, order: WriteState) -> bool:
 def write_shard(
     order: WriteState,
     windows: Iterable[memoryview],
-    hashing: Hashing,
-    passage: Passage,
+    hashing: StreamHash,
+    gate: WriteGate,
     going: Going,
 ) -> float:
     """Write a rank's shard and its part, and hash the one; how long that took.
@@ -124,31 +124,31 @@ def write_shard(
     """
     place, began = place_of(order.root, order.saving, order.identity.step), time.monotonic()
     if _is_durable(order, place):
-        _hash(windows, hashing, passage, going)
+        _hash(windows, hashing, gate, going)
         return time.monotonic() - began
     if isinstance(place.storage, Folder):
         with _whole(os.path.join(place.storage.path, place.before), order) as path:
-            write_hashed(path, order.file_bytes, windows, hashing, passage, going)
+            write_hashed(path, order.file_bytes, windows, hashing, gate, going)
     else:
         if order.keep:  # its image is needed sooner than all of it can be sent
             windows = tuple(windows)
-            _hash(windows, hashing, passage, going)
-        parts = _parts(windows, passage, going)
+            _hash(windows, hashing, gate, going)
+        parts = _parts(windows, gate, going)
         name = f"{place.before}/{order.shard}"
         place.storage.put(name, parts if order.keep else _hashed(parts, hashing))
     file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hashing.hexdigest())
-    part = Part(
+    part = RankPart(
         identity=order.identity,
         rank=order.rank,
         files=(file,),
-        stall_s=passage.stall_s,
+        stall_s=gate.stall_s,
         write_s=time.monotonic() - began,
     )
     place.storage.put(f"{place.before}/{part_name(order.rank)}", (encode(part),))
     return part.write_s
 
 
-def _is_durable(order: WriteState, place: Place) -> bool:
+def _is_durable(order: WriteState, place: SavePlace) -> bool:
     """An attempt before has written this rank's part; it goes with the move to the step's name."""
     if part_of(place, order.rank) is not None:
         return True
@@ -187,7 +187,7 @@ def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: G
         rank=order.rank,
         size_bytes=order.image_bytes,
         hash=hasher.hexdigest(),
-        entries=msgspec.json.decode(octets[begin : begin + length], type=tuple[Entry, ...]),
+        entries=msgspec.json.decode(octets[begin : begin + length], type=tuple[ImageEntry, ...]),
     )
     sync_file(order.image, going)  # whoever sees the index may rely on all of it
     put_durably(Path(order.folder) / INDEX, encode(index))
@@ -195,24 +195,26 @@ def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: G
     return index.hash
 
 
-def _hash(windows: Iterable[memoryview], hashing: Hashing, passage: Passage, going: Going) -> None:
+def _hash(
+    windows: Iterable[memoryview], hashing: StreamHash, gate: WriteGate, going: Going
+) -> None:
     for octets in windows:
-        passage.wait_for(len(octets))
+        gate.wait_for(len(octets))
         hash_in_parts(octets, hashing, going)
 
 
-def _parts(windows: Iterable[memoryview], passage: Passage, going: Going) -> Iterator[bytes]:
+def _parts(windows: Iterable[memoryview], gate: WriteGate, going: Going) -> Iterator[bytes]:
     """Copies: the client may hold one for longer than the window stays as it is."""
     passed = 0
     for octets in windows:
         for at in range(0, len(octets), CHUNK_BYTES):
             begin, passed = passed, passed + len(octets[at : at + CHUNK_BYTES])
-            passage.let(begin, passed)
+            gate.let(begin, passed)
             yield bytes(octets[at : at + CHUNK_BYTES])
             going()
 
 
-def _hashed(parts: Iterable[bytes], hashing: Hashing) -> Iterator[bytes]:
+def _hashed(parts: Iterable[bytes], hashing: StreamHash) -> Iterator[bytes]:
     for part in parts:
         hashing.update(part)
         yield part
@@ -228,7 +230,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
     with _held(f"{folder}/.{name[:_MOST_OF_NAME]}.{os.getpid()}{_SAVING}") as beside:
         _clear(folder or "/", os.stat(beside).st_mtime)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
+        write_hashed(beside, whole, (octets[:whole],), None, WriteGate(whole), going)
         _cut(beside, size)
         _liken(beside, path)
         os.replace(beside, path)

@@ -38,7 +38,7 @@ class WriteState(Line, frozen=True, kw_only=True):
     window_bytes: int = 0
     """How much of the file is in the buffer, where it comes in waves; 0 where all of it will be."""
     is_filling: bool = False
-    """Nothing of it is there yet; `Filled` says what is."""
+    """Nothing of it is there yet; `BufferFilled` says what is."""
     bytes_per_s: int = 0
     """No faster than this, until the training waits for it; 0: as fast as can be."""
     stall_s: float = 0.0
@@ -49,7 +49,7 @@ class WriteState(Line, frozen=True, kw_only=True):
     """How long the parts of other ranks are waited for."""
 
 
-class Filled(Line, frozen=True, kw_only=True):
+class BufferFilled(Line, frozen=True, kw_only=True, tag="filled"):
     """More of a state is in the buffer."""
 
     save: int
@@ -58,13 +58,13 @@ class Filled(Line, frozen=True, kw_only=True):
     stall_s: float = 0.0
 
 
-class GiveUp(Line, frozen=True, kw_only=True):
+class GiveUpSave(Line, frozen=True, kw_only=True, tag="giveup"):
     """What is missing of a state will not come."""
 
     save: int
 
 
-class Hurry(Line, frozen=True, kw_only=True):
+class HurrySave(Line, frozen=True, kw_only=True, tag="hurry"):
     """The training waits for it: as fast as can be from now on."""
 
     save: int
@@ -79,10 +79,10 @@ class WriteFile(Line, frozen=True, kw_only=True):
     path: str
 
 
-ToWriter = WriteState | Filled | GiveUp | Hurry | WriteFile
+ToWriter = WriteState | BufferFilled | GiveUpSave | HurrySave | WriteFile
 
 
-class Going(Line, frozen=True, kw_only=True):
+class Progress(Line, frozen=True, kw_only=True, tag="going"):
     """The writer makes progress, or says whom it waits for."""
 
     save: int
@@ -90,20 +90,20 @@ class Going(Line, frozen=True, kw_only=True):
     waits_for: tuple[int, ...] = ()
 
 
-class NextWave(Line, frozen=True, kw_only=True):
+class NextWindow(Line, frozen=True, kw_only=True, tag="nextwave"):
     """The buffer may be filled with the next window."""
 
     save: int
 
 
-class Kept(Line, frozen=True, kw_only=True):
+class ImageKept(Line, frozen=True, kw_only=True, tag="kept"):
     """The image is whole and has its index."""
 
     save: int
     hash: str
 
 
-class Written(Line, frozen=True, kw_only=True):
+class PartWritten(Line, frozen=True, kw_only=True, tag="written"):
     """The rank's part is durable: its buffer may be used again."""
 
     save: int
@@ -111,7 +111,7 @@ class Written(Line, frozen=True, kw_only=True):
     write_s: float
 
 
-class Done(Line, frozen=True, kw_only=True):
+class SaveDone(Line, frozen=True, kw_only=True, tag="done"):
     """The checkpoint, or the file, is visible."""
 
     save: int
@@ -123,7 +123,7 @@ class Done(Line, frozen=True, kw_only=True):
     """Why there is another one in its place, which is whole too."""
 
 
-class Failed(Line, frozen=True, kw_only=True):
+class SaveFailed(Line, frozen=True, kw_only=True, tag="failed"):
     """A save came to nothing."""
 
     save: int
@@ -133,4 +133,4 @@ class Failed(Line, frozen=True, kw_only=True):
     place: str = ""
 
 
-FromWriter = Going | NextWave | Kept | Written | Done | Failed
+FromWriter = Progress | NextWindow | ImageKept | PartWritten | SaveDone | SaveFailed

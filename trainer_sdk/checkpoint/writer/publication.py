@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.manifest import (
     BadManifestError,
     Identity,
     Manifest,
-    Part,
+    RankPart,
     ShardFile,
     encode,
     step_name,
@@ -31,7 +31,7 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
-    Shelved,
+    StoredCheckpoint,
     look,
     mark,
     unmark,
@@ -46,14 +46,14 @@ from trainer_sdk.checkpoint.storage.names import (
 )
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 from trainer_sdk.checkpoint.writer.files import (
-    Place,
+    SavePlace,
     failure_name,
     is_ours,
     part_of,
     place_of,
     visible,
 )
-from trainer_sdk.checkpoint.writer.protocol import Done, WriteState
+from trainer_sdk.checkpoint.writer.protocol import SaveDone, WriteState
 
 _MOST_IN_FLIGHT = 8
 _OLD_S = 3600.0
@@ -68,11 +68,11 @@ Waiting = Callable[[Sequence[int]], None]
 """Hears whose parts are missing."""
 
 
-class TakenError(Exception):
+class StepTakenError(Exception):
     """Another checkpoint has the name, and stays."""
 
 
-def why_given_up(there: Shelved, order: WriteState, ours: Manifest) -> str:
+def why_given_up(there: StoredCheckpoint, order: WriteState, ours: Manifest) -> str:
     """Why this save need not be there, too; empty if something would be lost with it."""
     found = there.manifest
     if found is None or found.identity.job != order.identity.job:
@@ -96,11 +96,11 @@ def why_given_up(there: Shelved, order: WriteState, ours: Manifest) -> str:
     return ""
 
 
-def taken(there: Shelved | None, order: WriteState, place: Place) -> TakenError:
+def taken(there: StoredCheckpoint | None, order: WriteState, place: SavePlace) -> StepTakenError:
     """Nobody may have the name, and why, and what to do."""
     where = f"{place.storage.url}/{place.step}"
     if there is None:
-        return TakenError(
+        return StepTakenError(
             f"{where} has no {MANIFEST}, so nobody can restore it, and it is not ours to replace: "
             "remove it, or save elsewhere"
         )
@@ -110,20 +110,22 @@ def taken(there: Shelved | None, order: WriteState, place: Place) -> TakenError:
         whose = f"is what round {identity.round} has saved"
         if identity.job != order.identity.job:
             whose = f"is of job {identity.job}"
-    return TakenError(
+    return StepTakenError(
         f"{where} {whose}, and what is visible is never replaced: to let go of it, "
         f"say everstep ckpt quarantine {place.storage.url} {order.identity.step}; or save elsewhere"
     )
 
 
-def makes_room(there: Shelved, order: WriteState, place: Place, octets: bytes) -> bool:
+def makes_room(there: StoredCheckpoint, order: WriteState, place: SavePlace, octets: bytes) -> bool:
     """Have this manifest in the place of what is quarantined; False if that has changed."""
     if isinstance(place.storage, Folder):
         return _exchanged(place.storage, there, order, place)
     return _replaced(place.storage, there, octets)
 
 
-def _exchanged(storage: Folder, there: Shelved, order: WriteState, place: Place) -> bool:
+def _exchanged(
+    storage: Folder, there: StoredCheckpoint, order: WriteState, place: SavePlace
+) -> bool:
     storage.exchange(place.before, place.step)
     if xxh3_128_hexdigest(storage.read(f"{place.before}/{MANIFEST}")) != there.manifest_hash:
         storage.exchange(place.before, place.step)  # another save was quicker
@@ -132,7 +134,7 @@ def _exchanged(storage: Folder, there: Shelved, order: WriteState, place: Place)
     return True
 
 
-def _replaced(storage: Storage, there: Shelved, octets: bytes) -> bool:
+def _replaced(storage: Storage, there: StoredCheckpoint, octets: bytes) -> bool:
     """Its mark says first which manifest it means, so that the new one never has it."""
     from trainer_sdk.checkpoint.storage.objects import Objects
 
@@ -188,7 +190,7 @@ class GivenUpError(Exception):
         self.is_late = is_late
 
 
-def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> Done:
+def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> SaveDone:
     """Wait until the checkpoint can be seen; rank 0's writer makes it so."""
     place = place_of(order.root, order.saving, order.identity.step)
     if order.rank:
@@ -218,11 +220,13 @@ def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
     place.storage.put(f"{place.before}/{failure_name(rank)}", (json.dumps(reason).encode(),))
 
 
-def _all_parts(order: WriteState, place: Place, waiting: Waiting) -> tuple[list[Part], Done | None]:
+def _all_parts(
+    order: WriteState, place: SavePlace, waiting: Waiting
+) -> tuple[list[RankPart], SaveDone | None]:
     """Of all ranks; or what comes of an attempt before, which has taken them with it."""
-    found: dict[int, Part] = {}
+    found: dict[int, RankPart] = {}
 
-    def parts() -> tuple[list[Part], Done | None] | None:
+    def parts() -> tuple[list[RankPart], SaveDone | None] | None:
         for rank in range(order.identity.world_size):
             if rank not in found and (part := part_of(place, rank)) is not None:
                 _check(part, order.identity, place)
@@ -238,7 +242,7 @@ def _all_parts(order: WriteState, place: Place, waiting: Waiting) -> tuple[list[
     return _until(parts, missing, order, place, waiting)
 
 
-def _check(part: Part, identity: Identity, place: Place) -> None:
+def _check(part: RankPart, identity: Identity, place: SavePlace) -> None:
     if part.identity != identity:
         raise BadManifestError(f"the part of rank {part.rank} is of another save: {part.identity}")
     for one in part.files:
@@ -247,14 +251,14 @@ def _check(part: Part, identity: Identity, place: Place) -> None:
             raise BadManifestError(f"{place.path(one.name)} has {size} bytes, not {one.size_bytes}")
 
 
-def _publish(order: WriteState, place: Place, manifest: Manifest) -> Done:
+def _publish(order: WriteState, place: SavePlace, manifest: Manifest) -> SaveDone:
     octets = encode(manifest)
     if isinstance(place.storage, Folder):
         place.storage.put(f"{place.before}/{MANIFEST}", (octets,))
     return _cleaned(order, place, _made_visible(order, place, manifest, octets))
 
 
-def _cleaned(order: WriteState, place: Place, done: Done) -> Done:
+def _cleaned(order: WriteState, place: SavePlace, done: SaveDone) -> SaveDone:
     if isinstance(place.storage, Folder):
         _clean(place.storage, order.saving)
     elif done.given_up:
@@ -262,9 +266,11 @@ def _cleaned(order: WriteState, place: Place, done: Done) -> Done:
     return done
 
 
-def _made_visible(order: WriteState, place: Place, manifest: Manifest, octets: bytes) -> Done:
+def _made_visible(
+    order: WriteState, place: SavePlace, manifest: Manifest, octets: bytes
+) -> SaveDone:
     done = _done(order, place, manifest, xxh3_128_hexdigest(octets))
-    there: Shelved | None = None
+    there: StoredCheckpoint | None = None
     for _ in range(_MOST_LOOKS):
         if _takes_the_name(place, octets):
             return done
@@ -285,16 +291,16 @@ def _made_visible(order: WriteState, place: Place, manifest: Manifest, octets: b
     raise error
 
 
-def _takes_the_name(place: Place, octets: bytes) -> bool:
+def _takes_the_name(place: SavePlace, octets: bytes) -> bool:
     if isinstance(place.storage, Folder):
         return place.storage.publish(place.before, place.step)
     return place.storage.put_if_absent(f"{place.step}/{MANIFEST}", octets)
 
 
 def _done(
-    order: WriteState, place: Place, manifest: Manifest, manifest_hash: str, given_up: str = ""
-) -> Done:
-    return Done(
+    order: WriteState, place: SavePlace, manifest: Manifest, manifest_hash: str, given_up: str = ""
+) -> SaveDone:
+    return SaveDone(
         save=order.save,
         place=f"{place.storage.url}/{place.step}",
         size_bytes=manifest.size_bytes,
@@ -304,10 +310,10 @@ def _done(
     )
 
 
-def _look_on(order: WriteState, place: Place, waiting: Waiting) -> Done:
+def _look_on(order: WriteState, place: SavePlace, waiting: Waiting) -> SaveDone:
     """Rank 0 decides; the others see it by the files that it leaves, or removes."""
 
-    def seen() -> Done | None:
+    def seen() -> SaveDone | None:
         if (found := visible(place)) is None:
             return None
         if not is_ours(found[0], order):
@@ -340,7 +346,7 @@ def _until(
     look: Callable[[], Seen | None],
     missing: Callable[[], list[int]],
     order: WriteState,
-    place: Place,
+    place: SavePlace,
     waiting: Waiting,
 ) -> Seen:
     wait, deadline = _Wait(), time.monotonic() + order.within_s
@@ -356,14 +362,14 @@ def _until(
     return found
 
 
-def _raise_failure(place: Place, ranks: Sequence[int]) -> None:
+def _raise_failure(place: SavePlace, ranks: Sequence[int]) -> None:
     for rank in ranks:
         with suppress(MissingError):
             reason = json.loads(place.storage.read(f"{place.before}/{failure_name(rank)}"))
             raise GivenUpError(f"rank {rank} has given up: {reason}")
 
 
-def _withdraw(order: WriteState, place: Place, reason: str = "") -> None:
+def _withdraw(order: WriteState, place: SavePlace, reason: str = "") -> None:
     """Remove what nobody will see; if there is a reason, the other ranks find that first."""
     kept = f"{place.before}/{failure_name(order.rank)}"
     if reason and order.identity.world_size > 1:

@@ -35,7 +35,7 @@ class Owner(msgspec.Struct, frozen=True):
     job: str
 
 
-class Root:
+class RootClaim:
     """A root as one writer has claimed it."""
 
     def __init__(self, storage: Storage) -> None:

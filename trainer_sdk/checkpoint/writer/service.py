@@ -14,32 +14,37 @@ from xxhash import xxh3_128
 from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError
-from trainer_sdk.checkpoint.writer.disk import GivenUpByRankError, Hashing, Passage, hash_in_parts
+from trainer_sdk.checkpoint.writer.disk import (
+    GivenUpByRankError,
+    StreamHash,
+    WriteGate,
+    hash_in_parts,
+)
 from trainer_sdk.checkpoint.writer.files import keep_image, write_file, write_shard
 from trainer_sdk.checkpoint.writer.protocol import (
-    Done,
-    Failed,
-    Filled,
+    BufferFilled,
     FromWriter,
-    GiveUp,
-    Going,
-    Hurry,
-    Kept,
-    NextWave,
+    GiveUpSave,
+    HurrySave,
+    ImageKept,
+    NextWindow,
+    PartWritten,
+    Progress,
+    SaveDone,
+    SaveFailed,
     ToWriter,
     WriteFile,
     WriteState,
-    Written,
 )
 from trainer_sdk.checkpoint.writer.publication import (
     GivenUpError,
-    TakenError,
+    StepTakenError,
     settle,
 )
 from trainer_sdk.checkpoint.writer.root_claim import (
     OtherLaunchError,
     OtherOwnerError,
-    Root,
+    RootClaim,
     VanishedError,
 )
 
@@ -54,33 +59,33 @@ _REMEDIES = {
 }
 
 
-class Service:
+class WriterService:
     """Everything that a writer does."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._writing = threading.Lock()
-        self._roots: dict[str, Root] = {}
+        self._roots: dict[str, RootClaim] = {}
         self._mappings = _Mappings()
-        self._passages: dict[int, Passage] = {}
+        self._gates: dict[int, WriteGate] = {}
         """Of the saves that are being written, or wait for that."""
 
     def take(self, order: ToWriter) -> None:
         """Begin with an order; what is said of a save that is over comes too late."""
-        passage = self._passages.get(order.save)
+        gate = self._gates.get(order.save)
         match order:
             case WriteState() | WriteFile():
                 if isinstance(order, WriteState):
-                    self._passages[order.save] = _passage(order)
+                    self._gates[order.save] = _gate(order)
                 threading.Thread(target=self.work, args=(order,), daemon=True).start()
-            case _ if passage is None:
+            case _ if gate is None:
                 pass
-            case Filled():
-                passage.come(order.end, order.stall_s)
-            case GiveUp():
-                passage.give_up()
-            case Hurry():
-                passage.hurry()
+            case BufferFilled():
+                gate.come(order.end, order.stall_s)
+            case GiveUpSave():
+                gate.give_up()
+            case HurrySave():
+                gate.hurry()
 
     def work(self, order: WriteState | WriteFile) -> None:
         """Carry it out, and say what has come of it."""
@@ -96,70 +101,70 @@ class Service:
         # Whatever it is, the rank must hear of it: it holds memory for this save.
         except Exception as error:  # noqa: BLE001
             failed = _failed(order, stage.name, error)
-        self._passages.pop(order.save, None)  # before the rank hears, which may send it again
+        self._gates.pop(order.save, None)  # before the rank hears, which may send it again
         if failed is not None:
             self._tell(failed)
 
     def _write_state(self, order: WriteState, stage: "_Stage") -> None:
         going = self._going(order.save, stage)
         octets = self._mappings.of(order.image)
-        passage = self._passages.setdefault(order.save, _passage(order))
+        gate = self._gates.setdefault(order.save, _gate(order))
 
         def keep(hasher: xxh3_128) -> None:
             if order.keep:
                 before, stage.name = stage.name, "hash"
                 kept = keep_image(order, octets, hasher, going)
-                self._tell(Kept(save=order.save, hash=kept))
+                self._tell(ImageKept(save=order.save, hash=kept))
                 stage.name = before
 
         if not order.root:
             stage.name = "hash"
-            hash_in_parts(octets[: order.file_bytes], Hashing(order.file_bytes, keep), going)
-            self._tell(Written(save=order.save, size_bytes=order.file_bytes, write_s=0.0))
+            hash_in_parts(octets[: order.file_bytes], StreamHash(order.file_bytes, keep), going)
+            self._tell(PartWritten(save=order.save, size_bytes=order.file_bytes, write_s=0.0))
             return
         with self._writing:
             self._claim(order, stage)
             stage.name = "write"
-            windows = self._windows(order, octets, passage)
-            hashing = Hashing(order.file_bytes, keep)
-            write_s = write_shard(order, windows, hashing, passage, going)
+            windows = self._windows(order, octets, gate)
+            hashing = StreamHash(order.file_bytes, keep)
+            write_s = write_shard(order, windows, hashing, gate, going)
         begin, length = order.metadata
         metadata = bytes(octets[begin : begin + length])
-        self._tell(Written(save=order.save, size_bytes=order.file_bytes, write_s=write_s))
+        self._tell(PartWritten(save=order.save, size_bytes=order.file_bytes, write_s=write_s))
         stage.name = "publish"
 
         def waiting(ranks: Sequence[int]) -> None:
-            self._tell(Going(save=order.save, stage="publish", waits_for=tuple(ranks)))
+            self._tell(Progress(save=order.save, stage="publish", waits_for=tuple(ranks)))
 
         self._tell(settle(order, metadata, waiting))
 
     def _windows(
-        self, order: WriteState, octets: memoryview, passage: Passage
+        self, order: WriteState, octets: memoryview, gate: WriteGate
     ) -> Generator[memoryview]:
         """The shard file as it comes: in one, or in waves."""
         size = order.window_bytes or order.file_bytes or 1  # a rank may have nothing to write
         for at in range(0, order.file_bytes, size):
             end = min(at + size, order.file_bytes)
             if at:
-                self._tell(NextWave(save=order.save))
-                passage.wait_for(end)
+                self._tell(NextWindow(save=order.save))
+                gate.wait_for(end)
             yield octets[: end - at]
 
     def _claim(self, order: WriteState, stage: "_Stage") -> None:
         if order.root not in self._roots:
             stage.name = "publish"
-            self._roots[order.root] = Root(storage_for(order.root))
+            self._roots[order.root] = RootClaim(storage_for(order.root))
         self._roots[order.root].claim(order.identity.job, "" if order.rank else order.launch)
 
     def _write_file(self, order: WriteFile, stage: "_Stage") -> None:
         stage.name, going = "write", self._going(order.save, stage)
         with self._writing:
             write_file(order.path, self._mappings.of(order.image), order.size_bytes, going)
-        self._tell(Written(save=order.save, size_bytes=order.size_bytes, write_s=0.0))
-        self._tell(Done(save=order.save, place=order.path, size_bytes=order.size_bytes))
+        self._tell(PartWritten(save=order.save, size_bytes=order.size_bytes, write_s=0.0))
+        self._tell(SaveDone(save=order.save, place=order.path, size_bytes=order.size_bytes))
 
     def _going(self, save: int, stage: "_Stage") -> Callable[[], None]:
-        return lambda: self._tell(Going(save=save, stage=stage.name))
+        return lambda: self._tell(Progress(save=save, stage=stage.name))
 
 
 class _Stage:
@@ -168,9 +173,9 @@ class _Stage:
     name = "write"
 
 
-def _passage(order: WriteState) -> Passage:
+def _gate(order: WriteState) -> WriteGate:
     there = 0 if order.is_filling else order.window_bytes or order.image_bytes
-    return Passage(there, order.stall_s, order.bytes_per_s)
+    return WriteGate(there, order.stall_s, order.bytes_per_s)
 
 
 class _Mappings:
@@ -211,13 +216,13 @@ def _place(order: WriteState | WriteFile) -> str:
 _NAMES: dict[type[Exception], str] = {
     OtherOwnerError: "other_owner",
     OtherLaunchError: "other_launch",
-    TakenError: "taken",
+    StepTakenError: "taken",
     VanishedError: "ENOENT",
 }
 """What a save fails of that nobody but a person can mend."""
 
 
-def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> Failed:
+def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> SaveFailed:
     place = _place(order)
     folder = os.path.dirname(place)
     match error:
@@ -228,7 +233,7 @@ def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> Fail
             reason, name = f"{error.strerror}: {remedy}", errno.errorcode.get(number, "")
         case GivenUpError():
             reason, name = str(error), "timeout" if error.is_late else "other_rank"
-        case OtherOwnerError() | OtherLaunchError() | TakenError() | VanishedError():
+        case OtherOwnerError() | OtherLaunchError() | StepTakenError() | VanishedError():
             reason, name = str(error), _NAMES[type(error)]
         case StorageError() | BadManifestError():
             cause = error.__cause__
@@ -236,4 +241,4 @@ def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> Fail
             reason, name = str(error), errno.errorcode.get(number, "storage")
         case _:
             reason, name = f"{type(error).__name__}: {error}", "writer"
-    return Failed(save=order.save, stage=stage, reason=reason, error=name, place=place)
+    return SaveFailed(save=order.save, stage=stage, reason=reason, error=name, place=place)

@@ -8,13 +8,13 @@ from everstep.messages import CheckpointQuarantined, KnownCheckpoint
 from everstep_services.catalog.domain.index import Index, Moment
 from everstep_services.catalog.domain.taking import say
 from trainer_sdk.checkpoint.manifest import step_name
-from trainer_sdk.checkpoint.storage.checkpoints import Mark, Shelved
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
 
 
 def compare(
     index: Index,
     root: str,
-    found: Sequence[Shelved],
+    found: Sequence[StoredCheckpoint],
     now: Moment,
     *,
     steps: Collection[int] | None = None,
@@ -42,7 +42,9 @@ def compare(
     return new, len(missing)
 
 
-def doubts(index: Index, root: str, found: Sequence[Shelved], now: Moment) -> Collection[int]:
+def doubts(
+    index: Index, root: str, found: Sequence[StoredCheckpoint], now: Moment
+) -> Collection[int]:
     """The steps of which the files say something else than the index does.
 
     Files take a while to be listed. What is saved, deleted or unpinned meanwhile is in the index
@@ -99,7 +101,9 @@ def _of_files(one: KnownCheckpoint | None) -> tuple[object, ...]:
     return (one.manifest_hash, pin, one.quarantined_for, one.missing_since)
 
 
-def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: Moment) -> None:
+def _take_over(
+    index: Index, seen: StoredCheckpoint, known: KnownCheckpoint | None, now: Moment
+) -> None:
     if seen.manifest is None:
         _take_broken(index, seen, known, now)
         return
@@ -150,7 +154,9 @@ def _cause(mark: Mark) -> str:
     return "operator" if mark.failed_at is None else "nan_after_load"
 
 
-def _take_broken(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: Moment) -> None:
+def _take_broken(
+    index: Index, seen: StoredCheckpoint, known: KnownCheckpoint | None, now: Moment
+) -> None:
     if known is None:
         index.put(KnownCheckpoint(step=seen.step, path=seen.path))
     if known is None or not known.quarantined_for:
@@ -158,7 +164,7 @@ def _take_broken(index: Index, seen: Shelved, known: KnownCheckpoint | None, now
 
 
 def _quarantine(
-    index: Index, seen: Shelved, *, cause: str, reason: str, by: str, now: Moment
+    index: Index, seen: StoredCheckpoint, *, cause: str, reason: str, by: str, now: Moment
 ) -> None:
     say(
         index,
