@@ -14,6 +14,7 @@ from trainer_sdk.checkpoint.restore.choice import (
     Offers,
     Sight,
     StateOffer,
+    Tier,
     choose,
     missing,
 )
@@ -24,7 +25,7 @@ def identity(step: int, **changes: Any) -> Identity:
     return Identity(**known | changes)
 
 
-def offer(tier: str, step: int, **changes: Any) -> StateOffer:
+def offer(tier: Tier, step: int, **changes: Any) -> StateOffer:
     return StateOffer(identity=identity(step, **changes), tier=tier, place=f"{tier}-{step}")
 
 

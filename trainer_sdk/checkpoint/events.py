@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError
 from trainer_sdk.checkpoint.writer.protocol import (
     ImageKept,
@@ -100,7 +101,7 @@ class SaveEvents:
         step: int | None,
         failed: SaveFailed,
         *,
-        tier: str,
+        tier: Tier,
         attempt: int,
         last_good: int | None,
     ) -> None:

@@ -15,7 +15,7 @@ from trainer_sdk.checkpoint.manifest import (
     ImageIndex,
     decode,
 )
-from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER
+from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER, Tier
 from trainer_sdk.checkpoint.storage.checkpoints import Mark
 from trainer_sdk.checkpoint.storage.folder import sync_folder
 
@@ -131,18 +131,19 @@ def release_image(folder: Path, marked: MarkedImage) -> bool:
     return index.identity == marked.identity
 
 
-def image_folders(images: Path | None, rank: int | None = None) -> Iterator[tuple[str, Path]]:
+def image_folders(images: Path | None, rank: int | None = None) -> Iterator[tuple[Tier, Path]]:
     """Where ranks have images on this node: their own, and those that were held for them."""
     if images is None:
         return
     of = "rank-*" if rank is None else f"rank-{rank}"
-    for tier, pattern in ((MEMORY, f"own/{of}/*"), (PEER, f"held/slot-*/{of}/*")):
+    patterns: dict[Tier, str] = {MEMORY: f"own/{of}/*", PEER: f"held/slot-*/{of}/*"}
+    for tier, pattern in patterns.items():
         for folder in sorted(images.glob(pattern)):
             if folder.is_dir():
                 yield tier, folder
 
 
-def release_images(images: Path, step: int) -> list[tuple[str, Path]]:
+def release_images(images: Path, step: int) -> list[tuple[Tier, Path]]:
     """Let the images of a step be restored again; which of them are still there."""
     return [
         (tier, folder)

@@ -7,7 +7,8 @@ visible. An image, which is a rank's state in the memory of a node, has its `Ima
 from typing import TypeVar
 
 import msgspec
-import xxhash
+
+from trainer_sdk.checkpoint.hashing import hash_of
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -52,7 +53,7 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """Relative to the manifest."""
     size_bytes: int
     hash: str
-    """The xxh3-128 of its bytes, in hex."""
+    """Of its bytes, in hex; `hashing` names the algorithm."""
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ class ImageIndex(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     size_bytes: int
     hash: str
-    """The xxh3-128 of these bytes, in hex."""
+    """Of these bytes, in hex."""
     entries: tuple[ImageEntry, ...]
     version: int = VERSION
 
@@ -122,13 +123,13 @@ Document = TypeVar("Document", RankPart, Manifest, ImageIndex)
 def encode(document: RankPart | Manifest | ImageIndex) -> bytes:
     """As JSON, for people too. Its last field is the hash of all that comes before."""
     said = msgspec.json.encode(document).removesuffix(b"}")
-    return said + _CHECK + xxhash.xxh3_128_hexdigest(said).encode() + _END
+    return said + _CHECK + hash_of(said).encode() + _END
 
 
 def decode(octets: bytes, of: type[Document], place: str) -> Document:
     """What was written; `place` is named if it is not that."""
     said, _, check = octets.rpartition(_CHECK)
-    if check != xxhash.xxh3_128_hexdigest(said).encode() + _END:
+    if check != hash_of(said).encode() + _END:
         raise BadManifestError(f"{place} is not what was written: it is cut short, or has changed")
     try:
         document = msgspec.json.decode(octets, type=of)

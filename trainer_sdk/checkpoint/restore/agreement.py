@@ -6,11 +6,11 @@ Every rank runs this at once, and each call to the group is made by all of them.
 from collections.abc import Sequence
 
 import msgspec
-import xxhash
 
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import StatePiece
 from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.hashing import hash_of
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
 from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
@@ -248,7 +248,7 @@ class Agreement:
     def _keys_of_all(self, target: Target) -> frozenset[str]:
         """The keys that the state of any rank has; where all have the same, only that is told."""
         own = sorted(target.values)
-        hashes = self._group.gather(xxhash.xxh3_128_hexdigest(msgspec.json.encode(own)), str)
+        hashes = self._group.gather(hash_of(msgspec.json.encode(own)), str)
         if len(set(hashes)) == 1:
             return frozenset(own)
         return frozenset(key for each in self._group.gather(own, list[str]) for key in each)

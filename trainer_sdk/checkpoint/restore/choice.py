@@ -2,20 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import msgspec
 
 from trainer_sdk.checkpoint.manifest import Identity
 
-MEMORY, DISK, PEER, GLOBAL = "memory", "disk", "peer", "global"
-NEAREST_FIRST = (MEMORY, DISK, PEER, GLOBAL)
+Tier = Literal["memory", "disk", "peer", "global"]
+"""Where a state is kept."""
+MEMORY: Final = "memory"
+DISK: Final = "disk"
+PEER: Final = "peer"
+GLOBAL: Final = "global"
+NEAREST_FIRST: tuple[Tier, ...] = (MEMORY, DISK, PEER, GLOBAL)
 
 
 class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
     """A state that a rank could load."""
 
     identity: Identity
-    tier: str
+    tier: Tier
     place: str
     """The folder of its image, or the name of the step in the global tier."""
 
@@ -25,7 +31,7 @@ class RejectedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     step: int
     reason: str
-    tier: str = ""
+    tier: Tier | Literal[""] = ""
     rank: int | None = None
     path: str = ""
     is_corrupt: bool = False
@@ -64,7 +70,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed_at: tuple[int, ...] = ()
     """Steps at which the loss failed, which led to a quarantine."""
 
-    def with_passed(self, step: int, tier: str, rank: int, reason: str) -> "Sight":
+    def with_passed(self, step: int, tier: Tier, rank: int, reason: str) -> "Sight":
         """The same, and something that is passed over."""
         more = RejectedState(step=step, tier=tier, rank=rank, reason=reason)
         return msgspec.structs.replace(self, passed=(*self.passed, more))

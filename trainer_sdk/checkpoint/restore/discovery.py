@@ -8,8 +8,8 @@ from threading import Event
 from time import monotonic
 
 import msgspec
-import xxhash
 
+from trainer_sdk.checkpoint.hashing import hash_of
 from trainer_sdk.checkpoint.image_folder import image_folders, is_on_disk, marked_image
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
@@ -31,6 +31,7 @@ from trainer_sdk.checkpoint.restore.choice import (
     RejectedState,
     Sight,
     StateOffer,
+    Tier,
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.restore.image import StoredImage, forms_of
@@ -151,7 +152,7 @@ def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
     return sight, forms
 
 
-def _own_tier(context: RestoreContext) -> str:
+def _own_tier(context: RestoreContext) -> Tier:
     """Where a rank's own images are: their agent says so."""
     return DISK if context.images is not None and is_on_disk(context.images) else MEMORY
 
@@ -169,7 +170,7 @@ def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
         try:
             mark = _published_mark(storage, name)  # before the manifest, as `shelf.look` says
             octets = _manifest_octets(storage, name)
-            if mark is not None and mark.is_about(xxhash.xxh3_128_hexdigest(octets)):
+            if mark is not None and mark.is_about(hash_of(octets)):
                 reason = f"{storage.url}/{name} is quarantined: {mark.reason}"
                 sight = sight.with_more(_passed(storage, name, reason))
                 if mark.failed_at is not None:
@@ -253,7 +254,9 @@ def _index(path: Path) -> ImageIndex | str | None:
         return str(error)
 
 
-def _offer(context: RestoreContext, tier: str, folder: Path, index: ImageIndex | str) -> StateOffer:
+def _offer(
+    context: RestoreContext, tier: Tier, folder: Path, index: ImageIndex | str
+) -> StateOffer:
     if isinstance(index, str):
         raise UnfitError(index)
     identity = index.identity

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import torch
-import xxhash
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from trainer_sdk.checkpoint.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -167,7 +167,7 @@ def forms_of(index: ImageIndex) -> dict[str, Form | None]:
 
 
 def _hash(octets: memoryview, is_over: threading.Event | None) -> str:
-    hasher = xxhash.xxh3_128()
+    hasher = Hasher()
     for at in range(0, len(octets), _HASHED_BYTES):
         hasher.update(octets[at : at + _HASHED_BYTES])
         if is_over is not None and is_over.is_set():

@@ -24,7 +24,7 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
     step_of,
 )
-from trainer_sdk.checkpoint.restore.choice import GLOBAL, MEMORY
+from trainer_sdk.checkpoint.restore.choice import GLOBAL, MEMORY, Tier
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
 
@@ -42,7 +42,7 @@ class LoadedState:
     """What this rank has loaded, and where what comes from it is saved."""
 
     identity: Identity
-    tier: str
+    tier: Tier
     round: int
     """The present one."""
     images: Path | None
@@ -148,7 +148,7 @@ class LossWatch:
             identity.round == own.round != 0 and identity.step > own.identity.step
         )
 
-    def _tell(self, step: int, tier: str, path: str, mark: Mark) -> None:
+    def _tell(self, step: int, tier: Tier, path: str, mark: Mark) -> None:
         self._reporter.report(
             "quarantine",
             step=step,

@@ -18,6 +18,7 @@ from trainer_sdk.checkpoint.restore.choice import (
     JobPast,
     RejectedState,
     RestoreChoice,
+    Tier,
 )
 from trainer_sdk.checkpoint.restore.discovery import (
     FAILURES,
@@ -51,7 +52,7 @@ class Restored:
 
     step: int
     """The training goes on after it."""
-    tier: str
+    tier: Tier
     """Where this rank has it from: `memory`, `peer` or `global`."""
     choice: RestoreChoice = field(repr=False)
     kept: tuple[str, ...] = field(repr=False)
@@ -281,7 +282,7 @@ class Restore:
 
 
 def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[dict[str, object]]:
-    found = []
+    found: list[dict[str, object]] = []
     for tier in NEAREST_FIRST:
         own = [read for one, read in zip(choice.offers, reads, strict=True) if one.tier == tier]
         if own:
@@ -312,7 +313,7 @@ class Latest:
     """The newest checkpoint that all ranks seem to have."""
 
     step: int
-    tier: str
+    tier: Tier
     """Where this rank would have it from: `memory`, `peer` or `global`."""
 
 

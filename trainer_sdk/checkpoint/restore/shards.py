@@ -10,13 +10,13 @@ from heapq import heapreplace
 from typing import Any
 
 import torch
-import xxhash
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
+from trainer_sdk.checkpoint.hashing import Hasher, hash_of
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,
@@ -196,7 +196,7 @@ class StoredShards:
 
     def _check(self, file: ShardFile) -> None:
         place = f"{self._place}/{file.name}"
-        found = xxhash.xxh3_128()
+        found = Hasher()
         try:
             size = self._storage.size(f"{self._name}/{file.name}")
             if size != file.size_bytes:
@@ -218,7 +218,7 @@ class StoredShards:
             octets = self._storage.read(f"{self._name}/{file.name}")
         except StorageError as error:
             raise UnfitError(str(error)) from error
-        _compare(place, xxhash.xxh3_128_hexdigest(octets), file)
+        _compare(place, hash_of(octets), file)
         # In an object store the files of a save are in a folder of their own.
         self._inside = file.name.removesuffix(METADATA)
         self._metadata = read_metadata(octets, place)

@@ -13,7 +13,6 @@ from functools import partial
 
 import msgspec
 import torch
-import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.planner import (
 
 from trainer_sdk.checkpoint.flat_state import FlatState, LocalForm, StatePiece, found_at, read_form
 from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.hashing import hash_of
 from trainer_sdk.checkpoint.manifest import ImageEntry
 from trainer_sdk.checkpoint.restore.values import UnreadableValueError
 from trainer_sdk.checkpoint.save.buffers import Buffer
@@ -146,7 +146,7 @@ def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
         [(one.key, one.dtype, one.shape, one.offsets, one.sizes) for one in rank if one.dtype]
         for rank in pieces
     ]
-    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
+    return hash_of(msgspec.json.encode(said))
 
 
 def _form_of(flat: FlatState) -> tuple[LocalForm, str]:

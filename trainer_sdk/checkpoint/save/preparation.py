@@ -30,6 +30,7 @@ from trainer_sdk.checkpoint.save.plan import (
 from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import NotBegun, Timeouts
 from trainer_sdk.checkpoint.save.staging import Waiting
+from trainer_sdk.checkpoint.writer.protocol import Stage
 
 _LOOK_EVERY_S = 0.005
 
@@ -307,7 +308,7 @@ class Preparation:
         )
 
     def _hindered(self, request: SaveRequest, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
-        stage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
+        stage: Stage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
         if hindrance is _Hindrance.BUSY:
             if not of_other:
                 return self._queue.skip(request.step)

@@ -14,6 +14,7 @@ import msgspec
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.events import Reporter, SaveEvents
+from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.save.request import NotBegun, OnError, Save, SaveError, Timeouts
 from trainer_sdk.checkpoint.save.writer_process import Writer, WriterGoneError
@@ -29,6 +30,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     Progress,
     SaveDone,
     SaveFailed,
+    Stage,
     ToWriter,
     WriteFile,
     WriteState,
@@ -114,7 +116,7 @@ class SaveQueue:
     def refuse(
         self,
         step: int | None,
-        stage: str,
+        stage: Stage,
         reason: str,
         *,
         place: str = "",
@@ -425,7 +427,7 @@ class SaveQueue:
         if save.result is not None:
             return
         order = save.order
-        tier = "global" if isinstance(order, WriteState) and order.root else "memory"
+        tier: Tier = "global" if isinstance(order, WriteState) and order.root else "memory"
         self._events.failed(
             save.step, failed, tier=tier, attempt=save.attempts, last_good=self.last_good
         )

@@ -10,7 +10,13 @@ from typing import Literal, get_args
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.save.buffers import Buffer
-from trainer_sdk.checkpoint.writer.protocol import SaveDone, SaveFailed, WriteFile, WriteState
+from trainer_sdk.checkpoint.writer.protocol import (
+    SaveDone,
+    SaveFailed,
+    Stage,
+    WriteFile,
+    WriteState,
+)
 
 OnError = Literal["warn", "retry", "fatal"]
 ON_ERROR = ("warn", "retry", "fatal")
@@ -80,7 +86,7 @@ class Save:
     order: WriteState | WriteFile | None = None
     news_at: float = 0.0
     sent_at: float = 0.0
-    stage: str = "copy"
+    stage: Stage = "copy"
     is_written: bool = False
     """This rank's part is durable."""
     waits_for: tuple[int, ...] = ()

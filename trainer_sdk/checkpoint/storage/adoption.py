@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import msgspec
-import xxhash
 
+from trainer_sdk.checkpoint.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,
@@ -124,7 +124,7 @@ def _taken(source: str, inside: str, name: str) -> ShardFile:
         os.link(os.path.join(source, name), target)
     except OSError:
         shutil.copyfile(os.path.join(source, name), target)
-    hasher = xxhash.xxh3_128()
+    hasher = Hasher()
     with open(target, "rb") as file:
         while piece := file.read(_READ_BYTES):
             hasher.update(piece)

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import TypeVar
 
 import msgspec
-import xxhash
 from msgspec.structs import replace
 
+from trainer_sdk.checkpoint.hashing import ALGORITHM, Hasher, hash_of
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,
@@ -149,7 +149,7 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     else:
         if manifest.identity.step != step:
             flaw = f"{place}/{MANIFEST} is of step {manifest.identity.step}"
-    hash_ = xxhash.xxh3_128_hexdigest(octets)
+    hash_ = hash_of(octets)
     if quarantined is not None and not quarantined.is_about(hash_):
         quarantined = None
     return StoredCheckpoint(step, place, manifest, hash_, flaw, pinned, quarantined)
@@ -289,7 +289,7 @@ class _Hashed:
     def parts(self) -> Generator[Octets]:
         """All of it, in pieces; what is wrong is known after the last."""
         place = f"{self._storage.url}/{self._name}"
-        hasher = xxhash.xxh3_128()
+        hasher = Hasher()
         try:
             size = self._storage.size(self._name)
             if size != self._file.size_bytes:
@@ -309,7 +309,7 @@ class _Hashed:
             return
         if hasher.hexdigest() != self._file.hash:
             self.flaw = (
-                f"{place} is not what was saved: its xxh3-128 is {hasher.hexdigest()}, and "
+                f"{place} is not what was saved: its {ALGORITHM} is {hasher.hexdigest()}, and "
                 f"{self._file.hash} was written down"
             )
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from xxhash import xxh3_128
-
+from trainer_sdk.checkpoint.hashing import Hasher
 from trainer_sdk.checkpoint.schedule.rate import Throttle
 
 CHUNK_BYTES = 16 << 20
@@ -72,9 +71,9 @@ class WriteGate:
 class StreamHash:
     """The hash of so many bytes as they come; `then` is called once all have."""
 
-    def __init__(self, size: int, then: Callable[[xxh3_128], None]) -> None:
+    def __init__(self, size: int, then: Callable[[Hasher], None]) -> None:
         self._left = size
-        self._hasher = xxh3_128()
+        self._hasher = Hasher()
         self._then = then
         if not size:
             then(self._hasher.copy())
@@ -127,7 +126,7 @@ def _write(line: "_Line", hashing: StreamHash | None, going: Going) -> None:
             one.result()
 
 
-def hash_in_parts(octets: memoryview, hashing: StreamHash | xxh3_128, going: Going) -> None:
+def hash_in_parts(octets: memoryview, hashing: StreamHash | Hasher, going: Going) -> None:
     """Add these bytes to a hash."""
     for at in range(0, len(octets), CHUNK_BYTES):
         hashing.update(octets[at : at + CHUNK_BYTES])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from trainer_sdk.checkpoint.hashing import Hasher, hash_of
 from trainer_sdk.checkpoint.image_folder import put_durably, sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
@@ -103,7 +103,7 @@ def visible(place: SavePlace) -> tuple[Manifest, str] | None:
         found = decode(octets, Manifest, f"{place.storage.url}/{name}")
     except (MissingError, BadManifestError):
         return None
-    return found, xxh3_128_hexdigest(octets)
+    return found, hash_of(octets)
 
 
 def is_ours(there: Manifest, order: WriteState) -> bool:
@@ -178,7 +178,7 @@ def _whole(folder: str, order: WriteState) -> Generator[str]:
         raise
 
 
-def keep_image(order: WriteState, octets: memoryview, hasher: xxh3_128, going: Going) -> str:
+def keep_image(order: WriteState, octets: memoryview, hasher: Hasher, going: Going) -> str:
     """Name the whole image, of which the file was hashed already, once it is durable; its hash."""
     hash_in_parts(octets[order.file_bytes : order.image_bytes], hasher, going)
     begin, length = order.entries

@@ -1,10 +1,14 @@
 """What a rank and its writer say to each other; JSON, one a line."""
 
+from typing import Literal
+
 import msgspec
 
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.wire import Line
 
+Stage = Literal["plan", "memory", "keep", "copy", "write", "hash", "publish"]
+"""How far a save is, or where it has failed: up to `copy` in the rank, then in its writer."""
 Region = tuple[int, int]
 """Offset and length in a buffer."""
 
@@ -86,7 +90,7 @@ class Progress(Line, frozen=True, kw_only=True, tag="going"):
     """The writer makes progress, or says whom it waits for."""
 
     save: int
-    stage: str
+    stage: Stage
     waits_for: tuple[int, ...] = ()
 
 
@@ -127,7 +131,7 @@ class SaveFailed(Line, frozen=True, kw_only=True, tag="failed"):
     """A save came to nothing."""
 
     save: int
-    stage: str
+    stage: Stage
     reason: str
     error: str = ""
     place: str = ""

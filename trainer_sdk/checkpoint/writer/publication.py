@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from xxhash import xxh3_128_hexdigest
 
+from trainer_sdk.checkpoint.hashing import hash_of
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,
@@ -127,7 +127,7 @@ def _exchanged(
     storage: Folder, there: StoredCheckpoint, order: WriteState, place: SavePlace
 ) -> bool:
     storage.exchange(place.before, place.step)
-    if xxh3_128_hexdigest(storage.read(f"{place.before}/{MANIFEST}")) != there.manifest_hash:
+    if hash_of(storage.read(f"{place.before}/{MANIFEST}")) != there.manifest_hash:
         storage.exchange(place.before, place.step)  # another save was quicker
         return False
     storage.put_aside(place.before, f"{REPLACED}/{replaced_name(place.step, order.saving)}")
@@ -142,7 +142,7 @@ def _replaced(storage: Storage, there: StoredCheckpoint, octets: bytes) -> bool:
     assert there.quarantined is not None
     folder = step_name(there.step)
     before = storage.read(f"{folder}/{MANIFEST}")
-    if xxh3_128_hexdigest(before) != there.manifest_hash:
+    if hash_of(before) != there.manifest_hash:
         return False
     why = replace(there.quarantined, manifest_hash=there.manifest_hash)
     mark(storage, there.step, QUARANTINED, why)
@@ -199,7 +199,7 @@ def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> SaveDone:
     if done is not None:
         return _cleaned(order, place, done)
     place.storage.put(f"{place.before}/{METADATA}", (metadata,))
-    about = ShardFile(name=METADATA, size_bytes=len(metadata), hash=xxh3_128_hexdigest(metadata))
+    about = ShardFile(name=METADATA, size_bytes=len(metadata), hash=hash_of(metadata))
     files = [*(one for part in parts for one in part.files), about]
     manifest = Manifest(
         identity=order.identity,
@@ -269,7 +269,7 @@ def _cleaned(order: WriteState, place: SavePlace, done: SaveDone) -> SaveDone:
 def _made_visible(
     order: WriteState, place: SavePlace, manifest: Manifest, octets: bytes
 ) -> SaveDone:
-    done = _done(order, place, manifest, xxh3_128_hexdigest(octets))
+    done = _done(order, place, manifest, hash_of(octets))
     there: StoredCheckpoint | None = None
     for _ in range(_MOST_LOOKS):
         if _takes_the_name(place, octets):

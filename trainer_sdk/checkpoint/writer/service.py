@@ -9,8 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from xxhash import xxh3_128
-
+from trainer_sdk.checkpoint.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError
@@ -32,6 +31,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     Progress,
     SaveDone,
     SaveFailed,
+    Stage,
     ToWriter,
     WriteFile,
     WriteState,
@@ -110,7 +110,7 @@ class WriterService:
         octets = self._mappings.of(order.image)
         gate = self._gates.setdefault(order.save, _gate(order))
 
-        def keep(hasher: xxh3_128) -> None:
+        def keep(hasher: Hasher) -> None:
             if order.keep:
                 before, stage.name = stage.name, "hash"
                 kept = keep_image(order, octets, hasher, going)
@@ -170,7 +170,7 @@ class WriterService:
 class _Stage:
     """What is being done, for whoever asks when it fails."""
 
-    name = "write"
+    name: Stage = "write"
 
 
 def _gate(order: WriteState) -> WriteGate:
@@ -222,7 +222,7 @@ _NAMES: dict[type[Exception], str] = {
 """What a save fails of that nobody but a person can mend."""
 
 
-def _failed(order: WriteState | WriteFile, stage: str, error: Exception) -> SaveFailed:
+def _failed(order: WriteState | WriteFile, stage: Stage, error: Exception) -> SaveFailed:
     place = _place(order)
     folder = os.path.dirname(place)
     match error:

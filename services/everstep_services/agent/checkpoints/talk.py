@@ -58,7 +58,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     size_bytes: int
     hash: str
-    """The xxh3-128 of these bytes."""
+    """Of these bytes, in hex."""
     index: bytes
     """The `ImageIndex` of the whole state, as it was written."""
     part: int = 0
