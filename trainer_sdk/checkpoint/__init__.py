@@ -1,4 +1,4 @@
-"""Checkpoints that survive everything. Imports torch; nothing else of the SDK does."""
+"""Saves and restores of a training's state. The only part of the SDK that imports torch."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # The writer, agents and the catalog have parts of this package, and no torch.
+    # The writer, the agent and the catalog import parts of this package, and have no torch.
     if name not in _HOMES:
         raise AttributeError(f"module 'trainer_sdk.checkpoint' has no attribute '{name}'")
     import importlib

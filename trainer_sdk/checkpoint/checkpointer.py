@@ -1,4 +1,4 @@
-"""What a training uses: saves that cost a copy or less, and the way back."""
+"""`Checkpointer`, the class that a training uses: saves that cost a copy or less, and restores."""
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping
@@ -44,15 +44,15 @@ class Checkpointer:
     """The checkpoints of one training. All ranks make the same calls of it.
 
     `root` is a folder or URL for the global tier; without one there are images in memory alone.
-    `every` is a number of steps, a time as "10min", or "auto": what loses least to saves and
-    failures, as measured.
+    `every` is a number of steps, a time as "10min", or "auto": the interval that loses the least
+    time to saves and failures, as measured.
     `lazy` copies what an optimizer owns while forward and backward run, and has the optimizer wait
-    for what is left; the optimizers are found in the state, or given.
+    for the rest of the copy; the optimizers are found in the state, or given.
     `memory_limit` is in bytes, for this rank: a larger state is written in waves, and the training
     waits for them.
-    `write_bytes_per_s` is the most that this rank writes of the saves that are due by `every`; by
-    default, what steps allow that are measured meanwhile; 0 is as fast as can be. What the training
-    waits for is written as fast as can be.
+    `write_bytes_per_s` limits how fast this rank writes the saves that are due by `every`; by
+    default a limit at which the measured steps hardly slow down; 0 is no limit. A save for which
+    the training waits has no limit.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the training
@@ -100,14 +100,14 @@ class Checkpointer:
         self._write_rate = WriteRate()
         self._saver = Saver(setup, self._queue, self._reporter, self._write_rate, optimizers)
         self._queue.warm()
-        # Whoever keeps no images leaves those of another one alone: they are of another state.
+        # Without images of its own, it leaves those of another Checkpointer alone.
         self._restorer = Restorer(about, group, self._reporter, root=self._root, has_images=keeps)
         self._schedule: SaveSchedule | None = None
         self._has_saved_to_stop = self._is_prepared = False
         self._exit_within_s = setup.timeouts.exit_within_s
         self._last_save: SaveHandle | None = None
         self._last_step: int | None = None
-        """The newest that was begun to be saved in the global tier."""
+        """The step of the newest save that was begun in the global tier."""
         self._step_counter = _StepCounter(self._session)
         self._pid = os.getpid()
         self._is_open = True
@@ -118,15 +118,15 @@ class Checkpointer:
 
     @property
     def unfinished(self) -> int:
-        """How many saves were begun and are not finalized."""
+        """The number of saves that were begun and are not finalized."""
         return self._queue.unfinished
 
     def latest(self) -> Latest | None:
-        """What `restore` would try first: step and tier; None if there is nothing.
+        """The checkpoint that `restore` would try first: step and tier; None if there is none.
 
-        All ranks call it together. It lists, and reads manifests and the indices of images; no
-        state is read. So `restore` may still pass it over: for a hash that is wrong, or tensors
-        that do not fit.
+        All ranks call it together. It lists checkpoints, and reads manifests and the indices of
+        images, but no state. So `restore` may still reject what this returns: for a wrong hash, or
+        for tensors that do not fit.
         """
         return self._restorer.latest()
 
@@ -138,14 +138,15 @@ class Checkpointer:
         allow_fresh_start: bool = False,
         strict: bool = True,
     ) -> Restored | None:
-        """Load the newest state that all ranks can have and verify, or that of `step`.
+        """Load the newest state that all ranks can have and verify, or the state of `step`.
 
-        Without `strict`, what the checkpoint lacks or has in another shape stays as it is, and what
-        it has besides is ignored; both are reported. An optimizer is loaded whole or not at all.
+        Without `strict`, a value that the checkpoint lacks or has in another shape stays as it is,
+        and values without a place in `state` are ignored; both are reported. An optimizer is loaded
+        whole or not at all.
 
-        None for a fresh start: there has never been a checkpoint, or none can be used and a fresh
-        start is allowed, here or by `everstep run --allow-fresh-start`. Otherwise nothing to load
-        is a `RestoreError`.
+        Returns None for a fresh start: there has never been a checkpoint, or none can be used and a
+        fresh start is allowed, here or by `everstep run --allow-fresh-start`. Otherwise it raises
+        `RestoreError` when there is nothing to load.
         """
         arguments.state(state, is_filled=True)
         step = None if step is None else arguments.whole("step", step)
@@ -166,17 +167,16 @@ class Checkpointer:
         return found
 
     def check_loss(self, loss: SupportsFloat) -> None:
-        """The loss of each step: no number soon after a restore quarantines that checkpoint."""
+        """Check the loss of a step: NaN soon after a restore quarantines what was loaded."""
         self._restorer.see_loss(_number(loss), self._await_all)
 
     def step(self, step: int, state: State) -> SaveHandle | None:
-        """Call it after each step: saves when it is due, and when the training is to stop.
+        """Call this after each step: it saves when a save is due, and when the training must stop.
 
-        The save, or None if none was due. It waits for those that a person has asked for, and for
-        that of a preemption, and for no others.
+        Returns the save, or None if none was due. It waits for saves that a person has asked for
+        and for the save of a preemption, and for no others.
 
-        The step is counted for the session, too, where the script does not call
-        `session().step()`.
+        It also counts the step for the session, if the script does not call `session().step()`.
         """
         step = arguments.whole("step", step)
         arguments.state(state)
@@ -206,10 +206,10 @@ class Checkpointer:
         wait: bool = False,
         finalize: tuple[Callable[[], None], ...] = (),
     ) -> SaveHandle:
-        """Save now; the handle says what becomes of it, and waits for that.
+        """Save now; the handle shows the state of the save, and can wait for its end.
 
-        What is saved is the state at this call, whatever the training does next. A save is skipped
-        while earlier ones have all memory. With `wait`, wait for that memory, and then until the
+        The state at this call is saved, whatever the training does next. A save is skipped while
+        earlier saves use all buffers. With `wait`, it waits for a buffer, and then until the
         checkpoint can be restored, or the save has failed.
         """
         step = arguments.whole("step", step)
@@ -219,7 +219,7 @@ class Checkpointer:
         finalize = arguments.functions("finalize", finalize)
         handle = self._begin(step, state, to_root, occasion, finalize, waits=wait)
         if wait and handle:
-            # Whoever ends this training in a while takes an end for what has a bound.
+            # A preempted training is killed after a while: this wait has a bound.
             handle.wait(self._exit_within_s if occasion == "preemption" else None)
             self._queue.maybe_finalize()
         return handle
@@ -262,9 +262,9 @@ class Checkpointer:
         return handle
 
     def save_last(self, step: int, state: State) -> SaveHandle:
-        """Save what the training ends with, unless the save of that step was begun already.
+        """Save the last state of the training, unless the save of that step was begun already.
 
-        It waits for memory, and no longer than an end may take; `close` waits until it is durable.
+        It waits for a buffer, at most `exit_within_s`; `close` waits until the save is durable.
         """
         step = arguments.whole("step", step)
         arguments.state(state)
@@ -276,11 +276,11 @@ class Checkpointer:
         return self._begin(step, state, to_root=True, occasion="end", waits=True)
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
-        """Call what was to be called after the saves that are durable; their numbers."""
+        """Call the `finalize` functions of saves that are durable; returns the saves' numbers."""
         return self._queue.maybe_finalize(*waiting(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
-        """Wait for the last save, with a bound, or abandon it; then leave nothing behind."""
+        """Wait for the last save, with a bound, or abandon it; then release all resources."""
         failure = self._close(abort=abort, is_failing=False)
         if failure is not None:
             raise failure
@@ -300,13 +300,13 @@ class Checkpointer:
             raise failure
 
     def _await_all(self) -> SaveError | None:
-        """Wait for what was begun, with a bound; the failure that the training must end with."""
+        """Wait for all saves, with a bound; the failure that must end the training."""
         with self._wait_section("last save"):
             self._saver.settle()
             return self._queue.await_all()
 
     def _prepare(self, state: State) -> None:
-        """Have memory made before the first save is due: after a step, optimizers have a state."""
+        """Allocate memory before the first save is due: after a step, optimizers have a state."""
         if not self._is_prepared and self._is_open:
             self._is_prepared = True
             with torch.inference_mode(mode=False), torch.no_grad():
@@ -335,7 +335,7 @@ class Checkpointer:
         return failure
 
     def _wait_section(self, name: str) -> Section:
-        """Whoever waits for a save has not stalled."""
+        """A section in which the rank waits for a save, so that the agent sees no stall."""
         return self._session.section(name, "checkpoint")
 
     def _handle(self, save: Save | NotBegun) -> SaveHandle:
@@ -343,9 +343,9 @@ class Checkpointer:
 
 
 class _StepCounter:
-    """Counts steps for the session of a script that counts none itself.
+    """Counts steps for the session, if the script does not count them itself.
 
-    Whether the script does is known once a whole step has passed: its call may come after ours.
+    Whether the script counts is known after one whole step: its call may come after ours.
     """
 
     def __init__(self, session: Session) -> None:
@@ -368,7 +368,7 @@ def _steps_of(session: Session) -> int:
 
 
 def _number(value: SupportsFloat) -> SupportsFloat:
-    """A loss; what is no number at all is a mistake of the script's, not a loss that failed."""
+    """The loss; `TypeError` for a value of another type, which is a mistake of the script."""
     if isinstance(value, (str, bytes)) or not hasattr(type(value), "__float__"):
         raise TypeError(f"a loss must be a number, and is {arguments.shown(value)}")
     return value

@@ -1,4 +1,4 @@
-"""What a rank tells of its checkpoints: facts to its agent, and lines to people."""
+"""What a rank reports of its checkpoints: facts to its agent, and lines for people."""
 
 import time
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ _NAMED = 8
 
 
 class Reporter:
-    """Speaks for one rank; without an agent, to people alone. It never waits and never raises."""
+    """Reports for one rank; without an agent, only lines. It never waits and never raises."""
 
     def __init__(self, rank: int, link: Link | None) -> None:
         self._rank = rank
         self._link = link
 
     def report(self, event: str, **body: object) -> None:
-        """Tell the agent; `body` has the fields of the fact that are not the agent's own."""
+        """Send an event to the agent; `body` has the fields that the agent cannot know."""
         if self._link is not None:
             said = msgspec.json.encode(body).decode()
             self._link.say("checkpointed", f'"event":"{event}","body":{said}')
 
     def warn(self, text: str) -> None:
-        """One line for people."""
+        """Print one line for people."""
         say(text, self._rank)
 
 
 class SaveEvents:
-    """Says it once."""
+    """What a rank reports of its saves; each event once."""
 
     def __init__(self, rank: int, reporter: Reporter, on_error: OnError) -> None:
         self._rank = rank
@@ -47,7 +47,7 @@ class SaveEvents:
         self._on_error = on_error
 
     def kept(self, save: Save, order: WriteState, line: ImageKept) -> None:
-        """An image is whole."""
+        """Report that an image is whole."""
         self._reporter.report(
             "image",
             step=save.step,
@@ -61,7 +61,7 @@ class SaveEvents:
         )
 
     def written(self, save: Save, order: WriteState, line: PartWritten) -> None:
-        """The rank's part is durable."""
+        """Report that the rank's part is durable."""
         self._reporter.report(
             "part_written",
             step=save.step,
@@ -76,7 +76,7 @@ class SaveEvents:
         )
 
     def done(self, save: Save, order: WriteState, line: SaveDone) -> None:
-        """The checkpoint is visible; rank 0 says so."""
+        """Report that the checkpoint is visible; only rank 0 does."""
         if line.given_up:
             self._reporter.warn(f"step {save.step} was not saved again: {line.given_up}")
         elif not self._rank:
@@ -105,9 +105,9 @@ class SaveEvents:
         attempt: int,
         last_good: int | None,
     ) -> None:
-        """A save has failed, and is perhaps tried again."""
+        """Report that a save has failed; it may be tried again."""
         if failed.error == "other_rank":
-            return  # that one tells it
+            return  # the other rank reports it
         self._reporter.report(
             "failed",
             step=step,
@@ -123,11 +123,11 @@ class SaveEvents:
         )
 
     def given_up(self, error: SaveError) -> None:
-        """It is not tried again."""
+        """Print that a save has failed and is not tried again."""
         self._reporter.warn(str(error).partition(": ")[2])
 
     def delayed(self, save: Save, waiting: Sequence[Save], *, is_first: bool) -> None:
-        """A save makes no progress; people are told once, and the agent how late it has become."""
+        """Report that a save makes no progress: a line once, the lag to the agent each time."""
         ranks = ", ".join(map(str, save.waits_for[:_NAMED]))
         cause = f"the parts of rank {ranks} are missing" if ranks else "the storage takes nothing"
         self._delay(save.told_lag_s, waiting, cause)
@@ -138,7 +138,7 @@ class SaveEvents:
             )
 
     def skipped(self, step: int, waiting: Sequence[Save]) -> None:
-        """A step is not saved, because earlier saves have all memory."""
+        """Report that a step is not saved, because earlier saves use all buffers."""
         oldest = waiting[0]
         cause = f"the save of step {oldest.step} is not durable yet"
         self._delay(_age(oldest), waiting, f"step {step} was skipped: {cause}")
@@ -148,7 +148,7 @@ class SaveEvents:
         )
 
     def goes_on(self) -> None:
-        """Nothing is delayed any more."""
+        """Report that no save is delayed any more."""
         self._delay(0.0, (), "it goes on")
 
     def _delay(self, lag_s: float, waiting: Sequence[Save], reason: str) -> None:

@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 0.005
 
 
 class FileSaver:
-    """A queue of files. What is written is what the object was when it was scheduled."""
+    """A queue of files. Each file has the object as it was when `schedule` was called."""
 
     def __init__(
         self, on_error: OnError = "warn", *, in_flight: int = 1, timeouts: Timeouts | None = None
@@ -75,15 +75,15 @@ class FileSaver:
             with torch.inference_mode(mode=False):  # later files have this one's memory
                 handle = self._handle(self._schedule(obj, where, finalize))
         if self._is_closed or not threading.main_thread().is_alive():
-            self._close(abort=False)  # whoever would do so has done it
+            self._close(abort=False)  # exit handlers have run already
         return handle
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
-        """Call what was to be called after the files that are durable; their numbers."""
+        """Call the `finalize` functions of files that are durable; returns the files' numbers."""
         return self._queue.maybe_finalize(*waiting(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
-        """Wait for the last file, with a bound, or abandon it; then leave nothing behind."""
+        """Wait for the last file, with a bound, or abandon it; then release all resources."""
         failure = self._close(abort)
         if failure is not None:
             raise failure
@@ -127,7 +127,7 @@ class FileSaver:
         return save
 
     def _buffer(self, size: int, where: str) -> Buffer | NotBegun:
-        """Memory for it; if there is none, and the policy allows to go on, why."""
+        """A buffer of this size; the reason, if there is none and the policy is not fatal."""
         within_s = self._timeouts.write_within_s
         deadline = time.monotonic() + within_s
         while (buffer := self._arena.next()) is None:
@@ -153,7 +153,7 @@ class FileSaver:
 
 
 class _Into:
-    """Writes to a buffer, as to a file."""
+    """A file object that writes into a buffer."""
 
     def __init__(self, buffer: Buffer, size: int) -> None:
         self._mapped = buffer.mapped
@@ -174,7 +174,7 @@ class _Into:
 
 
 def _file_at(path: str) -> str:
-    """The file that `torch.save` would write: of a link, that to which it leads."""
+    """The path that `torch.save` would write: the target of a symbolic link."""
     where = os.path.abspath(path)
     if os.path.islink(where):
         where = os.path.realpath(where)
@@ -191,8 +191,8 @@ _opening = threading.RLock()
 def async_save(obj: object, path: "str | os.PathLike[str]") -> SaveHandle:
     """Like `torch.save`, but the file is written in the background; `torch.load` reads it.
 
-    The file appears whole or not at all. The end of the interpreter waits for it. What fails is
-    said, and the handle has it. Any thread may call it, and a fork.
+    The file appears whole or not at all. The interpreter waits for it before it ends. A failure is
+    printed, and the handle has it. Any thread and any forked process may call this.
     """
     global _own  # noqa: PLW0603 - a process has one
     with _opening:
@@ -203,14 +203,14 @@ def async_save(obj: object, path: "str | os.PathLike[str]") -> SaveHandle:
 
 
 def wait_for_files(within_s: float | None = None) -> None:
-    """Wait for all files of `async_save`."""
+    """Wait until all files of `async_save` are written."""
     bound = waiting(blocking=True, within_s=within_s)
     if _own is not None:
         _own.maybe_finalize(*bound)
 
 
 def _forget() -> None:
-    """In a fork: the memory of its parent is not its own."""
+    """In a forked child: the buffers of its parent are not its own."""
     global _own, _opening
     _own, _opening = None, threading.RLock()
 
@@ -226,7 +226,7 @@ def _size_of(obj: object) -> int:
 
 
 def _fill(buffer: Buffer, obj: Any, size: int) -> None:
-    """Without checksums, which nobody reads and which cost more than the copy."""
+    """Copy without checksums: `torch.load` ignores them, and they cost more than the copy."""
     had = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:

@@ -1,4 +1,4 @@
-"""The state of a rank, taken apart: tensors that are copied as they are, and values as bytes."""
+"""The state of a rank, flattened: tensors that are copied as they are, and values as bytes."""
 
 import io
 from collections import OrderedDict, defaultdict
@@ -31,14 +31,14 @@ _SPARE = 16 << 10
 
 
 class StatePiece(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor, a shard of one, or a value; as ranks tell each other."""
+    """A tensor, a shard of a tensor, or another value, as ranks describe it to each other."""
 
     key: str
     path: tuple[str | int, ...]
     length: int
-    """Of its data, or of the room for it."""
+    """Of its data, or of the space that is reserved for it."""
     is_bare: bool
-    """Its data is the tensor's own; otherwise it is what `torch.save` makes of it."""
+    """Its data is the tensor's own; otherwise the output of `torch.save`."""
     dtype: str = ""
     """Empty for a value."""
     shape: Numbers = ()
@@ -52,7 +52,7 @@ class StatePiece(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """The state as it is now, with one level of keys."""
+    """The present state, with one level of keys."""
 
     values: dict[str, Any]
     paths: dict[str, tuple[Any, ...]]
@@ -74,7 +74,7 @@ class LocalForm:
 
 
 def flatten(state: Mapping[str, Any]) -> FlatState:
-    """As torch does it, in a tenth of its time: objects with a `state_dict` are asked for it."""
+    """Flatten as torch does, ten times as fast; objects are asked for their `state_dict`."""
     flat = FlatState({}, {})
     asked = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
     _collect("", (), asked, flat)
@@ -82,7 +82,7 @@ def flatten(state: Mapping[str, Any]) -> FlatState:
 
 
 def read_form(flat: FlatState) -> LocalForm:
-    """What there is to save."""
+    """The form of a state: its pieces, and how each is found in it."""
     items = create_default_local_save_plan(flat.values, is_coordinator=False).items
     return LocalForm(
         fingerprint=flat.fingerprint,
@@ -92,7 +92,7 @@ def read_form(flat: FlatState) -> LocalForm:
 
 
 def is_bare(found: object) -> bool:
-    """Its bytes can be copied as they are."""
+    """Whether its bytes can be copied as they are."""
     return (
         type(found) in (torch.Tensor, torch.nn.Parameter)
         and isinstance(found, torch.Tensor)
@@ -101,7 +101,7 @@ def is_bare(found: object) -> bool:
 
 
 def found_at(flat: FlatState, index: MetadataIndex) -> Any:
-    """The tensor of this rank, or the value."""
+    """The tensor of this rank, or the other value, at an index."""
     found = flat.values[index.fqn]
     if type(found) not in _PLAIN:
         found = find_state_dict_object(flat.values, index)
@@ -109,7 +109,7 @@ def found_at(flat: FlatState, index: MetadataIndex) -> Any:
 
 
 def as_bytes(found: object) -> bytes:
-    """What `torch.save` makes of it."""
+    """The output of `torch.save` for this value."""
     if isinstance(found, torch.Tensor):
         found = found.cpu().clone()
     octets = io.BytesIO()
@@ -118,13 +118,13 @@ def as_bytes(found: object) -> bytes:
 
 
 def room_for(size: int) -> int:
-    """The room of a value, whose size may change a little."""
+    """The space to reserve for a value, whose size may change a little."""
     size += min(size // 4 + 512, _SPARE)
     return -(-size // _ALIGNED) * _ALIGNED
 
 
 def fits(size: int, room: int) -> bool:
-    """Whether a value of this size can be in such a room, and be found there."""
+    """Whether a value of this size fits in a space of `room` bytes, and torch finds it there."""
     return size <= room <= size + (_MOST_SLACK if size >= _SMALL else _MOST_SLACK_OF_SMALL)
 
 
@@ -183,6 +183,6 @@ def _form(value: object) -> object:
 
 
 def _lies(value: torch.Tensor) -> tuple[object, ...]:
-    """How its bytes lie in memory; whether they are copied as they are depends on nothing else."""
+    """The layout of its bytes in memory, which decides whether they are copied as they are."""
     about = value.shape, value.dtype, value.device, value.layout
     return (*about, value.is_conj(), value.is_neg()) if type(value) in _PLAIN else about

@@ -1,4 +1,4 @@
-"""What ranks tell each other: bytes of JSON through a process group, never a pickle."""
+"""The ranks of a job exchange values as JSON through a process group, never as pickles."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -14,7 +14,7 @@ Said = TypeVar("Said")
 
 
 class RankGroup:
-    """The ranks that agree. Every call is one that all of them make, in the same order."""
+    """The ranks that agree. All of them make each call, in the same order."""
 
     def __init__(self, group: "ProcessGroup | None") -> None:
         self._group = group
@@ -22,7 +22,7 @@ class RankGroup:
         self.size = 1 if group is None else group.size()
 
     def gather(self, own: Said, of: type[Said]) -> list[Said]:
-        """What every rank says, in the order of ranks."""
+        """The value of every rank, in the order of ranks."""
         if self._group is None:
             return [own]
         octets = msgspec.json.encode(own)
@@ -36,7 +36,7 @@ class RankGroup:
         ]
 
     def follow(self, own: Said, of: type[Said]) -> Said:
-        """What rank 0 says; the others' words are not heard."""
+        """The value of rank 0, on all ranks."""
         if self._group is None:
             return own
         octets = bytearray(msgspec.json.encode(own))
@@ -47,7 +47,7 @@ class RankGroup:
         return msgspec.json.decode(self._first(said).numpy().tobytes(), type=of)
 
     def highest(self, own: Sequence[int]) -> list[int]:
-        """For each of these numbers, the highest that a rank says."""
+        """The highest value over all ranks, for each of these numbers."""
         if self._group is None:
             return list(own)
         said = torch.tensor(own, device="cpu")
@@ -67,7 +67,7 @@ class RankGroup:
 
 
 class NoGroupError(RuntimeError):
-    """Other ranks were launched with this one, and it cannot speak to them."""
+    """Other ranks were launched with this one, and there is no process group to reach them."""
 
     def __init__(self, world_size: str) -> None:
         super().__init__(
@@ -78,10 +78,10 @@ class NoGroupError(RuntimeError):
 
 
 def group_of_all(world_size: str = "") -> RankGroup:
-    """All ranks of this process's world; alone, where it has no process group.
+    """The group of all ranks; of this rank alone, where there is no process group.
 
-    `world_size` is what the launcher has told it. Where collectives need a device, it makes a
-    group of its own: all ranks call this together.
+    `world_size` is WORLD_SIZE as the launcher has set it. Where collectives need a device, this
+    makes a gloo group of its own: all ranks call it together.
     """
     has_group = dist.is_available() and dist.is_initialized()
     if not has_group and world_size.isdigit() and int(world_size) > 1:

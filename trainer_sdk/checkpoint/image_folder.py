@@ -1,4 +1,9 @@
-"""Images that are not to be restored: the index is put aside, and put back when one is released."""
+"""The folder of images on a node: where each rank has them, which ones must not be restored.
+
+The index of a quarantined image is put aside, and put back when it is released. Images on a local
+disk are made durable before they count:
+<images>/disk    the agent's word that this folder is on a disk (`local_root`), not in memory
+"""
 
 import ctypes
 import os
@@ -20,11 +25,11 @@ from trainer_sdk.checkpoint.storage.checkpoints import Mark
 from trainer_sdk.checkpoint.storage.folder import sync_folder
 
 MARKED_INDEX = "index.quarantined.json"
-"""In the place of the index of an image that is not to be restored: why."""
+"""Takes the place of the index of an image that must not be restored; has the reason."""
 ASIDE_INDEX = "index.aside.json"
-"""That index. It goes as soon as another state is written over the image."""
+"""The index that was put aside. It is removed when another state is written over the image."""
 RESTORED = "restored.json"
-"""Beside a rank's own images: from which state the training has gone on."""
+"""Next to a rank's own images: the state from which the training has gone on."""
 ON_DISK = "disk"
 _PIECE_BYTES = 64 << 20
 _WRITE_AND_WAIT = 7
@@ -33,17 +38,17 @@ _library = ctypes.CDLL(None)
 
 
 def is_on_disk(images: Path | str) -> bool:
-    """These images outlive a reboot."""
+    """Whether these images outlive a reboot."""
     return bool(images) and os.path.exists(os.path.join(images, ON_DISK))
 
 
 def sync_file(path: Path | str, going: Callable[[], None] = lambda: None) -> None:
-    """Make its bytes durable, also those written through a mapping; `going` hears of progress."""
+    """Make a file durable, also bytes written through a mapping; `going` is called at progress."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for at in range(0, os.fstat(file).st_size, _PIECE_BYTES):
             begin, length = ctypes.c_int64(at), ctypes.c_int64(_PIECE_BYTES)
-            # What goes wrong here is said by fsync, which also has the disk empty its cache.
+            # fsync reports what goes wrong here, and has the disk empty its cache.
             _library.sync_file_range(file, begin, length, ctypes.c_uint(_WRITE_AND_WAIT))
             going()
         os.fsync(file)
@@ -52,14 +57,14 @@ def sync_file(path: Path | str, going: Callable[[], None] = lambda: None) -> Non
 
 
 def sync_names(folder: Path | str, above: int) -> None:
-    """Make durable which names are in a folder, and in so many above it."""
+    """Make the names in a folder durable, and in this many folders above it."""
     for _ in range(above + 1):
         sync_folder(str(folder))
         folder = os.path.dirname(folder)
 
 
 def put_durably(path: Path, octets: bytes) -> None:
-    """Write a small file in the place of what was there: durable, whole, or not at all."""
+    """Replace a small file durably: it has the new content, or the old."""
     written = path.with_name(f".{path.name}")
     with written.open("wb") as file:
         file.write(octets)
@@ -70,31 +75,31 @@ def put_durably(path: Path, octets: bytes) -> None:
 
 
 class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of an image."""
+    """The mark of an image, and the state that it is about."""
 
     identity: Identity
     mark: Mark
 
 
 class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """From which state the training has gone on."""
+    """The state from which the training has gone on."""
 
     identity: Identity
     round: int
-    """In which round."""
+    """The round that has restored it."""
 
     def has_left(self, other: Identity) -> bool:
-        """It is newer, and of a round before: nothing will come from it any more."""
+        """Whether the training has left `other`: it is newer, and an earlier round saved it."""
         return other.round < self.round and other.age > self.identity.age
 
 
 def mark_restored(folder: Path, restored: RestoredState) -> None:
-    """Say it to whoever keeps these images."""
+    """Tell the agent, which keeps these images, what was restored."""
     put_durably(folder / RESTORED, msgspec.json.encode(restored))
 
 
 def restored_state(folder: Path) -> RestoredState | None:
-    """What was said; None if nothing was restored."""
+    """The state that was restored last; None if there is none."""
     try:
         return msgspec.json.decode((folder / RESTORED).read_bytes(), type=RestoredState)
     except (OSError, msgspec.DecodeError):
@@ -102,7 +107,7 @@ def restored_state(folder: Path) -> RestoredState | None:
 
 
 def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:
-    """Put its index aside, and say why."""
+    """Quarantine an image: put its index aside, and write the reason in its place."""
     marked = msgspec.json.encode(MarkedImage(identity=identity, mark=mark))
     put_durably(folder / MARKED_INDEX, marked)
     with suppress(FileNotFoundError):
@@ -111,7 +116,7 @@ def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:
 
 
 def marked_image(folder: Path) -> MarkedImage | None:
-    """What is said of the image in this folder, if it is not to be restored."""
+    """The mark of the image in this folder; None if it may be restored."""
     try:
         return msgspec.json.decode((folder / MARKED_INDEX).read_bytes(), type=MarkedImage)
     except (OSError, msgspec.DecodeError):
@@ -119,7 +124,7 @@ def marked_image(folder: Path) -> MarkedImage | None:
 
 
 def release_image(folder: Path, marked: MarkedImage) -> bool:
-    """Take the mark away; whether the image is still there, and may be restored again."""
+    """Remove the mark; whether the image is still there, and may be restored again."""
     with suppress(FileNotFoundError, FileExistsError):  # another state is, or was, written over it
         os.link(folder / ASIDE_INDEX, folder / INDEX)
     for name in (ASIDE_INDEX, MARKED_INDEX):
@@ -132,7 +137,7 @@ def release_image(folder: Path, marked: MarkedImage) -> bool:
 
 
 def image_folders(images: Path | None, rank: int | None = None) -> Iterator[tuple[Tier, Path]]:
-    """Where ranks have images on this node: their own, and those that were held for them."""
+    """The folders of images on this node: the ranks' own, and copies for other nodes."""
     if images is None:
         return
     of = "rank-*" if rank is None else f"rank-{rank}"
@@ -144,7 +149,7 @@ def image_folders(images: Path | None, rank: int | None = None) -> Iterator[tupl
 
 
 def release_images(images: Path, step: int) -> list[tuple[Tier, Path]]:
-    """Let the images of a step be restored again; which of them are still there."""
+    """Release the images of a step; those of them that are still there."""
     return [
         (tier, folder)
         for tier, folder in image_folders(images)

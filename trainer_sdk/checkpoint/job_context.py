@@ -1,4 +1,4 @@
-"""Whose checkpoints these are: the job, the round, and where its images are."""
+"""Job and round of this process, and where its images are."""
 
 import hashlib
 import os
@@ -13,27 +13,27 @@ _ALONE = "local"
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What this process is part of."""
+    """Which job and round this process belongs to, and where its images are."""
 
     job: str
     round: int
     images: str
     """The folder of images on this node."""
     has_keeper: bool
-    """An agent keeps the images when the ranks have gone, and removes them with the job."""
+    """An agent keeps the images after the ranks have ended, and removes them with the job."""
     is_counted: bool = True
-    """An agent counts the rounds of all launches; other launchers begin anew with each."""
+    """An agent counts rounds over all launches; other launchers begin again at each launch."""
     images_most_bytes: int = 0
-    """So much memory they may take; 0 for no limit but what there is."""
+    """The most memory that images may take; 0 for no limit."""
     restarts: int = 0
-    """How often this launch of the job has been started again."""
+    """How often this launch of the job has been restarted."""
 
 
 def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") -> JobContext:
-    """As the script, an agent or the person who launched it names the job.
+    """Read the context from the environment; the script, the agent or the launcher names the job.
 
-    Of the jobs without a name, the place of their checkpoints tells one from another: what a
-    launcher makes up is another name in the next launch.
+    Jobs without a name are told apart by the place of their checkpoints: a name that a launcher
+    makes up differs at the next launch.
     """
     place = launchers.place_of(environ)
     found = arguments.job(job or launchers.given_job_of(environ)) or _ALONE

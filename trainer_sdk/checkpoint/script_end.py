@@ -1,4 +1,4 @@
-"""The end of a training: its last saves are durable, or what they failed of is its exit reason.
+"""The end of a script: it waits for the last saves, and fails if one of them must be durable.
 
 Python has settled its exit code before exit handlers run. So our bootstrap asks here as soon as
 the script has ended, before anybody is told of it; where another launcher runs the script, the C
@@ -27,21 +27,21 @@ _exit = sys.exit
 
 @dataclass(frozen=True, slots=True)
 class OpenSaver:
-    """What the end of a script does about something that saves, and may be saving still."""
+    """What the end of a script calls on a saver that may still be saving."""
 
     await_all: "Callable[[], SaveError | None]"
-    """Waits for what was begun, with a bound; what the training must end with."""
+    """Waits for the saves that were begun, with a bound; the failure that must end the training."""
     leave: "Callable[[bool], SaveError | None]"
-    """The same, and leaves nothing behind; images stay if the training is failing."""
+    """The same, and releases everything; images stay if the training is failing."""
 
 
 _open: list[OpenSaver] = []
 _code: object = 0
-"""What the script exits with, as far as it is known."""
+"""The script's exit code, as far as it is known."""
 
 
 def remember(ending: OpenSaver) -> None:
-    """The end of the interpreter waits for these, unless they are closed before."""
+    """Have the interpreter wait for this saver before it ends."""
     if links.armed is None:
         sys.exit = _exit_noted  # our bootstrap would tell it
     _open.append(ending)
@@ -50,20 +50,20 @@ def remember(ending: OpenSaver) -> None:
 
 
 def forget(ending: OpenSaver) -> None:
-    """Its saves are closed."""
+    """Remove a saver that is closed."""
     if ending in _open:
         _open.remove(ending)
 
 
 def is_good_end(error: BaseException) -> bool:
-    """A script leaves by it as by its last line."""
+    """Whether a script that exits by this error has succeeded."""
     return isinstance(error, SystemExit) and not error.code
 
 
 def script_ended(code: int) -> "SaveError | None":
-    """Our bootstrap tells what the script ends with; the failed save that it is to end with.
+    """Called by our bootstrap with the exit code; the failed save that must end the script.
 
-    A success becomes one only when all saves are over.
+    A success counts only once all saves are over.
     """
     global _code  # noqa: PLW0603 - a process ends once
     _code = code
@@ -82,7 +82,7 @@ def _leave() -> None:
     failures = [_left(one, is_failing=is_failing) for one in _open.copy()]
     failure = next(filter(None, failures), None)
     if failure is not None and not is_failing:
-        sys.last_value = failure  # whoever leaves later looks there for the reason
+        sys.last_value = failure  # later exit handlers look there
         _say(failure)
         _exit_with(_FAILED)
 
@@ -100,7 +100,7 @@ def _say(failure: "SaveError") -> None:
 
 
 def _exit_noted(code: object = None, /) -> NoReturn:
-    """As `sys.exit`, of which no exit handler could know otherwise."""
+    """`sys.exit`, which notes the code: exit handlers cannot read it otherwise."""
     global _code  # noqa: PLW0603 - as above
     if threading.current_thread() is threading.main_thread():
         _code = code
@@ -108,7 +108,7 @@ def _exit_noted(code: object = None, /) -> NoReturn:
 
 
 def _exit_with(code: int) -> None:
-    """Exit with this after all, once everything else that is to run at the end has run.
+    """Exit with this code instead, after all other exit handlers have run.
 
     On Linux, the code of the last call of `exit` counts, also of one by an exit handler of C's.
     """

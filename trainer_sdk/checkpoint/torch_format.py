@@ -1,4 +1,4 @@
-"""What `torch.save` puts around the data of a tensor: it depends on its type and shape alone."""
+"""The bytes that `torch.save` writes around a tensor's data; type and shape alone decide them."""
 
 import math
 from functools import lru_cache
@@ -8,7 +8,7 @@ import torch
 
 
 class SparseFile:
-    """A file that keeps what is written, and only notes where a storage is left out."""
+    """A file object that keeps what is written, and notes where torch skips a storage."""
 
     def __init__(self) -> None:
         self._parts: list[list[bytes]] = [[]]
@@ -29,19 +29,19 @@ class SparseFile:
         return self._at
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: there is no buffer."""
 
     @property
     def parts(self) -> list[bytes]:
-        """What was written before, between and after the storages."""
+        """The bytes that were written before, between and after the storages."""
         return [b"".join(part) for part in self._parts]
 
 
 @lru_cache(maxsize=4096)
 def around(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """What comes before the data of such a tensor, and what comes after it.
+    """The bytes before the data of such a tensor, and the bytes after it.
 
-    The checksum among it is that of no data: `torch.load` does not look at it, and ours are apart.
+    The checksum in them is that of no data: `torch.load` ignores it, and ours are in the manifest.
     """
     recorder = SparseFile()
     with torch.serialization.skip_data():
@@ -52,9 +52,9 @@ def around(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
 
 
 def inside(octets: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Such a tensor, in what `torch.save` made of it; None if it is not as this torch writes it.
+    """The tensor in the output of `torch.save`; None if this torch would write it otherwise.
 
-    That is a tenth of what `torch.load` takes for a small one.
+    It takes a tenth of the time of `torch.load` for a small tensor.
     """
     head, tail = around(dtype, shape)
     end = len(head) + math.prod(shape) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Ranks agree on a state: what each sees, what all can have, and what each has verified.
+"""Ranks agree on a state: what each sees, what all have, and what each has verified.
 
 Every rank runs this at once, and each call to the group is made by all of them.
 """
@@ -43,7 +43,7 @@ from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import StorageError
 
 _PAGE = 8
-"""So many steps of the global tier are looked at, and as many more each time that none will do."""
+"""How many steps of the global tier are looked at in one go."""
 
 _NAMED = 8
 
@@ -72,27 +72,27 @@ class Agreement:
         self._names: list[str] = []
         self._steps: set[int] = set()
         self._forms: dict[Identity, Forms] = {}
-        """What is in this rank's images."""
+        """The forms in this rank's images."""
         self._early = early
         self._sources: dict[StateOffer, StoredImage | StoredShards] = {}
         self.passed: list[RejectedState] = []
-        """What is passed over, in the order in which that was found; on all ranks the same."""
+        """Rejected states, in the order of discovery; the same on all ranks."""
         self.failed_at: set[int] = set()
-        """Steps whose loss was no number after other loads."""
+        """Steps whose loss was not finite after other loads."""
         self.last_round = 0
-        """The latest of which a rank has seen something."""
+        """The latest round of which a rank has seen a state."""
         self.unsure = ""
-        """Why there may be more in memory than anybody can have."""
+        """Why other nodes may have states in memory that cannot be fetched."""
         self.past = JobPast()
-        """Of the job, when the newest checkpoint was saved."""
+        """The past of the job, when the newest checkpoint was saved."""
 
     @property
     def keys(self) -> frozenset[str]:
-        """Of what is in this rank's images."""
+        """The keys in this rank's images."""
         return frozenset(key for forms in self._forms.values() for key in forms)
 
     def look(self) -> Offers:
-        """What there is."""
+        """All offers of all ranks."""
         sights = self._group.gather(self._own_sight(), Sight)
         for one in sights:
             rounds = (each.round for each in (*(of.identity for of in one.offers), *one.suspect))
@@ -105,7 +105,7 @@ class Agreement:
         return Offers.of(sights, self._step)
 
     def newest(self, field: Offers) -> RestoreChoice | None:
-        """The newest that every rank seems to have: nothing of it is read, or compared."""
+        """The newest state that every rank seems to have; it is neither read nor compared."""
         return self._chosen(field)[1]
 
     def _chosen(self, field: Offers) -> tuple[Offers, RestoreChoice | None]:
@@ -116,7 +116,7 @@ class Agreement:
         return field, choice
 
     def agree(self, field: Offers, target: Target) -> RestoreChoice | None:
-        """A state that every rank has verified, and that fits the live one."""
+        """The newest state that all ranks have verified and that fits the live one; else None."""
         target.of_all = self._keys_of_all(target)
         field = self._of_this_layout(field, target)
         while True:
@@ -133,16 +133,16 @@ class Agreement:
             field = field.without([(rank, one.offer) for rank, one in unfit])
 
     def newer(self, step: int) -> list[int]:
-        """The steps after it, as far as this rank has seen."""
+        """The later steps that this rank has seen."""
         return sorted(one for one in self._steps if one > step)
 
     def others(self) -> str:
-        """Which steps there are, as far as rank 0 has seen."""
+        """The steps that this rank has seen, in words."""
         newest = sorted(self._steps, reverse=True)[:_NAMED]
         return f"there are {', '.join(map(str, newest))}" if newest else "there are no others"
 
     def source(self, offer: StateOffer) -> StoredImage | StoredShards:
-        """What is behind an offer, verified; of the global tier, this rank's share of it."""
+        """The verified state of an offer; of the global tier, this rank's share is verified."""
         known = self._sources.get(offer)
         if known is not None:
             return known
@@ -161,7 +161,7 @@ class Agreement:
         return image
 
     def _pass_over(self, unfit: Sequence[tuple[int, _Unfit]]) -> None:
-        """What is in the files is told once, by the first rank that found it."""
+        """Reject these; damage in a file is reported once, by the first rank that found it."""
         told = set()
         for rank, one in sorted(unfit, key=lambda each: not each[1].is_corrupt):
             if one.offer in told:
@@ -195,7 +195,7 @@ class Agreement:
         return f"{self._context.storage.url}/{name}"
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         if self._early is not None:
             self._early.close()
         for one in self._sources.values():
@@ -213,7 +213,7 @@ class Agreement:
         return sight.with_more(Sight(unsure=late)).with_more(self._published())
 
     def _published(self) -> Sight:
-        """Rank 0 looks for all: thousands that list one folder would be a burden."""
+        """Rank 0 looks for all ranks: thousands that list one folder would load the storage."""
         if self._context.storage is None or self._group.rank:
             return Sight()
         try:
@@ -238,7 +238,7 @@ class Agreement:
         return seen
 
     def _older(self) -> tuple[StateOffer, ...]:
-        """The next ones of the global tier; none when all have been looked at."""
+        """The next offers of the global tier; none when all have been looked at."""
         while True:
             page = self._group.follow(self._next_page(), Sight)
             self.passed += page.passed
@@ -246,7 +246,7 @@ class Agreement:
                 return page.offers
 
     def _keys_of_all(self, target: Target) -> frozenset[str]:
-        """The keys that the state of any rank has; where all have the same, only that is told."""
+        """The keys that the state of any rank has; ranks send them only if their hashes differ."""
         own = sorted(target.values)
         hashes = self._group.gather(hash_of(msgspec.json.encode(own)), str)
         if len(set(hashes)) == 1:
@@ -254,7 +254,7 @@ class Agreement:
         return frozenset(key for each in self._group.gather(own, list[str]) for key in each)
 
     def _of_this_layout(self, field: Offers, target: Target) -> Offers:
-        """An image is all that one rank had: it fits where every rank has the same again."""
+        """The offers without images of other layouts: an image is a rank's whole state."""
         if not any(field.images):
             return field
         if not any(self._group.gather(target.is_open, bool)):
@@ -284,7 +284,7 @@ class Agreement:
 
 
 def _said(error: Exception) -> str:
-    """Our own errors say what they are about."""
+    """The text of an error; ours need no class name."""
     if isinstance(error, (UnfitError, StorageError)):
         return str(error)
     return f"{type(error).__name__}: {error}"

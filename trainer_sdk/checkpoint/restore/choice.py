@@ -1,4 +1,4 @@
-"""Which checkpoint all ranks load. Pure: every rank decides it from the same words, alike."""
+"""Which checkpoint all ranks load. Pure: every rank decides alike, from the same inputs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RejectedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A checkpoint that is passed over, and why; the words of the fact `RejectedStep`."""
+    """A state that is not loaded, and why; the fields of the fact `RejectedStep`."""
 
     step: int
     reason: str
@@ -38,45 +38,45 @@ class RejectedState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class JobPast(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
-    """What a job had been through when a checkpoint was saved; the later, the greater."""
+    """The past of a job when a checkpoint was saved; the later, the greater."""
 
     ran_s: float = 0.0
-    """For how long it had been running, in all its rounds."""
+    """How long the job had been running, in all its rounds."""
     failures: int = 0
-    """How often it had failed by then, in all its launches."""
+    """How often the job had failed by then, in all its launches."""
     restarts: int = 0
-    """And how often in the one that saved."""
+    """How often the launch that saved had been restarted."""
 
     def failures_by(self, restarts: int) -> int:
-        """How often it has failed, when its present launch has been restarted so often.
+        """How often the job has failed, if its present launch has been restarted this often.
 
-        A launch that has been restarted less often than that one is another one.
+        A launch that has been restarted less often than the one that saved is another launch.
         """
         is_same = restarts >= self.restarts
         return self.failures + restarts - (self.restarts if is_same else 0)
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one rank sees in the memory of its node, and the first one in the global tier."""
+    """What a rank sees in the memory of its node; rank 0 also in the global tier."""
 
     offers: tuple[StateOffer, ...] = ()
     passed: tuple[RejectedState, ...] = ()
     suspect: tuple[Identity, ...] = ()
-    """Quarantined on this node: no rank loads an image of it."""
+    """States that are quarantined on this node: no rank loads an image of them."""
     unsure: str = ""
-    """Why there may be more in the memory of other nodes than anybody can have."""
+    """Why other nodes may have states in memory that cannot be fetched; empty if none may."""
     past: JobPast = JobPast()
-    """Of the job, when the newest of these was saved."""
+    """The past of the job when the newest of these was saved."""
     failed_at: tuple[int, ...] = ()
-    """Steps at which the loss failed, which led to a quarantine."""
+    """Steps whose loss led to a quarantine."""
 
     def with_passed(self, step: int, tier: Tier, rank: int, reason: str) -> "Sight":
-        """The same, and something that is passed over."""
+        """The same, with a rejected state."""
         more = RejectedState(step=step, tier=tier, rank=rank, reason=reason)
         return msgspec.structs.replace(self, passed=(*self.passed, more))
 
     def with_more(self, other: "Sight") -> "Sight":
-        """Both."""
+        """Both together."""
         return Sight(
             offers=(*self.offers, *other.offers),
             passed=(*self.passed, *other.passed),
@@ -89,20 +89,20 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class RestoreChoice:
-    """One state for all ranks, and where each has it from."""
+    """One state for all ranks, and from where each loads it."""
 
     identity: Identity
     offers: tuple[StateOffer, ...]
 
     @property
     def published(self) -> tuple[StateOffer, ...]:
-        """What some rank loads from the global tier, if so: all ranks verify it together."""
+        """The offer of the global tier, if a rank loads from it: all ranks verify it together."""
         return tuple({one for one in self.offers if one.tier == GLOBAL})
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """Everything that there is to choose from."""
+    """All states that ranks could load."""
 
     images: tuple[tuple[StateOffer, ...], ...]
     """Those of each rank."""
@@ -111,7 +111,7 @@ class Offers:
 
     @classmethod
     def of(cls, sights: Sequence[Sight], step: int | None = None) -> "Offers":
-        """What all ranks see, or of one step, without images that are under suspicion."""
+        """The offers of all ranks, or those of one step, without quarantined images."""
         suspect = {one for sight in sights for one in sight.suspect}
 
         def chosen(sight: Sight, *, is_global: bool) -> tuple[StateOffer, ...]:
@@ -130,15 +130,15 @@ class Offers:
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing left."""
+        """No offer is left."""
         return not self.published and not any(self.images)
 
     def with_published(self, more: Sequence[StateOffer]) -> "Offers":
-        """The same, and older ones of the global tier."""
+        """The same, with older ones of the global tier."""
         return replace(self, published=(*self.published, *more))
 
     def without(self, passed: Sequence[tuple[int, StateOffer]]) -> "Offers":
-        """The same without what these ranks could not have; what is global, no rank can have."""
+        """The same without offers that failed on these ranks; a global one goes for all ranks."""
         gone = set(passed)
         lost = {one for _, one in passed if one.tier == GLOBAL}
         return Offers(
@@ -150,11 +150,11 @@ class Offers:
         )
 
     def of_layout(self, layout: str) -> tuple["Offers", list[RejectedState]]:
-        """The same without images of other layouts, and what those were."""
+        """The same without images of other layouts, and the rejected ones."""
         return self._without_images(lambda one: one.identity.layout != layout)
 
     def without_images_of(self, identity: Identity) -> tuple["Offers", list[RejectedState]]:
-        """The same without images of a state whose layout is another, and what those were."""
+        """The same without images of this state, whose layout is another, and the rejected ones."""
         return self._without_images(lambda one: one.identity == identity)
 
     def _without_images(
@@ -171,13 +171,13 @@ class Offers:
         return self.without(others), passed
 
     def newest_first(self) -> Iterator[Identity]:
-        """All states of which somebody has something; of one step, that of the latest round."""
+        """All states that some rank has, newest first; of one step, the latest round first."""
         found = {one.identity for own in (*self.images, self.published) for one in own}
         return iter(sorted(found, key=lambda one: (one.step, one.round, one.layout), reverse=True))
 
 
 def choose(field: Offers) -> RestoreChoice | None:
-    """The newest state that every rank can have, each from its nearest tier."""
+    """The newest state that every rank has, each from its nearest tier."""
     for identity in field.newest_first():
         offers = [_nearest(own, field.published, identity) for own in field.images]
         if None not in offers:
@@ -186,7 +186,7 @@ def choose(field: Offers) -> RestoreChoice | None:
 
 
 def missing(field: Offers, chosen: RestoreChoice | None) -> list[RejectedState]:
-    """The newer states that were not chosen, as not every rank has them."""
+    """The newer states that were not chosen, as some rank lacks them."""
     found = []
     for identity in field.newest_first():
         if chosen is not None and identity.step <= chosen.identity.step:

@@ -41,29 +41,29 @@ from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.port import MissingError
 
 OFFER = "offer.json"
-"""The agent's word that it has fetched what it can."""
+"""The agent writes it when it has fetched what it can."""
 RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
 """Among a manifest's texts: what the job had been through, as `JobPast` has it."""
 _LOOK_EVERY_S = 0.02
 _MOST = 2
-"""The newest may not have reached the other nodes: then all go back to the one before."""
+"""The newest may not have reached the other nodes: then all load the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreContext:
-    """Which rank restores, and where it looks."""
+    """Which rank restores, and where it looks for states."""
 
     job: str
     round: int
-    """0 where nobody counts rounds."""
+    """0 if no agent counts rounds."""
     rank: int
     world_size: int
     images: Path | None
-    """The base folder of images on this node; None where nobody keeps them."""
+    """The base folder of images on this node; None if images are not kept."""
     storage: Storage | None
     """The global tier."""
     agent_within_s: float = 0.0
-    """For how long the node's agent may fetch images from other nodes; 0 without an agent."""
+    """How long the node's agent may fetch images from other nodes; 0 without an agent."""
 
 
 class _Lost(msgspec.Struct):
@@ -80,9 +80,9 @@ class _Offering(msgspec.Struct):
 
 
 def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str:
-    """Wait until the agent has fetched what it can for this round, or nobody wants to know.
+    """Wait until the agent has fetched what it can for this round, or `is_over` is set.
 
-    Why there may be states in the memory of other nodes that nobody can have, if so.
+    Returns why other nodes may have states in memory that cannot be fetched; empty if none may.
     """
     is_over = is_over or Event()
     deadline = monotonic() + context.agent_within_s
@@ -101,11 +101,11 @@ def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str
 
 
 Forms = Mapping[str, Form | None]
-"""By key, the form of each tensor of an image; None for another value."""
+"""The form of each tensor of an image, by key; None for another value."""
 
 
 def lost_images(context: RestoreContext) -> Sight:
-    """What the node's agent knows to have been in its memory, where it is no more."""
+    """What the node's agent knows to have been in its memory, and is lost."""
     if context.images is None or not context.agent_within_s:
         return Sight()
     try:
@@ -122,7 +122,7 @@ def lost_images(context: RestoreContext) -> Sight:
 
 
 def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
-    """A rank's own images here, and those that others have held for it; what is in each."""
+    """A rank's images on this node, and the forms of what is in each."""
     forms: dict[Identity, Forms] = {}
     offers, passed, suspect, failed_at = [], [], [], []
     for kept, folder in image_folders(context.images, context.rank):
@@ -153,7 +153,7 @@ def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
 
 
 def _own_tier(context: RestoreContext) -> Tier:
-    """Where a rank's own images are: their agent says so."""
+    """The tier of a rank's own images: their agent marks a folder that is on a disk."""
     return DISK if context.images is not None and is_on_disk(context.images) else MEMORY
 
 
@@ -164,11 +164,11 @@ def published_steps(storage: Storage) -> list[str]:
 
 
 def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
-    """Those of these steps that may be loaded, and why the others may not."""
+    """Which of these steps may be loaded, and why the others may not."""
     sight = Sight()
     for name in names:
         try:
-            mark = _published_mark(storage, name)  # before the manifest, as `shelf.look` says
+            mark = _published_mark(storage, name)  # before the manifest, as in `checkpoints.look`
             octets = _manifest_octets(storage, name)
             if mark is not None and mark.is_about(hash_of(octets)):
                 reason = f"{storage.url}/{name} is quarantined: {mark.reason}"
@@ -245,7 +245,7 @@ def _manifest(storage: Storage, job: str, name: str, octets: bytes) -> Manifest:
 
 
 def _index(path: Path) -> ImageIndex | str | None:
-    """What is beside an image; None if there is nothing, and a reason if it cannot be read."""
+    """The index of an image; None if there is none, and the reason if it cannot be read."""
     try:
         return decode(path.read_bytes(), ImageIndex, str(path))
     except FileNotFoundError:
@@ -282,7 +282,10 @@ def _offer(
 
 
 class EarlyVerification:
-    """From when the agent has fetched what it can until the choice is made, in a thread."""
+    """Verifies a rank's newest images in a thread, until the choice is made.
+
+    It begins when the agent has fetched what it can, while the training is still being built.
+    """
 
     def __init__(self, context: RestoreContext) -> None:
         self._context = context
@@ -294,9 +297,9 @@ class EarlyVerification:
         self._thread.start()
 
     def image(self, offer: StateOffer) -> StoredImage | None:
-        """The one that was chosen, if it was found to be good; from now on it is the caller's.
+        """The chosen image, if it was verified; from now on the caller closes it.
 
-        If it is just being checked, that is waited for; nothing else is checked any more.
+        This waits if the image is being verified, and ends all other verification.
         """
         with self._news:
             if self._checking != offer:
@@ -306,7 +309,7 @@ class EarlyVerification:
             return self._found.pop(offer, None)
 
     def close(self) -> None:
-        """Let go of what nobody has taken."""
+        """Close the images that were not taken."""
         self._is_over.set()
         self._thread.join()
         for image in self._found.values():
@@ -324,7 +327,7 @@ class EarlyVerification:
                 self._checking = offer
             try:
                 self._check(offer)
-            finally:  # whatever it is, whoever restores waits for it
+            finally:  # whatever happens, the restore waits for it
                 with self._news:
                     self._checking = None
                     self._news.notify_all()
@@ -334,6 +337,6 @@ class EarlyVerification:
         try:
             image.verify(self._is_over)
         except UnfitError:
-            image.close()  # whoever restores finds it again, and says so
+            image.close()  # the restore finds it again, and reports it
         else:
             self._found[offer] = image

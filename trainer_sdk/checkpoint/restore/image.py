@@ -41,22 +41,22 @@ _HASHED_BYTES = 16 << 20
 
 
 class StoredImage:
-    """One rank's state, in its folder."""
+    """The image of one rank, in its folder."""
 
     def __init__(self, folder: str, identity: Identity) -> None:
         self._folder = Path(folder)
         self._identity = identity
         self._index: ImageIndex | None = None
         self._told = b""
-        """That, as it is written."""
+        """The index as it is written."""
         self._mapping: mmap.mmap | None = None
         self._octets: torch.Tensor | None = None
         self._values: dict[str, object] = {}
         self.ignored: tuple[str, ...] = ()
-        """The keys for which no rank has a place."""
+        """The keys that no rank has a place for."""
 
     def verify(self, is_over: threading.Event | None = None) -> None:
-        """Every byte is what was saved; `is_over` when nobody wants to know any more."""
+        """Compare every byte with what was saved; `UnfitError` if one differs, or `is_over`."""
         path = self._folder / IMAGE
         try:
             told = (self._folder / INDEX).read_bytes()
@@ -78,7 +78,7 @@ class StoredImage:
         self._mapping, self._octets = mapping, octets
 
     def fit(self, target: Target) -> None:
-        """Compare it with the live state, and read what is no tensor."""
+        """Compare it with the live state, and read the values that are not tensors."""
         assert self._index is not None
         self._check_index()  # it may have been verified a while ago
         for key, live in target.tensors.items():
@@ -105,7 +105,7 @@ class StoredImage:
         check_parameters(target, self._values)
 
     def load(self, target: Target) -> int:
-        """Copy it into the live state; how many bytes that were."""
+        """Copy it into the live state; returns its size."""
         assert self._index is not None
         tensors = target.tensors
         for entry in self._index.entries:
@@ -117,7 +117,7 @@ class StoredImage:
         return self._index.size_bytes
 
     def close(self) -> None:
-        """Let go of it, which takes a while, for which nobody waits."""
+        """Unmap the image in a thread, as that takes a while."""
         mapping, self._mapping, self._octets = self._mapping, None, None
         if mapping is not None:
             threading.Thread(
@@ -162,7 +162,7 @@ class StoredImage:
 
 
 def forms_of(index: ImageIndex) -> dict[str, Form | None]:
-    """The form of each tensor in it, and None for each other value."""
+    """The form of each tensor in an image, and None for each other value."""
     return {one.key: _form(one) if one.dtype else None for one in index.entries}
 
 
@@ -186,7 +186,7 @@ def _mapped(path: Path, size: int) -> mmap.mmap | None:
 
 
 def _unmap(mapping: mmap.mmap) -> None:
-    """Piece by piece: until one is gone, no thread of this process gets new memory or begins."""
+    """Unmap piece by piece: meanwhile no other thread of this process gets memory."""
     for at in range(0, len(mapping), _PIECE_BYTES):
         mapping.madvise(mmap.MADV_DONTNEED, at, min(_PIECE_BYTES, len(mapping) - at))
         time.sleep(0)  # leaves the interpreter to others, too

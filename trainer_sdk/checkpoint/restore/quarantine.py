@@ -34,12 +34,12 @@ _CORRUPT = "corrupt"
 
 
 class BadLossError(Exception):
-    """The loss is no number soon after a load."""
+    """The loss is not finite soon after a load."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """What this rank has loaded, and where what comes from it is saved."""
+    """What this rank has loaded, and where later states are saved."""
 
     identity: Identity
     tier: Tier
@@ -49,11 +49,11 @@ class LoadedState:
     """The base folder of images on this node."""
     storage: Storage | None
     failed_before: frozenset[int]
-    """Steps at which the loss has failed after earlier loads."""
+    """Steps whose loss was not finite after earlier loads."""
 
 
 class LossWatch:
-    """Looks at the loss of the first steps after a load."""
+    """Checks the loss of the first steps after a load."""
 
     def __init__(self, loaded: LoadedState, reporter: Reporter, rank: int, within: int) -> None:
         self._loaded = loaded
@@ -65,11 +65,11 @@ class LossWatch:
         self._mark: Mark | None = None
 
     def see(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
-        """The loss of the next step; BadLossError if it is no number.
+        """Check the loss of the next step; `BadLossError` if it is not finite.
 
-        Before, saves on their way are awaited: whoever hears of the error may end this process.
+        Before the error it waits for saves on their way: the process may end at the error.
         """
-        self._mark = None  # whoever comes here again has caught the error, and trains on
+        self._mark = None  # the script has caught the error, and trains on
         if not self._left:
             return
         self._left -= 1
@@ -98,7 +98,7 @@ class LossWatch:
         )
 
     def mark(self) -> None:
-        """If the loss was no number, mark what comes from the load and can be seen by now."""
+        """If the loss was not finite, quarantine the visible states that come from the load."""
         own, mark = self._loaded, self._mark
         if mark is None:
             return
@@ -142,7 +142,7 @@ class LossWatch:
             self._reporter.warn(f"{name} cannot be quarantined: {error}")
 
     def _is_tainted(self, identity: Identity) -> bool:
-        """It is what was loaded, or was saved in this round, after that."""
+        """Whether it is the loaded state, or a later one of this round."""
         own = self._loaded
         return identity == own.identity or (
             identity.round == own.round != 0 and identity.step > own.identity.step
@@ -172,7 +172,11 @@ def quarantine_corrupt(
     rank: int,
     reporter: Reporter,
 ) -> None:
-    """Say so beside its manifest, and as a fact; `identity` is None if the manifest says none."""
+    """Quarantine a checkpoint whose files are damaged; `identity` is None if unknown.
+
+    The next restore rejects it without reading it, and a save of the same step takes its place. A
+    checkpoint that could not be read once, or does not fit this training, is left as it is.
+    """
     by = f"rank {rank}"
     at = datetime.now(UTC).isoformat(timespec="seconds")
     step = step_of(name)
@@ -180,7 +184,7 @@ def quarantine_corrupt(
     try:
         there = look(storage, step)
         if there is None or (there.manifest and there.manifest.identity) != identity:
-            return  # another one has come meanwhile
+            return  # it was replaced in the meantime
         if not quarantine(storage, there, Mark(by=by, reason=reason, cause=_CORRUPT, at=at)):
             return
     except StorageError as error:

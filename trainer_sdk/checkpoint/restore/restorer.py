@@ -37,37 +37,37 @@ from trainer_sdk.checkpoint.storage.adoption import offer
 
 Made = TypeVar("Made")
 _MOST = 32
-"""So many that were passed over are named in a fact."""
+"""The most rejected states that a fact names."""
 _SAID = 4
-"""And so many in a line."""
+"""The most rejected states that a line names."""
 _AGENT_WITHIN_S = 900.0
-"""More than agents take: whoever has none any more is ended by its warden."""
+"""Longer than an agent takes; a rank that has lost its agent is killed by its warden."""
 _rounds: dict[str, int] = {}
-"""By root: of this launch since a restore from there, where no agent counts rounds."""
+"""The round of this launch since a restore, by root; where no agent counts rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was loaded."""
+    """The state that was loaded."""
 
     step: int
     """The training goes on after it."""
     tier: Tier
-    """Where this rank has it from: `memory`, `peer` or `global`."""
+    """From where this rank has loaded it: `memory`, `disk`, `peer` or `global`."""
     choice: RestoreChoice = field(repr=False)
     kept: tuple[str, ...] = field(repr=False)
-    """The keys that stay as they were on this rank; without `strict` alone."""
+    """The keys that were not loaded on this rank; empty with `strict`."""
     ignored: tuple[str, ...] = field(repr=False)
-    """The keys of the checkpoint for which no rank has a place."""
+    """The keys of the checkpoint that no rank has a place for."""
     passed: tuple[RejectedState, ...]
-    """What could not be had of this step and of newer ones, each with its reason."""
+    """The rejected states of this step and of newer ones, each with its reason."""
     took_s: float
     past: JobPast = field(repr=False)
-    """What the job has been through, as far as files tell."""
+    """The past of the job, as its files have it."""
     failed_at: frozenset[int] = field(repr=False)
-    """Steps whose loss was no number after other loads."""
+    """Steps whose loss was not finite after other loads."""
     last_round: int = field(default=0, repr=False)
-    """The latest round of which a rank has seen something."""
+    """The latest round of which a rank has seen a state."""
 
 
 class _Read(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Restore:
         return None
 
     def _check_asked(self) -> None:
-        """All ranks ask for the same."""
+        """`RestoreError` unless all ranks ask for the same."""
         asked = self._group.gather((self._step, self._is_strict), tuple[int | None, bool])
         for rank, one in enumerate(asked):
             if one != asked[0]:
@@ -135,7 +135,7 @@ class Restore:
                 )
 
     def _has_never_been_one(self) -> bool:
-        """Without a global tier, nodes that cannot be asked may have all that there is."""
+        """Whether there was never a checkpoint; without a global tier, lost nodes may have one."""
         is_sure = self._context.storage is not None or not self._agreement.unsure
         return is_sure and not self._agreement.passed
 
@@ -223,7 +223,7 @@ class Restore:
             self._reporter.warn(f"starting from scratch: {reason}")
 
     def _failed(self) -> RestoreError:
-        """On every rank the same."""
+        """The error, the same on every rank."""
         passed = self._agreement.passed
         if self._step is None:
             reason = (
@@ -242,7 +242,7 @@ class Restore:
         return RestoreError(self._group.follow(reason, str))
 
     def _plain(self) -> str:
-        """What rank 0 sees of checkpoints that torch has written without us."""
+        """A hint of rank 0 about checkpoints that torch has written without a manifest."""
         if self._context.storage is None or self._group.rank:
             return ""
         try:
@@ -251,7 +251,7 @@ class Restore:
             return ""  # what there is of ours could not be seen either, which is said
 
     def _together(self, what: str, work: Callable[[], Made]) -> Made:
-        """Do this on all ranks; if it fails on one, it has failed on all."""
+        """Do this on all ranks; if it fails on one rank, all raise `RestoreError`."""
         made: Made | None = None
         cause: Exception | None = None
         try:
@@ -302,7 +302,7 @@ def _why(passed: Sequence[RejectedState]) -> str:
 
 
 def _list(passed: Sequence[RejectedState]) -> str:
-    """A few of them, in words."""
+    """A few rejected states, in words."""
     said = "; ".join(f"step {one.step}: {one.reason}" for one in passed[:_SAID])
     more = len(passed) - _SAID
     return f"{said}; and {more} more" if more > 0 else said
@@ -318,7 +318,7 @@ class Latest:
 
 
 class Restorer:
-    """Restores, and watches the steps after it."""
+    """Restores the state of a training, and watches the losses after it."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class Restorer:
 
     @property
     def round(self) -> int:
-        """The present one: later than all that a restore has seen, where no agent counts them.
+        """The present round; where no agent counts rounds, later than all that a restore has seen.
 
         Also than what another `Checkpointer` of this process has seen in the same root: the saves
         of an earlier round are taken for those of a launch that is over.
@@ -361,7 +361,7 @@ class Restorer:
         return max(self._round, _rounds.get(self._root, 0))
 
     def latest(self) -> Latest | None:
-        """All ranks together: what a restore would try first."""
+        """The state that a restore would try first. All ranks call it together."""
         agreement = Agreement(self._context, self._group, self._reporter, None, None)
         try:
             choice = agreement.newest(agreement.look())
@@ -374,7 +374,7 @@ class Restorer:
     def restore(
         self, state: State, *, step: int | None, allow_fresh_start: bool, strict: bool
     ) -> Restored | None:
-        """All ranks together: load the newest that all can have, or this step."""
+        """Load the newest state that all ranks have, or this step. All ranks call it together."""
         one = Restore(
             self._context, self._group, self._reporter, step, self._early, is_strict=strict
         )
@@ -398,17 +398,17 @@ class Restorer:
         return found
 
     def see_loss(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
-        """The loss of a step; no number soon after a load quarantines what was loaded."""
+        """Check the loss of a step; NaN soon after a load quarantines what was loaded."""
         if self._watch is not None:
             self._watch.see(loss, await_saves)
 
     def saves_are_over(self) -> None:
-        """What has become visible since the loss was no number is quarantined, too."""
+        """Quarantine also what has become visible since a loss was not finite."""
         if self._watch is not None:
             self._watch.mark()
 
     def schedule(self, every: Every) -> SaveSchedule:
-        """When to save, by what the job has seen of failures so far."""
+        """The schedule of saves, by the failures of the job so far."""
         failures = self._past.failures_by(self._restarts)
         estimate = IntervalEstimate(
             every, IntervalBounds(), failures=failures, ran_s=self._past.ran_s
@@ -416,13 +416,13 @@ class Restorer:
         return SaveSchedule(every, self._group, self._reporter, estimate)
 
     def close(self) -> None:
-        """Let go of what was checked ahead, if nobody has restored."""
+        """Close the images that were verified early, if there was no restore."""
         if self._early is not None:
             self._early.close()
             self._early = None
 
     def texts(self) -> tuple[tuple[str, str], ...]:
-        """What a manifest keeps for later rounds, and for later launches of the job."""
+        """The texts that a manifest keeps for later rounds and launches of the job."""
         return (
             (RAN_S, f"{self._past.ran_s + monotonic() - self._began:.0f}"),
             (FAILURES, str(self._past.failures_by(self._restarts))),

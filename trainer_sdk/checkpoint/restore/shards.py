@@ -82,7 +82,7 @@ class _OnlyDescriptions(pickle.Unpickler):
 
 
 def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
-    """What torch says of the tensors of a checkpoint; nothing that is read is run."""
+    """Unpickle torch's metadata; only torch's own descriptions are allowed."""
     try:
         found = _OnlyDescriptions(io.BytesIO(octets)).load()
     except Exception as error:
@@ -93,7 +93,7 @@ def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
 
 
 class StoredShards:
-    """One step of the global tier."""
+    """A checkpoint of the global tier."""
 
     def __init__(self, storage: Storage, name: str, identity: Identity) -> None:
         self._storage = storage
@@ -108,7 +108,7 @@ class StoredShards:
         self._plan = LoadPlan([])
         self._values: dict[str, object] = {}
         self.ignored: tuple[str, ...] = ()
-        """The keys for which no rank has a place."""
+        """The keys that no rank has a place for."""
 
     def verify(self, rank: int, world_size: int) -> None:
         """Read a rank's share of the files, and compare it with what was saved."""
@@ -130,7 +130,7 @@ class StoredShards:
                 self._check(file)
 
     def fit(self, target: Target) -> None:
-        """Compare it with the live state, and read what is no tensor."""
+        """Compare it with the live state, and read the values that are not tensors."""
         with self._unless_gone():
             described = self._read_metadata()
         kinds = described.state_dict_metadata
@@ -155,7 +155,7 @@ class StoredShards:
         self._metadata, self._plan = described, plan
 
     def load(self, target: Target) -> int:
-        """Read it into the live state; how many bytes that were."""
+        """Read it into the live state; returns how many bytes were read."""
         size = 0
         tensors = [
             one
@@ -176,11 +176,11 @@ class StoredShards:
         return size
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is open."""
 
     @contextmanager
     def _unless_gone(self) -> Generator[None]:
-        """What was removed while it was read, or has made room for another, is not corrupt."""
+        """Turn damage into `UnfitError` if the checkpoint was removed or replaced meanwhile."""
         try:
             yield
         except CorruptError as error:
@@ -209,7 +209,7 @@ class StoredShards:
         _compare(place, found.hexdigest(), file)
 
     def _read_metadata(self) -> Metadata:
-        """What every rank needs, so every rank checks it."""
+        """Read torch's metadata; every rank needs it, and verifies it."""
         file = next((one for one in self._files.values() if _is_metadata(one)), None)
         if file is None:
             raise UnfitError(f"{self._place}/{METADATA} is not in the manifest")
@@ -225,7 +225,7 @@ class StoredShards:
         return self._metadata
 
     def _read(self, items: Sequence[ReadItem]) -> Iterator[tuple[ReadItem, memoryview]]:
-        """What was saved of each, in the order in which it lies there."""
+        """The saved bytes of each item, in the order of the files."""
         ranges = [self._range(one) for one in items]
         try:
             for number, octets in read_ranges(self._storage, ranges):
@@ -234,7 +234,7 @@ class StoredShards:
             raise UnfitError(str(error)) from error
 
     def _form(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Of the tensor that was saved, or of the part of it that this is read from."""
+        """The type and shape of the saved tensor, or of the saved part that is read."""
         assert self._metadata is not None
         at, about = item.storage_index, self._metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(about, TensorStorageMetadata)
@@ -257,7 +257,7 @@ class StoredShards:
 
 
 def share(files: Sequence[ShardFile], rank: int, world_size: int) -> list[ShardFile]:
-    """The files that this rank checks: the largest are dealt out first, each to the least laden."""
+    """The files that this rank verifies: largest first, each to the rank with the least bytes."""
     laden = [(0, number) for number in range(world_size)]
     own = []
     for file in sorted(files, key=lambda one: (-one.size_bytes, one.name)):

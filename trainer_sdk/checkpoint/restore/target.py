@@ -15,7 +15,7 @@ from trainer_sdk.checkpoint.restore.errors import UnfitError
 
 State = MutableMapping[str, Any]
 Form = tuple[torch.dtype, tuple[int, ...]]
-"""Of a tensor."""
+"""Type and shape of a tensor."""
 _NAMED = 3
 
 
@@ -42,7 +42,7 @@ def give_state(optimizer: Optimizer) -> bool:
 
 @contextmanager
 def _at_rest(optimizer: Optimizer) -> Generator[None]:
-    """Without rates, and with zeros for gradients."""
+    """Set rates and gradients to zero, and restore them afterwards."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     rates = [group.get("lr") for group in groups]
     gradients = [(one, one.grad) for one in _parameters(optimizer)]
@@ -148,7 +148,7 @@ class Target:
 
     @property
     def is_open(self) -> bool:
-        """The form of a part of it is known only once a checkpoint is."""
+        """Whether the form of a part is unknown until a checkpoint is chosen."""
         return bool(self._open)
 
     def begin_with(self, saved: Mapping[str, Form | None]) -> None:
@@ -175,22 +175,22 @@ class Target:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every value by its key."""
+        """All values, by key."""
         return {key: holder[name] for key, (holder, name) in self._slots.items()}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that are filled in place."""
+        """The tensors, which are filled in place."""
         return {key: one for key, one in self.values.items() if isinstance(one, torch.Tensor)}
 
     def tensors_of(self, name: str) -> Iterator[torch.Tensor]:
-        """Those of one of its parts."""
+        """The tensors of one part."""
         inside = f"{name}."
         return (one for key, one in self.tensors.items() if key.startswith(inside))
 
     @property
     def pieces(self) -> tuple[StatePiece, ...]:
-        """The form of its tensors, as ranks tell each other."""
+        """The form of its tensors, as ranks send it to each other."""
         tensors = {
             key: one
             for key, one in self.tensors.items()
@@ -199,7 +199,7 @@ class Target:
         return read_form(FlatState(tensors, dict.fromkeys(tensors, ()))).pieces
 
     def is_optional(self, key: str) -> bool:
-        """The training goes on without it, too."""
+        """Whether a checkpoint may lack this key."""
         return key.startswith(tuple(self._optional))
 
     def is_of_rank(self, key: str) -> bool:
@@ -226,26 +226,26 @@ class Target:
         return ""
 
     def put(self, key: str, value: object) -> None:
-        """Replace a value that is no tensor."""
+        """Replace a value that is not a tensor."""
         holder, name = self._slots[key]
         holder[name] = value
         self.loaded(key)
 
     def loaded(self, key: str) -> None:
-        """Note that it has its saved value now."""
+        """Note that this key has its saved value."""
         self._loaded.add(key)
 
     def keep(self, keys: Collection[str]) -> None:
-        """Leave these as they are."""
+        """Leave these keys as they are."""
         self._kept |= set(keys)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """What stays as it is."""
+        """The keys that stay as they are."""
         return tuple(sorted(self._kept))
 
     def is_kept(self, key: str) -> bool:
-        """It stays as it is."""
+        """Whether this key stays as it is."""
         return key in self._kept
 
     def finish(self) -> None:
@@ -277,7 +277,7 @@ class Target:
                     del states[number]
 
     def undo(self) -> None:
-        """Nothing is loaded: take back what was made to load into."""
+        """Remove the optimizer states that were made to load into."""
         for optimizer in self._made.values():
             optimizer.state.clear()
 

@@ -47,13 +47,13 @@ _NEVER = 1 << 62
 
 
 def available_bytes(descriptor: int | None) -> int:
-    """Of memory; and of the file system of this file, if there is one."""
+    """The free memory; if there is a file, also limited by its file system."""
     room = min(_of_machine(), _of_group())
     return room if descriptor is None else min(room, free_bytes(descriptor))
 
 
 def free_bytes(descriptor: int) -> int:
-    """Of the file system of this file, on a disk."""
+    """The free bytes of this file's file system."""
     about = os.fstatvfs(descriptor)
     return about.f_bavail * about.f_frsize
 
@@ -69,7 +69,7 @@ def _of_machine() -> int:
 
 
 def _of_group() -> int:
-    """What a container leaves; its page cache is given back when memory is needed."""
+    """What the limit of the container leaves; its inactive page cache counts as free."""
     try:
         most = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
@@ -83,7 +83,7 @@ def _of_group() -> int:
 
 
 class NoRoomError(Exception):
-    """The memory for it is not there; nothing was begun."""
+    """There is not enough memory for a save; nothing was begun."""
 
     def __init__(self, place: str, needed_bytes: int, room_bytes: int, said: str = "") -> None:
         super().__init__(
@@ -98,26 +98,26 @@ class NoRoomError(Exception):
 
 
 class TakenError(Exception):
-    """Another process, or another part of this one, uses these images."""
+    """Another process, or another Checkpointer of this one, uses these images."""
 
 
 class Buffer:
-    """Memory for one state: a file in a folder, or without a name, so that it ends with us."""
+    """Memory for one state: a file in a folder, or without a name, to end with the process."""
 
     def __init__(self, folder: str = "", *, is_on_disk: bool = False) -> None:
         self.folder = folder
         self._is_on_disk = is_on_disk
         self.path = os.path.join(folder, IMAGE) if folder else ""
-        """Where the writer finds it."""
+        """The path by which the writer opens it."""
         self.size = 0
         self.filled_for: object = None
-        """The plan whose fixed parts are in it."""
+        """The plan whose fixed parts are in the buffer."""
         self.targets: list[torch.Tensor] = []
-        """Where that plan's pieces go."""
+        """The places of that plan's pieces."""
         self.holds = _held_in(folder)
-        """Whose image it holds, if that is whole."""
+        """The state whose whole image it holds; None if there is none."""
         self.is_left = False
-        """The training has gone back to an older one."""
+        """The training has gone back to an older state."""
         self.is_free = True
         self._descriptor = -1
         self._octets: torch.Tensor | None = None
@@ -125,23 +125,23 @@ class Buffer:
 
     @property
     def step(self) -> int | None:
-        """Of the whole image that it holds."""
+        """The step of the image that it holds."""
         return None if self.holds is None else self.holds.step
 
     @property
     def octets(self) -> torch.Tensor:
-        """All of it."""
+        """All bytes, as a tensor."""
         assert self._octets is not None, "a buffer is fitted before it is used"
         return self._octets
 
     @property
     def mapped(self) -> mmap.mmap:
-        """The same, for what is no tensor."""
+        """All bytes, as a mapping."""
         assert self._mapped is not None, "a buffer is fitted before it is used"
         return self._mapped
 
     def fit(self, size: int) -> None:
-        """Have this size, and all of its memory; NoRoomError if that is not there."""
+        """Resize, and allocate all of the memory; `NoRoomError` if there is not enough."""
         if self.size == size:
             return
         self.forget()
@@ -168,13 +168,13 @@ class Buffer:
         self.size = size
 
     def forget(self) -> None:
-        """What it holds is not whole any more."""
+        """Remove the index: the image is not whole any more."""
         if self.folder:
             _unlink(self.folder, ASIDE_INDEX, INDEX)
         self.holds, self.is_left = None, False
 
     def close(self) -> None:
-        """Let go of the memory; a file stays."""
+        """Release the memory; a file stays."""
         if self._octets is not None:
             _unpin(self._octets)
         if self._descriptor >= 0:
@@ -186,7 +186,7 @@ class Buffer:
         self.targets = []
 
     def remove(self) -> None:
-        """Leave nothing."""
+        """Release the memory, and remove the file."""
         self.forget()
         self.close()
         if self.folder:
@@ -211,7 +211,7 @@ class Buffer:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):
                 if os.stat(self.path).st_size > size:
-                    os.unlink(self.path)  # shortened, it would be the death of who has it mapped
+                    os.unlink(self.path)  # truncated, it would kill whatever has it mapped
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         descriptor = os.memfd_create("everstep-save", os.MFD_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -219,7 +219,7 @@ class Buffer:
 
 
 class Arena:
-    """A rank's buffers; with a folder, what they hold outlives this process."""
+    """The buffers of a rank; with a folder, their images outlive this process."""
 
     def __init__(self, count: int, folder: str = "") -> None:
         self._folder = folder
@@ -231,7 +231,7 @@ class Arena:
         ]
 
     def restored(self, state: RestoredState) -> None:
-        """The training goes on from this one: newer ones that are here make room first."""
+        """Note the state that was restored: newer images are overwritten first."""
         for one in self.buffers:
             one.is_left = one.holds is not None and one.holds.age > state.identity.age
         if self._folder:
@@ -239,7 +239,7 @@ class Arena:
                 mark_restored(Path(self._folder), state)
 
     def next(self) -> Buffer | None:
-        """The buffer for the next state; None while all are in use."""
+        """The buffer for the next save; None while all are in use."""
         return min(self.spare(), key=_age, default=None)
 
     def spare(self) -> list[Buffer]:
@@ -252,7 +252,7 @@ class Arena:
         return [one for one in self.buffers if one.is_free and one is not newest]
 
     def close(self, *, keeps_images: bool) -> None:
-        """Let go of the memory; images stay if they are wanted."""
+        """Release the memory; images stay with `keeps_images`."""
         for one in self.buffers:
             if keeps_images:
                 one.close()
@@ -270,7 +270,7 @@ class Arena:
 
 
 def folder_of(images: str, rank: int) -> str:
-    """Where a rank's own buffers are."""
+    """The folder of a rank's own buffers."""
     return os.path.join(images, "own", f"rank-{rank}")
 
 
@@ -288,7 +288,7 @@ def _held_in(folder: str) -> Identity | None:
 
 
 def _locked(folder: str) -> int:
-    """Hold the folder as long as this process lives; its last one may be on its way out."""
+    """Lock the folder while this process lives; the previous process may just be ending."""
     if _is_held_here(folder):
         raise TakenError(
             f"another Checkpointer of this process has the images in {folder}, and there is one "
@@ -312,7 +312,7 @@ def _locked(folder: str) -> int:
 
 
 def _lock_in(folder: str) -> int | None:
-    """The lock that is there now; None if another process has it, or has just removed it."""
+    """Take the lock; None if another process has it, or has just removed it."""
     path = os.path.join(folder, _LOCK)
     held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -329,7 +329,7 @@ _locks: set[int] = set()
 
 
 def _is_held_here(folder: str) -> bool:
-    """Whether it is this process that has the lock."""
+    """Whether this process has the lock."""
     with suppress(FileNotFoundError):
         there = os.stat(os.path.join(folder, _LOCK))
         return any(os.path.samestat(os.fstat(one), there) for one in _locks)
@@ -337,7 +337,7 @@ def _is_held_here(folder: str) -> bool:
 
 
 def _let_go() -> None:
-    """In a fork, as a data loader has them: it may live on for seconds when its rank is dead."""
+    """In a forked child, as of a data loader: it may outlive its rank for seconds."""
     for one in _locks:
         os.close(one)
     _locks.clear()
@@ -360,7 +360,7 @@ def _remove_empty(folder: str) -> None:
 
 
 def _enter_pages(octets: torch.Tensor) -> None:
-    """Have every page in the tables of this process, for the copy; other threads run meanwhile."""
+    """Fault in all pages before the copy; other threads run in the meantime."""
     for at in range(0, octets.numel(), _ENTERED_BYTES):
         part = octets[at : at + _ENTERED_BYTES]
         where = ctypes.c_void_p(part.data_ptr())
@@ -369,7 +369,7 @@ def _enter_pages(octets: torch.Tensor) -> None:
 
 
 def _pin(octets: torch.Tensor) -> None:
-    """Let CUDA copy into it beside everything else."""
+    """Pin the memory, so that CUDA copies into it asynchronously."""
     if torch.cuda.is_available():
         torch.cuda.cudart().cudaHostRegister(octets.data_ptr(), octets.numel(), 0)  # type: ignore[no-untyped-call]
 

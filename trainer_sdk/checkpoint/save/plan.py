@@ -41,7 +41,7 @@ _ALIGNED = 64
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What a rank tells the others."""
+    """What a rank sends to the others."""
 
     pieces: tuple[StatePiece, ...]
     mark: str
@@ -49,17 +49,17 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class PlanError(Exception):
-    """Some rank's state cannot be saved at all."""
+    """The state of a rank cannot be saved at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """Where a piece of the state is in the image."""
+    """The place of a piece of the state in the image."""
 
     number: int
-    """Of the piece, among this rank's."""
+    """The number of the piece, among this rank's."""
     offset: int
-    """Of its data."""
+    """Of the data of the piece."""
     length: int
     head: bytes = b""
     tail: bytes = b""
@@ -67,42 +67,42 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one rank does at each save."""
+    """What a rank writes at each save, and where."""
 
     local: LocalForm
-    """The form of the state that it fits."""
+    """The form of the states that the plan fits."""
     placed: tuple[PlacedPiece, ...]
-    """First those of the shard file, then those that other ranks write for all."""
+    """First the pieces of the shard file, then those that other ranks write for all."""
     values: tuple[int, ...]
-    """The numbers of those that are copied as bytes."""
+    """The numbers of the pieces that are copied as bytes."""
     file_bytes: int
     image_bytes: int
     entries: bytes
-    """Of the image, as JSON."""
+    """The entries of the image, as JSON."""
     metadata: bytes
-    """What torch's loader reads; of rank 0."""
+    """For torch's loader; only rank 0 has it."""
     layout: str
     mark: str
-    """Rank 0's, so that all ranks have the same."""
+    """A random mark of rank 0, the same on all ranks."""
 
     @property
     def beside(self) -> bytes:
-        """What the writer needs besides, behind the image."""
+        """What the writer needs in addition, after the image."""
         return self.metadata + self.entries
 
     @property
     def arena_bytes(self) -> int:
-        """Of everything."""
+        """The size of image and `beside`."""
         return self.image_bytes + self.beside_bytes
 
     @property
     def beside_bytes(self) -> int:
-        """Of `beside`, in whole pages."""
+        """The size of `beside`, in whole pages."""
         return _up(len(self.metadata) + len(self.entries), PAGE_BYTES)
 
 
 def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -> Plan:
-    """Plan with all ranks, which all call this; `with_all` puts all of a rank into its image."""
+    """Plan with all ranks, which all call it; `with_all` puts a rank's whole state in its image."""
     local, error = _form_of(flat)
     told = group.gather(_Told(local.pieces, mark, error), _Told)
     for rank, one in enumerate(told):
@@ -150,7 +150,7 @@ def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
 
 
 def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
-    """And what is wrong with it: the other ranks wait to hear that."""
+    """The form of a state, and what is wrong with it: the other ranks wait for that."""
     try:
         return read_form(flat), ""
     except UnreadableValueError as error:
@@ -194,7 +194,7 @@ def _index(piece: StatePiece) -> MetadataIndex:
 def _place(
     pieces: Sequence[StatePiece], numbers: Sequence[int], at: int
 ) -> tuple[list[PlacedPiece], int]:
-    """In the form of a file: with what `torch.save` puts around each tensor."""
+    """Place pieces as in a file: with the bytes that `torch.save` writes around each tensor."""
     placed = []
     for number in numbers:
         piece = pieces[number]
@@ -258,7 +258,7 @@ def _up(size: int, to: int) -> int:
 
 
 def fill(buffer: Buffer, plan: Plan) -> None:
-    """Write what stays the same from save to save."""
+    """Write the parts of a buffer that are the same at each save."""
     octets, pieces = buffer.octets, plan.local.pieces
     buffer.targets = []
     for one in plan.placed:
@@ -271,7 +271,7 @@ def fill(buffer: Buffer, plan: Plan) -> None:
 
 
 def _as_tensor(octets: torch.Tensor, piece: StatePiece) -> torch.Tensor:
-    """The room of a piece, as its own kind of tensor."""
+    """The place of a piece in the buffer, as a tensor of its type and shape."""
     if not piece.is_bare:
         return octets
     dtype = getattr(torch, piece.dtype)
@@ -281,7 +281,7 @@ def _as_tensor(octets: torch.Tensor, piece: StatePiece) -> torch.Tensor:
 
 
 def put(buffer: Buffer, at: int, octets: bytes, room: int) -> None:
-    """Some bytes, and zeros up to the end of their room."""
+    """Write some bytes, and zeros up to the end of their place."""
     if octets:
         source = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
         buffer.octets[at : at + len(octets)].copy_(source)
@@ -290,7 +290,7 @@ def put(buffer: Buffer, at: int, octets: bytes, room: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileStretch:
-    """Some bytes of the file, made when a window needs them."""
+    """A stretch of the file, whose bytes are made when a window needs them."""
 
     begin: int
     length: int
@@ -298,12 +298,12 @@ class FileStretch:
 
 
 def window_for(plan: Plan, limit_bytes: int) -> int:
-    """How much of the file fits into the memory beside what the writer needs besides."""
+    """How many bytes of the file fit into the memory, with what the writer needs in addition."""
     return (limit_bytes - plan.beside_bytes) // PAGE_BYTES * PAGE_BYTES
 
 
 def stretches(plan: Plan, flat: FlatState, values: dict[int, bytes]) -> list[FileStretch]:
-    """The whole file."""
+    """The stretches of the whole file."""
     found = []
     for placed in plan.placed:
         octets = values.get(placed.number)
@@ -318,7 +318,7 @@ def stretches(plan: Plan, flat: FlatState, values: dict[int, bytes]) -> list[Fil
 
 
 def fill_window(window: torch.Tensor, at: int, whole: list[FileStretch]) -> None:
-    """Copy what belongs between `at` and the end of this window."""
+    """Fill a window that begins at `at`."""
     end = at + len(window)
     window.zero_()
     for one in whole:
@@ -328,7 +328,7 @@ def fill_window(window: torch.Tensor, at: int, whole: list[FileStretch]) -> None
 
 
 def windows(size: int, window: int) -> Iterator[tuple[int, int]]:
-    """Where each begins, and how long it is."""
+    """The begin and length of each window."""
     return ((at, min(window, size - at)) for at in range(0, size, window))
 
 

@@ -37,23 +37,23 @@ _LOOK_EVERY_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """One save, as it was asked for."""
+    """What the script has asked for."""
 
     step: int
     to_root: bool
-    """Into the global tier."""
+    """Save it in the global tier, too."""
     round: int | None = None
-    """None for the one that the process was started in."""
+    """None for the round in which the process was started."""
     occasion: str = "interval"
     wait: bool = False
-    """Wait for a free buffer rather than skip."""
+    """Wait for a free buffer, rather than skip the save."""
     has_data_position: bool = False
     user: tuple[tuple[str, str], ...] = ()
     finalize: tuple[Callable[[], None], ...] = ()
 
 
 class _Hindrance(IntEnum):
-    """Why a save is not begun; the highest of all ranks holds for all."""
+    """Why a save is not begun; the highest value over all ranks decides for all."""
 
     NONE = 0
     BUSY = 1
@@ -63,39 +63,39 @@ class _Hindrance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SaverSetup:
-    """What stays the same for all saves."""
+    """The settings of all saves of a rank."""
 
     context: JobContext
     group: RankGroup
     root: str
     keeps: bool
-    """There are images in the memory of the node."""
+    """Images are kept in the memory of the node."""
     is_lazy: bool
     buffers: int
     memory_limit: int
     """Of all buffers; 0 for none."""
     write_bytes_per_s: int | None
-    """Of a save for which nobody waits; 0 for as many as can be, None for what steps allow."""
+    """For a save that nobody waits for; 0 for no limit, None for a limit by the measured steps."""
     timeouts: Timeouts
     waiting: Waiting = nullcontext
-    """What the training is in while it waits for a copy: no stall."""
+    """The context in which the training waits for a copy, so that it is not taken for a stall."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSave:
-    """Everything is there to copy a state."""
+    """All that is needed to copy a state."""
 
     plan: Plan
     flat: FlatState
     values: dict[int, bytes]
-    """Those of its pieces that are copied as bytes."""
+    """The pieces that are copied as bytes, by number."""
     buffer: Buffer
     window: int
-    """How much of the file fits, if not all of it does; else 0."""
+    """How many bytes of the file fit into the buffer, if not all; else 0."""
 
 
 class Preparation:
-    """Makes a rank ready, together with all others. It is called from one thread."""
+    """Prepares the saves of a rank, together with all others. One thread calls it."""
 
     def __init__(self, setup: SaverSetup, queue: SaveQueue, reporter: Reporter) -> None:
         self._setup = setup
@@ -108,7 +108,7 @@ class Preparation:
         )
         self._keeps = setup.keeps
         self._former: Arena | None = None
-        """Of the images that are kept no more."""
+        """The arena of images that are not kept any more."""
         self.plan: Plan | None = None
         self._mark = os.urandom(4).hex()
         self._no_room: NoRoomError | None = None
@@ -121,7 +121,7 @@ class Preparation:
     def prepare(
         self, state: Mapping[str, Any], restored: Identity | None = None, round_: int = 0
     ) -> None:
-        """Plan with all ranks, and have the memory made meanwhile: the first save takes it over."""
+        """Plan with all ranks, and allocate memory in the background, for the first save."""
         if restored is not None:
             self.arena.restored(RestoredState(identity=restored, round=round_))
         if not (self._setup.root or self._keeps):
@@ -136,7 +136,7 @@ class Preparation:
                 self._make_memory(plan)
 
     def close(self, *, keeps_images: bool) -> None:
-        """Let go of the memory; images stay where an agent has them, or they are wanted."""
+        """Release the memory; images stay with `keeps_images`, or where an agent keeps them."""
         if self._making is not None:
             self._making.join()
         keeps = self._setup.keeps and (keeps_images or self._setup.context.has_keeper)
@@ -145,7 +145,7 @@ class Preparation:
             self._former.close(keeps_images=keeps)
 
     def ready(self, request: SaveRequest, state: Mapping[str, Any]) -> PreparedSave | NotBegun:
-        """All ranks are ready to copy, or none is, and it was said why."""
+        """Prepare a save on all ranks, or on none; then the reason was reported."""
         if self._has_no_place(request):
             _, _, *said = self._together([0, 0, *_bounds(request)], None)
             return self._refused(request, said) or self._refused_a_place(request)
@@ -180,7 +180,7 @@ class Preparation:
         return PreparedSave(plan, flat, values, buffer, self._window(plan))
 
     def _together(self, own: Sequence[int], buffer: Buffer | None) -> list[int]:
-        """The highest of all ranks."""
+        """The highest values over all ranks; frees the buffer if another rank has died."""
         try:
             return self._group.highest(own)
         except BaseException:  # another rank has died, or Ctrl-C
@@ -188,7 +188,7 @@ class Preparation:
             raise
 
     def _planned(self, flat: FlatState, request: SaveRequest) -> Plan:
-        """With all ranks; without images from now on where those of any would be too large."""
+        """Plan with all ranks; without images from now on, if those of any rank are too large."""
         plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
         if self._may_keep(plan):
             return plan
@@ -204,7 +204,7 @@ class Preparation:
         return make_plan(flat, self._group, self._mark, with_all=False)
 
     def _may_keep(self, plan: Plan) -> bool:
-        """No rank's images would be larger than allowed. All ranks ask together."""
+        """Whether no rank's images are larger than allowed. All ranks call it together."""
         return not self._keeps or self._group.highest([self._is_too_large(plan)]) == [0]
 
     def _is_too_large(self, plan: Plan) -> bool:
@@ -212,7 +212,7 @@ class Preparation:
         return 0 < most < plan.arena_bytes * self._setup.buffers
 
     def _refused(self, request: SaveRequest, highest: Sequence[int]) -> NotBegun | None:
-        """Why the ranks do not save the same, on all of them; None where they do."""
+        """Refuse the save on all ranks if they do not save the same; None if they do."""
         unlike = _unlike(highest)
         return self._queue.refuse(request.step, "plan", unlike) if unlike else None
 
@@ -220,7 +220,7 @@ class Preparation:
         return not request.to_root and not self._keeps
 
     def _refused_a_place(self, request: SaveRequest) -> NotBegun:
-        """There is none, on all ranks. People are told once."""
+        """Refuse the save on all ranks, as it has no place; printed once."""
         is_known, self._is_placeless_said = self._is_placeless_said, True
         return self._queue.refuse(request.step, "keep", self._placeless, is_known=is_known)
 
@@ -232,7 +232,7 @@ class Preparation:
             return None
 
     def _values(self, plan: Plan, flat: FlatState) -> dict[int, bytes] | None:
-        """What is copied as bytes, by the number of its piece; None if the plan does not fit."""
+        """The pieces that are copied as bytes, by number; None if the plan does not fit."""
         if plan.local.fingerprint != flat.fingerprint:
             return None
         found = {}
@@ -270,7 +270,7 @@ class Preparation:
         return max(size, 1)  # a rank that writes nothing has a buffer as well
 
     def _make_memory(self, plan: Plan) -> None:
-        """For all that may be filled, in the background."""
+        """Allocate the memory of all spare buffers, in a thread."""
 
         def make() -> None:
             for one in self.arena.spare():
@@ -353,12 +353,12 @@ def _release(buffer: Buffer | None) -> None:
 
 
 def _bounds(request: SaveRequest) -> list[int]:
-    """Numbers whose highest over all ranks tell whether all ranks save the same."""
+    """Numbers whose highest values over all ranks show whether all ranks save the same."""
     return [request.step, -request.step, request.to_root, -request.to_root]
 
 
 def _unlike(highest: Sequence[int]) -> str:
-    """Why the ranks do not save the same, on all ranks alike; empty where they do."""
+    """Why the ranks do not save the same; empty if they do."""
     step, least_step, to_root, least_to_root = highest
     if step != -least_step:
         return (

@@ -81,7 +81,7 @@ class SaveQueue:
 
     @contextmanager
     def beginning(self, step: int | None, place: str = "") -> Generator[NotBegun | None]:
-        """None if a save may begin: one that interrupts another would wait for it, and for ever."""
+        """None if a save may begin; a save that interrupts another would wait for it for ever."""
         if self._beginner == threading.get_ident():
             reason = (
                 "it interrupts another save, as a signal handler does: have the handler set a "
@@ -102,7 +102,7 @@ class SaveQueue:
         finalize: tuple[Callable[[], None], ...],
         called_at: float,
     ) -> Save:
-        """Reserve a place in the queue, and the buffer."""
+        """Add a save to the queue, and reserve its buffer."""
         with self._lock:
             self._last += 1
             if self._is_skipping:
@@ -123,9 +123,9 @@ class SaveQueue:
         is_told: bool = False,
         is_known: bool = False,
     ) -> NotBegun:
-        """A save was not even begun; what follows is the policy's.
+        """Refuse a save; `on_error` decides what follows.
 
-        `is_told` of what the agent has heard already, `is_known` of what people have, too.
+        `is_told`: the agent has heard of it already; `is_known`: people have, too.
         """
         failed = SaveFailed(save=0, stage=stage, reason=reason, place=place)
         if not (is_told or is_known):
@@ -140,12 +140,12 @@ class SaveQueue:
         return NotBegun(step, reason, error)
 
     def waiting_places(self) -> list[str]:
-        """Where the saves go that are not durable yet."""
+        """The places of the saves that are not durable yet."""
         with self._lock:
             return [one.place for one in self._saves.values() if one.result is None]
 
     def skip(self, step: int) -> NotBegun:
-        """Earlier saves still have all buffers; that is told once, until one is begun again."""
+        """Skip a save, as earlier ones use all buffers; reported once until a save begins."""
         self.hurry()
         with self._lock:
             waiting = [one for one in self._saves.values() if one.result is None]
@@ -170,20 +170,20 @@ class SaveQueue:
             self._ready_writer()
 
     def send_ahead(self, save: Save, order: WriteState) -> None:
-        """It is on its way into its buffer: a writer that is there begins with what it has."""
+        """Send a save that is still being copied: a writer that is there begins with that."""
         with self._lock:
             if save.result is None and self.writer_pid is not None:
                 save.order = msgspec.structs.replace(order, is_filling=True)
                 self._send(save)
 
     def filled(self, save: Save, end: int) -> None:
-        """So much of it is, or was, in its buffer."""
+        """Tell the writer that all bytes before `end` are, or were, in the buffer."""
         with self._lock:
             save.news_at = time.monotonic()
             self._tell_of(save, BufferFilled(save=save.number, end=end))
 
     def send(self, save: Save, order: WriteState | WriteFile) -> None:
-        """It is in its buffer, or its first window: have it written, unless it was abandoned."""
+        """Have a save written whose buffer, or first window, is complete; unless it is over."""
         with self._lock:
             is_begun, save.order = save.is_filling and save.is_sent, order
             if is_begun and isinstance(order, WriteState):
@@ -193,7 +193,7 @@ class SaveQueue:
                 self._send(save)
 
     def hurry(self) -> None:
-        """The training waits for what it has: as fast as can be from now on."""
+        """The training waits: have all saves written without a limit of bytes a second."""
         with self._lock:
             for save in self._saves.values():
                 if not save.is_urgent:  # once: a writer that takes no word would hold us up
@@ -201,13 +201,13 @@ class SaveQueue:
                     self._tell_of(save, HurrySave(save=save.number))
 
     def fail(self, save: Save, failed: SaveFailed) -> None:
-        """It comes to nothing, unless the writer has all of it already."""
+        """Fail a save, unless the writer has all of it already."""
         with self._lock:
             if not save.is_sent or save.is_filling or save.is_in_waves:
                 self._fail(save, failed)
 
     def fail_late(self, save: Save, within_s: float) -> None:
-        """The training ends, and has waited for it."""
+        """Fail a save for which the end of the training has waited long enough."""
         late = f"it was not durable within {within_s:g} s of the end of the training"
         with self._lock:
             if save.is_sent and save.has_buffer and not save.is_filling:
@@ -217,9 +217,9 @@ class SaveQueue:
     # The ends of saves.
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
-        """Call what was to be called after each save that is over, in order; their numbers.
+        """Call the `finalize` functions of saves that are over, in order; the saves' numbers.
 
-        What failed raises or warns here, as the policy says. With `blocking`, wait for all.
+        A failed save raises here if `on_error` is "fatal". With `blocking`, wait for all saves.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         if blocking:
@@ -239,10 +239,10 @@ class SaveQueue:
         return finalized
 
     def await_all(self) -> SaveError | None:
-        """Wait for what was begun, as long as an end may take; what the training must end with.
+        """Wait for all saves, at most `exit_within_s`; the failure that must end the training.
 
-        That is nothing where failures are only said; of those that are tried again, the last
-        save's; and any that is fatal.
+        None if `on_error` is "warn"; the failure of the last save if it is "retry"; any failure
+        if it is "fatal".
         """
         within_s = self._timeouts.exit_within_s
         self.hurry()
@@ -255,9 +255,9 @@ class SaveQueue:
         return None if self._on_error == "warn" else failure
 
     def close(self, abort: bool = False) -> SaveError | None:
-        """Wait for what is unfinished, or abandon it; then end the writer.
+        """Wait for unfinished saves, or abandon them; then end the writer.
 
-        All that is to be called is, whatever is raised by it, of which the first goes on.
+        All `finalize` functions are called; the first error of theirs is raised at the end.
         """
         failure = None if abort else self.await_all()
         self._end_writer()
@@ -299,7 +299,7 @@ class SaveQueue:
         if self._abandoning is not None:
             self._abandoning.join(_GONE_WITHIN_S)
 
-    # What the writer says, in its thread.
+    # The writer's lines, in the thread that hears it.
 
     def _hear(self, line: FromWriter) -> None:
         with self._lock:
@@ -346,10 +346,10 @@ class SaveQueue:
             self._events.done(save, save.order, line)
         self._settle(save, line)
 
-    # What time brings.
+    # Delays and timeouts.
 
     def _look(self, now: float) -> None:
-        """Called about once a second while there is a writer."""
+        """Look at all saves; called about once a second while there is a writer."""
         with self._lock:
             for save in list(self._saves.values()):
                 if save.retry_at is not None and now >= save.retry_at:
@@ -371,7 +371,7 @@ class SaveQueue:
             self._events.delayed(save, waiting, is_first=is_first)
 
     def _next_word_at(self, save: Save) -> float:
-        """When it is told to be late: first after a while, then each time that it has doubled."""
+        """When its delay is reported next: after `delayed_after_s`, then at each doubling."""
         if save.is_delayed:
             return save.called_at + 2 * save.told_lag_s
         # While it waits for others, there is news all the time, but no progress.
@@ -383,7 +383,7 @@ class SaveQueue:
             save.is_delayed = False
             self._events.goes_on()
 
-    # What goes wrong.
+    # Sending, and failures.
 
     def _send(self, save: Save) -> None:
         assert save.order is not None
@@ -399,7 +399,7 @@ class SaveQueue:
             self._fail(save, _failed(save, str(error), "no_writer"))
 
     def _tell_of(self, save: Save, line: ToWriter) -> None:
-        """If it works on it."""
+        """Send a line about a save, if the writer works on it."""
         if save.is_sent and self._writer is not None:
             self._writer.send(line)
 
@@ -409,7 +409,7 @@ class SaveQueue:
         return self._writer
 
     def _kill_writer(self) -> None:
-        writer, self._writer = self._writer, None  # it may hang where even a kill waits
+        writer, self._writer = self._writer, None  # it may hang where even SIGKILL waits
         if writer is not None:
             writer.kill()
 
@@ -418,12 +418,12 @@ class SaveQueue:
             self._fail_sent(str(gone), "writer_died")
 
     def _fail_sent(self, reason: str, error: str) -> None:
-        """All that the writer had."""
+        """Fail all saves that the writer had."""
         for save in [one for one in self._saves.values() if one.is_sent]:
             self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
 
     def _fail(self, save: Save, failed: SaveFailed, *, is_stuck: bool = False) -> None:
-        """A storage that is stuck would take no word for the other ranks, and hang this one."""
+        """Fail a save, or retry it. `is_stuck`: the storage hangs, and would hang this rank."""
         if save.result is not None:
             return
         order = save.order
@@ -446,7 +446,7 @@ class SaveQueue:
         if save.is_filling:
             save.retry_at = math.inf  # when it is whole
         elif failed.error in ("writer_died", "timeout"):
-            self._send(save)  # nobody would do it later: the writer's thread ends, too
+            self._send(save)  # now, as the writer's thread ends
         else:
             save.retry_at = time.monotonic() + save.attempts
 
@@ -461,7 +461,7 @@ class SaveQueue:
         save.windows.put(None)
 
     def _abandon(self, order: WriteState, reason: str) -> None:
-        """Let the other ranks know; where the storage refuses that, too, they wait."""
+        """Tell the other ranks, by a file; if the storage refuses it, they wait for a timeout."""
         if order.identity.world_size == 1:
             return
 
@@ -482,6 +482,6 @@ def _failed(save: Save, reason: str, error: str) -> SaveFailed:
 
 
 def waiting(blocking: object, within_s: object) -> tuple[bool, float | None]:
-    """The arguments of a wait, checked."""
+    """Check the arguments of a wait."""
     bound = None if within_s is None else arguments.seconds("within_s", within_s)
     return arguments.truth("blocking", blocking), bound

@@ -1,4 +1,4 @@
-"""One save on its way, how long it may take, and what it is when it comes to nothing."""
+"""One save: its state, how long it may take, its failure, and the handle that a script is given."""
 
 import os
 import queue
@@ -21,14 +21,14 @@ from trainer_sdk.checkpoint.writer.protocol import (
 OnError = Literal["warn", "retry", "fatal"]
 ON_ERROR = ("warn", "retry", "fatal")
 SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
-"""What has become of a save.
+"""The state of a save.
 
-- `skipped`: it was not begun, and that is no failure; `reason` says why.
-- `staged`: its values are those at the call; they are on their way to where they last.
-- `written`: this rank's part lasts; other ranks' parts may be missing.
+- `skipped`: it was not begun, which is not a failure; `reason` says why.
+- `staged`: it has the values at the call; they are being written.
+- `written`: this rank's part is durable; other ranks' parts may be missing.
 - `committed`: it can be restored. Without a global tier: this rank's state is whole in memory.
-  A save of this step that was there before stays as it is; then `reason` tells of it.
-- `failed`: it comes to nothing; `error` says why.
+  If a checkpoint of this step was there before, that one stays, and `reason` says so.
+- `failed`: there will be no checkpoint of this save; `error` says why.
 """
 SAVE_STATES: tuple[SaveState, ...] = get_args(SaveState)
 
@@ -36,7 +36,7 @@ Waiting = Callable[[], AbstractContextManager[object]]
 
 
 class SaveError(Exception):
-    """A save came to nothing; the checkpoints before it are untouched."""
+    """A save has failed; earlier checkpoints are untouched."""
 
     def __init__(self, rank: int, step: int | None, failed: SaveFailed) -> None:
         what = "a file" if step is None else f"step {step}"
@@ -54,7 +54,7 @@ class NotBegun:
     step: int | None
     reason: str
     error: SaveError | None = None
-    """None where nothing has failed: earlier saves have all memory, or there is nothing to save."""
+    """None where nothing has failed: earlier saves use all buffers, or there is nothing to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Timeouts:
     """How long things may take."""
 
     delayed_after_s: float = 10.0
-    """Without progress, before people are told; and again each time that it has become twice."""
+    """Without progress, until a delay is reported; again each time that the delay has doubled."""
     write_within_s: float = 1800.0
-    """For the writer, before it is given up; then as long again for what other ranks must do."""
+    """For the writer, until it is killed; then as long again for the other ranks."""
     exit_within_s: float = 600.0
     """For the last save, when the training ends."""
 
@@ -76,7 +76,7 @@ class Timeouts:
 
 @dataclass(slots=True)
 class Save:
-    """One of them."""
+    """A save on its way. `SaveQueue` changes it, under its lock."""
 
     number: int
     step: int | None
@@ -92,7 +92,7 @@ class Save:
     waits_for: tuple[int, ...] = ()
     stall_s: float = 0.0
     settle_s: float = 0.0
-    """For which the training waited for the rest of the copy, as an optimizer was to change it."""
+    """How long an optimizer's step waited for the rest of the copy."""
     write_s: float = 0.0
     attempts: int = 1
     retry_at: float | None = None
@@ -100,16 +100,16 @@ class Save:
     """The training waits for it."""
     is_delayed: bool = False
     told_lag_s: float = 0.0
-    """How late it was when people were told last."""
+    """The lag when it was reported last."""
     result: SaveDone | SaveError | None = None
     has_buffer: bool = True
-    """Its buffer is no other save's."""
+    """No other save uses its buffer yet."""
     windows: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
-    """Has an item when the next window may be filled, or nothing more is wanted."""
+    """Has an item when the next window may be filled, or the save is over."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def leave_buffer(self) -> None:
-        """Another save may have it; from then on this one has no say about it."""
+        """Free the buffer for another save, once."""
         if self.has_buffer:
             self.has_buffer, self.buffer.is_free = False, True
 
@@ -120,14 +120,14 @@ class Save:
 
     @property
     def least_s(self) -> float:
-        """How long it takes to be written where it may not be written faster."""
+        """The least time that writing takes at its limit of bytes a second."""
         if not isinstance(self.order, WriteState) or not self.order.bytes_per_s:
             return 0.0
         return self.order.file_bytes / self.order.bytes_per_s
 
     @property
     def lasts(self) -> bool:
-        """It goes where the end of the node does not matter."""
+        """It outlives the node."""
         return not isinstance(self.order, WriteState) or bool(self.order.root)
 
     @property
@@ -137,7 +137,7 @@ class Save:
 
     @property
     def is_in_waves(self) -> bool:
-        """Its buffer never has all of it, so that it cannot be written once more."""
+        """Its buffer never has the whole state, so the save cannot be sent again."""
         return isinstance(self.order, WriteState) and self.order.window_bytes > 0
 
     @property
@@ -153,7 +153,7 @@ class Save:
 
 
 class SaveHandle:
-    """One save: true if it was begun. Its properties never wait; any thread may ask."""
+    """One save: true if it was begun. Its properties never wait; any thread may read them."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class SaveHandle:
 
     @property
     def state(self) -> SaveState:
-        """What has become of it by now."""
+        """The state of the save now."""
         if isinstance(self._save, NotBegun):
             return "skipped" if self._save.error is None else "failed"
         if isinstance(self._save.result, SaveError):
@@ -189,19 +189,19 @@ class SaveHandle:
 
     @property
     def durable(self) -> bool:
-        """The checkpoint can be restored, as far as this rank can know: it is `committed`."""
+        """Whether it is `committed`: the checkpoint can be restored, as far as this rank knows."""
         return self.state == "committed"
 
     @property
     def error(self) -> SaveError | None:
-        """Why it has failed, if it has."""
+        """Why the save has failed; None if it has not."""
         if isinstance(self._save, NotBegun):
             return self._save.error
         return self._save.result if isinstance(self._save.result, SaveError) else None
 
     @property
     def reason(self) -> str:
-        """Why it was skipped or has failed, or what there is in its place; else empty."""
+        """Why it was skipped or has failed, or which checkpoint has its place; else empty."""
         if isinstance(self._save, NotBegun):
             return self._save.reason
         result = self._save.result
@@ -212,8 +212,8 @@ class SaveHandle:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is committed, or never will be; whether it is `durable`.
 
-        It is written as fast as can be from now on. Without `timeout_s`, the bounds of `Timeouts`
-        end each save. The agent does not take this wait for a stall.
+        From now on the save is written without a limit of bytes a second. Without `timeout_s`, the
+        bounds of `Timeouts` end each save. The agent does not take this wait for a stall.
         """
         timeout_s = None if timeout_s is None else arguments.seconds("timeout_s", timeout_s)
         save = self._save

@@ -35,14 +35,14 @@ from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteState
 
 _ALONE = 0.6
-"""So much of a state is copied before the writer begins, where the training waits for the copy."""
+"""The share that is copied before the writer begins, if the training waits for the copy."""
 _TOLD_SETTLE_S = 0.05
 _MOST_WORDS = 64
-"""Of how far it is: a writer that takes none holds nobody up; its socket holds some 250."""
+"""Lines about progress, for each save: a writer that reads none must not block the rank."""
 
 
 class Saver:
-    """All of a rank's saves. The ranks call it together."""
+    """Plans and copies the saves of a rank. All ranks call it together."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Saver:
         self._count = 0
 
     def save(self, request: SaveRequest, state: Mapping[str, Any]) -> Save | NotBegun:
-        """Begin a save; why it was not begun was said."""
+        """Begin a save; if it is not begun, the reason was reported."""
         called_at = monotonic()
         self._stager.settle()
         self._watch(optimizers_in(state.values()))
@@ -100,14 +100,14 @@ class Saver:
     def prepare(
         self, state: Mapping[str, Any], restored: Identity | None = None, round_: int | None = None
     ) -> None:
-        """Plan with all ranks, and have the memory made meanwhile: the first save takes it over.
+        """Plan with all ranks, and allocate memory in the background, for the first save.
 
         The image that was restored stays until there is a newer one that comes from it.
         """
         self._preparation.prepare(state, restored, self._round_of(round_))
 
     def close(self, *, keeps_images: bool) -> None:
-        """Copy nothing more, and let go of the memory; images stay if they are wanted."""
+        """Stop copying, and release the memory; images stay with `keeps_images`."""
         self._stager.close()
         self._preparation.close(keeps_images=keeps_images)
 
@@ -119,7 +119,7 @@ class Saver:
 
         now, later = self._copies(ready)
         is_on_host = all(one.source.is_cpu for one in (*now, *later))
-        # Who copies while the disk reads takes longer: a training that waits has a start.
+        # A copy is slower while the disk reads: if the training waits, the writer begins later.
         next_at = 0.0 if later else _ALONE * order.file_bytes
 
         def there(end: int) -> None:
@@ -184,7 +184,7 @@ class Saver:
             self._stager.watch(self._owned.add(optimizers))
 
     def _copies(self, ready: PreparedSave) -> tuple[list[TensorCopy], list[TensorCopy]]:
-        """What is copied at once, and what may be copied later; values are copied here."""
+        """Split the tensors into those to copy now and later; other values are copied here."""
         plan, buffer = ready.plan, ready.buffer
         now: list[TensorCopy] = []
         later: list[TensorCopy] = []
@@ -260,10 +260,10 @@ class Saver:
 
 
 def _launch() -> str:
-    """The process, as people and its other writers read it."""
+    """The name of this process, for people and for the writers of others."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _is_awaited(request: SaveRequest, ready: PreparedSave) -> bool:
-    """In waves, the training waits for each save."""
+    """Whether the training waits for this save; it does for each save in waves."""
     return request.occasion != "interval" or ready.window > 0

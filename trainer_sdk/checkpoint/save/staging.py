@@ -20,33 +20,33 @@ import torch
 
 _PIECE_BYTES = 32 << 20
 There = Callable[[int], None]
-"""Hears up to where the arena is filled."""
+"""Called with the end of what is filled in the arena."""
 
 
 Waiting = Callable[[], AbstractContextManager[object]]
-"""What the training is in while it waits for a copy."""
+"""The context in which the training waits for a copy."""
 POINTS = 16
 """Of each tensor, from its first value to about its last."""
 SMALL_BYTES = 32 << 10
-"""So much is copied as fast as looked at."""
+"""A tensor of this size is copied as fast as it is sampled."""
 _JOINED = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
     | {torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128}
 )
-"""What torch can join on every device; others are looked at as bytes."""
+"""The types that torch can join on every device; others are sampled as bytes."""
 
 
 class OwnedTensors:
-    """What only optimizers change, between their steps. It keeps none of them from going."""
+    """The tensors that only optimizers change. It has weak references to the optimizers."""
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Any]] = []
         self._known: dict[str, tuple[int, bool]] = {}
-        """Where each tensor was when it was last asked for, and the answer."""
+        """For each key, the address of the tensor at the last call, and the answer."""
         self._storages: set[int] | None = None
 
     def add(self, optimizers: Iterable[Any]) -> list[Any]:
-        """More of them; those that were not known."""
+        """Add optimizers; those that are new."""
         alive = self._alive()
         new = [one for one in optimizers if not any(one is known for known in alive)]
         if new or len(alive) < len(self._optimizers):
@@ -56,7 +56,7 @@ class OwnedTensors:
         return new
 
     def has(self, key: str, source: torch.Tensor) -> bool:
-        """Whether an optimizer owns it, and any other change would be seen."""
+        """Whether an optimizer owns a tensor, and any other change of it would be seen."""
         address = source.data_ptr()
         before = self._known.get(key)
         if before is not None and before[0] == address:
@@ -104,7 +104,7 @@ def _storage(tensor: Any) -> int:
 
 
 class Samples:
-    """Of some tensors, all on one device and larger than `SMALL_BYTES`, as they are now."""
+    """Sampled values of some tensors, all on one device and larger than `SMALL_BYTES`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._numbers: dict[torch.dtype, list[int]] = {}
@@ -117,13 +117,13 @@ class Samples:
             }
 
     def go_to_host(self, stream: torch.cuda.Stream) -> None:
-        """When this stream, which is the present one, comes to it."""
+        """Copy the samples to the host, in this stream, which is the current one."""
         for kind, values in self._values.items():
             values.record_stream(stream)
             self._values[kind] = values.to("cpu", non_blocking=True)
 
     def first_other(self, other: "Samples") -> int | None:
-        """Which tensor has other values there, bit by bit. Both are on the host."""
+        """The number of the first tensor whose samples differ, bit by bit. Both are on the host."""
         for kind, numbers in self._numbers.items():
             ours, theirs = (
                 one._values[kind].view(torch.uint8).view(len(numbers), -1)  # noqa: SLF001 - ours
@@ -149,32 +149,32 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorCopy:
-    """One tensor, and where its bytes go."""
+    """A tensor, and where its bytes go."""
 
     key: str
     source: torch.Tensor
     target: torch.Tensor
-    """Of the source's type and shape."""
+    """A tensor of the source's type and shape, in the arena."""
     begin: int = 0
-    """Where that is in the arena."""
+    """The offset of the target in the arena."""
     version: int = 0
-    """How often the source had been changed when the save began."""
+    """torch's count of changes of the source when the save began."""
 
     @property
     def end(self) -> int:
-        """Where it ends there."""
+        """The end of the target in the arena."""
         return self.begin + self.source.nbytes
 
 
 @dataclass(slots=True)
 class DeviceCopies:
-    """What is copied later of one device, and what tells whether it stayed as it was."""
+    """The tensors of one device that are copied later, and samples to see whether they changed."""
 
     copies: Sequence[TensorCopy]
     before: Samples
-    """Of the sources, at the call."""
+    """Samples of the sources, at the call."""
     after: Samples | None = None
-    """Of the sources, once they are copied."""
+    """Samples of the sources, once they are copied."""
 
 
 @dataclass(slots=True)
@@ -183,24 +183,24 @@ class Staging:
 
     later: Sequence[TensorCopy]
     then: Callable[[Exception | None], None]
-    """Called from another thread when all of it is there, or cannot be, and why."""
+    """Called from another thread when all is copied, or with the error."""
     there: There = lambda _: None
-    """Called as the host copies, in the arena's order, and all before is there."""
+    """Called while the host copies, in the arena's order."""
     waited: Callable[[float], None] = lambda _: None
-    """Hears for how long the training has waited for the copy; nothing hides that time."""
+    """Called with the time that the training has waited for the copy."""
     events: list[Any] = field(default_factory=list)
-    """Of what a GPU copies."""
+    """The events of GPU copies."""
     watched: list[DeviceCopies] = field(default_factory=list)
     is_dropped: bool = False
-    """Nobody wants it any more."""
+    """The save has failed: nothing follows."""
     left: threading.Event = field(default_factory=threading.Event)
-    """The host reads no tensor of the training any more."""
+    """Set once the host has read all tensors of the training."""
     is_checked: bool = False
     error: Exception | None = None
 
 
 class Stager:
-    """Copies, with a thread of its own for what is copied later."""
+    """Copies tensors: some at once, the others in a thread of its own."""
 
     def __init__(self, waiting: Waiting = nullcontext) -> None:
         self._waiting = waiting
@@ -213,7 +213,7 @@ class Stager:
         _stagers.add(self)
 
     def watch(self, optimizers: Iterable[Any]) -> None:
-        """Have these optimizers wait, before they change anything, until all is copied."""
+        """Have these optimizers wait until all is copied, before they change anything."""
         self._hooks += [one.register_step_pre_hook(self._before_step) for one in optimizers]
 
     def copy(self, now: Sequence[TensorCopy], staging: Staging) -> None:
@@ -244,12 +244,12 @@ class Stager:
         self._work.put(staging)
 
     def drop(self, staging: Staging) -> None:
-        """It comes to nothing, whether the rest of it was begun or not."""
+        """Abandon a staging, whether the rest of it was begun or not."""
         staging.is_dropped = True
         self.go_on(staging)  # whoever waits for it is told by the thread, and by nobody else
 
     def settle(self) -> None:
-        """Wait until what is saved may be changed."""
+        """Wait until the saved tensors may be changed."""
         staging = self._present
         if staging is None:
             return
@@ -265,7 +265,7 @@ class Stager:
             self._present = None
 
     def close(self) -> None:
-        """Nothing is copied any more."""
+        """Stop copying."""
         self.settle()
         for hook in self._hooks:
             hook.remove()
@@ -306,7 +306,7 @@ class Stager:
                 staging.error = _resampled(watched)
 
     def _check_devices(self, staging: Staging) -> None:
-        """Before an optimizer's step, which may come before the thread has seen the end."""
+        """Check torch's counts before an optimizer's step, which may precede the thread's end."""
         with self._checking:
             if not staging.is_checked:
                 staging.is_checked = True
@@ -335,7 +335,7 @@ _stagers: "weakref.WeakSet[Stager]" = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """In a fork, where nobody copies, and its parent does."""
+    """In a forked child, which copies nothing."""
     for one in _stagers:
         one._present = one._thread = None  # noqa: SLF001 - of this module
 
@@ -362,7 +362,7 @@ def _is_on_host(watched: DeviceCopies) -> bool:
 
 
 def _recounted(copies: Sequence[TensorCopy]) -> ChangedError | None:
-    """Whether torch has counted a change."""
+    """An error if torch has counted a change."""
     for one in copies:
         if one.source._version != one.version:  # noqa: SLF001 - torch has no public name for it
             return _changed(one)
@@ -370,7 +370,7 @@ def _recounted(copies: Sequence[TensorCopy]) -> ChangedError | None:
 
 
 def _resampled(watched: DeviceCopies) -> ChangedError | None:
-    """Whether the values are others: in what was copied, or in the source since."""
+    """An error if sampled values differ, in the copy or in the source since."""
     copied = Samples([one.target for one in watched.copies])
     for now in (copied, watched.after):
         number = None if now is None else watched.before.first_other(now)
@@ -387,7 +387,7 @@ def _changed(one: TensorCopy) -> ChangedError:
 
 
 def _pieces(one: TensorCopy) -> Iterator[TensorCopy]:
-    """A large tensor in parts, so that it is known how far it is."""
+    """Split a large tensor, so that progress is known."""
     is_plain = type(one.source) in (torch.Tensor, torch.nn.Parameter)
     if one.source.nbytes <= _PIECE_BYTES or not (is_plain and one.source.is_contiguous()):
         yield one
@@ -399,7 +399,7 @@ def _pieces(one: TensorCopy) -> Iterator[TensorCopy]:
 
 
 def _copy_beside(one: TensorCopy) -> None:
-    """With one thread, and without the GIL: the training has the other cores."""
+    """Copy with one thread, and without the GIL: the training has the other cores."""
     if one.source.is_contiguous():
         ctypes.memmove(one.target.data_ptr(), one.source.data_ptr(), one.source.nbytes)
     else:

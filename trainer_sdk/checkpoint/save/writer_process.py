@@ -1,4 +1,4 @@
-"""A rank's writer, as the rank sees it: started when needed, missed at once when it is gone."""
+"""The writer process of a rank: started when needed, and its death is noticed at once."""
 
 import os
 import queue
@@ -23,11 +23,11 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *3 * [os.pardir]
 
 
 class WriterGoneError(Exception):
-    """There is no writer, or it has died, and how."""
+    """There is no writer, or it has died; the text says how."""
 
 
 class Writer:
-    """One process, and the thread that hears it.
+    """The writer process, and the thread that hears it.
 
     The process dies with that thread, which lives as long as the rank or the process does.
     """
@@ -58,28 +58,28 @@ class Writer:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """It takes orders."""
+        """Whether it takes orders."""
         return self._thread.is_alive() and self._is_wanted
 
     def send(self, order: ToWriter) -> None:
-        """Give it an order. If it is gone, whoever is told of lost ones will hear of it."""
+        """Send it an order. If it has died, `lost` is called."""
         with self._sending, suppress(OSError):
             self._channel.send(order)
 
     def kill(self) -> None:
-        """End it, whatever it does; that is no loss that is told."""
+        """Kill it; `lost` is not called."""
         self._is_wanted = False
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End it, and wait until it is gone; not for one that hangs in the kernel."""
+        """Kill it, and wait a few seconds until it has exited: it may hang in the kernel."""
         self.kill()
         self._thread.join(_GONE_WITHIN_S)
 

@@ -16,16 +16,16 @@ from trainer_sdk.checkpoint.arguments import whole
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)")
 _NEWER = 0.2
-"""How much the latest step or save counts in a mean."""
+"""The weight of the latest step or save in a mean."""
 _CHANGED = 0.1
-"""A change by less is not told."""
+"""A smaller change is not reported."""
 _PRIOR_S = 24 * 3600.0
-"""Before a job has failed, it is taken to fail once a day."""
+"""The assumed time between failures, before the job has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """What the user wants: every so many steps, or seconds, or `auto` with neither."""
+    """The user's choice: a number of steps, or of seconds; neither means `auto`."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -33,25 +33,25 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class IntervalBounds:
-    """Between which an automatic interval stays."""
+    """The bounds of an automatic interval."""
 
     least_s: float = 30.0
     most_s: float = 3600.0
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What rank 0 says to all, so that all do the same."""
+    """Rank 0's decision, which all ranks follow."""
 
     is_due: bool
     next_step: int
-    """Until then nobody needs to ask again."""
+    """No rank needs to ask before this step."""
     step: int
     """The step that rank 0 has finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How often to save, and why; the words of the fact `IntervalChosen`."""
+    """How often to save, and why; the fields of the fact `IntervalChosen`."""
 
     every_steps: int
     every_s: float
@@ -61,7 +61,7 @@ class Interval:
 
 
 def parse_every(every: int | str) -> Every:
-    """500, "10min", "90s", "2h" or "auto"."""
+    """Parse 500, "10min", "90s", "2h" or "auto"."""
     if isinstance(every, str) and every == "auto":
         return Every()
     with suppress(TypeError, ValueError):
@@ -76,12 +76,12 @@ def parse_every(every: int | str) -> Every:
 
 
 def mtbf_s(failures: int, ran_s: float) -> float:
-    """The mean time between failures: those that the job has seen, and one a day before that."""
+    """The mean time between failures of the job, with one assumed failure a day before it."""
     return (_PRIOR_S + ran_s) / (1 + failures)
 
 
 def best_interval_s(cost_s: float, mtbf: float) -> float:
-    """Daly's, which is Young's with more terms: the one that loses the least time."""
+    """The interval that loses the least time, by Daly: Young's, with more terms."""
     if cost_s >= 2 * mtbf:
         return mtbf
     ratio = cost_s / (2 * mtbf)
@@ -89,7 +89,7 @@ def best_interval_s(cost_s: float, mtbf: float) -> float:
 
 
 class IntervalEstimate:
-    """Rank 0's measurements, and what follows from them."""
+    """The interval that follows from rank 0's measurements."""
 
     def __init__(
         self, every: Every, bounds: IntervalBounds, *, failures: int, ran_s: float
@@ -110,7 +110,7 @@ class IntervalEstimate:
         self._told: Interval | None = None
 
     def stepped(self, now: float, *, is_saving: bool) -> None:
-        """A step is finished; `is_saving` while the last save is still being written."""
+        """Note a finished step; `is_saving` if the last save is still being written."""
         before, self._stepped = self._stepped, now
         if before is None:
             self._began = self._last_save = now
@@ -125,7 +125,7 @@ class IntervalEstimate:
         self._draining = slower + extra, lasted + took
 
     def saved(self, now: float, stall_s: float) -> None:
-        """A save was begun and took so much of the training's time."""
+        """Note a save that was begun, and the training's time that it took."""
         slower, lasted = self._draining
         if self._stall_s is not None:
             self._slowdown_s = _mean(self._slowdown_s, max(0.0, slower))
@@ -135,7 +135,7 @@ class IntervalEstimate:
         self._last_save = self._stepped = now
 
     def look(self, step: int, now: float) -> Decision:
-        """Whether to save after this step, and when to look again."""
+        """Whether to save after this step, and when to ask again."""
         step_s = self._quiet_step_s
         if step_s is None or self._last_save is None:
             return Decision(is_due=False, next_step=step + 1, step=step)
@@ -148,7 +148,7 @@ class IntervalEstimate:
         return Decision(is_due=is_due, next_step=next_step, step=step)
 
     def interval(self, now: float) -> Interval:
-        """How often to save, as things are."""
+        """How often to save, by the present measurements."""
         step_s = self._quiet_step_s or 0.0
         if self._every.seconds is not None:
             return _interval(self._every.seconds, step_s, "as configured")
@@ -170,7 +170,7 @@ class IntervalEstimate:
         return _interval(every_s, step_s, reason, self._stall_s, mtbf)
 
     def news(self, now: float) -> Interval | None:
-        """The interval, if it has changed since it was last told."""
+        """The interval, if it has changed since the last report."""
         found, told = self.interval(now), self._told
         if told is not None and abs(found.every_s - told.every_s) <= _CHANGED * told.every_s:
             return None

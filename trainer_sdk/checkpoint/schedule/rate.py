@@ -1,7 +1,7 @@
-"""How long a save is to take, so that the steps meanwhile do not notice it. Pure.
+"""How fast a save is written, so that the steps meanwhile hardly slow down; and the limit itself.
 
-To write a state costs processor time and memory bandwidth, the same in a moment or in a while: of
-more steps, each pays less. What a step pays is measured, and nothing is slowed that costs nothing.
+To write a state costs processor time and memory bandwidth, the same in a short or a long time; over
+more steps, each step pays less. The slowdown of steps is measured; without one there is no limit.
 """
 
 import threading
@@ -10,19 +10,19 @@ from collections import deque
 from collections.abc import Collection
 
 _MOST, _AIM, _LEAST = 0.04, 0.03, 0.01
-"""By so much steps may take longer; what is aimed at; and what there is room for more."""
+"""The most by which steps may take longer, the aim, and below which a save may be faster."""
 _FEWEST = 4
-"""Steps, before anything is concluded from them."""
+"""The least number of steps to judge by."""
 _SHARE = 0.25
-"""So much of the time between two saves one may take."""
+"""The most of the time between two saves that a save may take."""
 _QUICKER = 1.5
 _TOLD_ANEW = 2.0
 LEAST_BYTES_PER_S = 4 << 20
-"""A save that is slower looks like one that hangs."""
+"""A slower save looks like one that hangs."""
 
 
 class Throttle:
-    """Of one piece of work, for all its threads; its time begins with the first bytes."""
+    """Limits bytes a second of one work, for all its threads, from the first bytes on."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
@@ -33,11 +33,11 @@ class Throttle:
 
     @property
     def is_lifted(self) -> bool:
-        """Nobody waits here."""
+        """Whether there is no limit any more."""
         return self._lifted.is_set()
 
     def let(self, size: int) -> bool:
-        """Wait until so many bytes may have passed in all; False once it is lifted."""
+        """Wait until this many bytes in total are allowed; False once the limit is lifted."""
         if self.is_lifted:
             return False
         now = time.monotonic()
@@ -47,34 +47,34 @@ class Throttle:
         return not self._lifted.wait(max(ahead_s, 0.0))
 
     def lift(self) -> None:
-        """Nobody waits here from now on."""
+        """Lift the limit."""
         self._lifted.set()
 
 
 class WriteRate:
-    """Of one rank."""
+    """How fast the saves of a rank are written."""
 
     def __init__(self) -> None:
         self.lasts_s = 0.0
-        """What the next save is to take; 0: as fast as can be."""
+        """How long the next save takes; 0 for no limit."""
         self.slower = 1.0
-        """A step while the last one was written, in steps before it."""
+        """How much longer a step took while the last save was written."""
         self._quiet: deque[float] = deque(maxlen=64)
         self._meanwhile: deque[float] = deque(maxlen=1024)
         self._lasted_s = 0.0
         self._stepped: float | None = None
         self._saved: float | None = None
         self._unslowed_s = 0.0
-        """What a save takes that nobody slows."""
+        """How long a save takes without a limit."""
         self._is_paced = False
         self._told_s = 0.0
 
     def bytes_per_s(self, size: int) -> int:
-        """How fast the next save of this size may be written; 0: as fast as can be."""
+        """The limit for the next save of this size; 0 for no limit."""
         return max(int(size / self.lasts_s), LEAST_BYTES_PER_S) if self.lasts_s else 0
 
     def news(self) -> str | None:
-        """What people should know, if it has changed much since it was told."""
+        """A line for people, if the limit has changed much since the last one."""
         lasts_s, told_s = self.lasts_s, self._told_s
         if lasts_s == told_s or (lasts_s and 1 / _TOLD_ANEW < told_s / lasts_s < _TOLD_ANEW):
             return None
@@ -87,7 +87,7 @@ class WriteRate:
         )
 
     def stepped(self, now: float, *, is_saving: bool) -> None:
-        """A step is finished; `is_saving` while the last save is still being written."""
+        """Note a finished step; `is_saving` if the last save is still being written."""
         before, self._stepped = self._stepped, now
         if before is None:
             return
@@ -98,7 +98,7 @@ class WriteRate:
             self._quiet.append(now - before)
 
     def saved(self, now: float, *, is_paced: bool) -> None:
-        """A save begins, which may be slowed or not. The one before is over, or hurries."""
+        """Note that a save begins, with a limit or not. The one before is over, or has none now."""
         between_s = now - self._saved if self._saved is not None else 0.0
         if self._is_paced and min(len(self._quiet), len(self._meanwhile)) >= _FEWEST:
             self._judge(_SHARE * between_s)
@@ -122,7 +122,7 @@ class WriteRate:
 
 
 def _usual(steps: Collection[float]) -> float:
-    """The mean of the middle half: neither a step that evaluates nor a burst of writes decides."""
+    """The mean of the middle half: an evaluation or a burst of writes does not count."""
     ordered = sorted(steps)
     aside = len(ordered) // 4
     middle = ordered[aside : len(ordered) - aside]

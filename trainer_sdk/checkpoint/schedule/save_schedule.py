@@ -1,4 +1,4 @@
-"""When to save: all ranks decide alike, by steps alone or by what rank 0 says at some of them."""
+"""When to save: all ranks decide alike, by the step, or by rank 0's decision at some steps."""
 
 from dataclasses import asdict
 from time import monotonic
@@ -9,7 +9,7 @@ from trainer_sdk.checkpoint.schedule.interval import Decision, Every, IntervalEs
 
 
 class SaveSchedule:
-    """Asked after each step, by all ranks."""
+    """Decides after each step whether to save. All ranks call it together."""
 
     def __init__(
         self, every: Every, group: RankGroup, reporter: Reporter, estimate: IntervalEstimate
@@ -38,7 +38,7 @@ class SaveSchedule:
         return look.is_due
 
     def saved(self, stall_s: float) -> None:
-        """A save was begun; it took so much of the training's time on this rank."""
+        """Note a save that was begun, and the training's time that it took on this rank."""
         now = monotonic()
         self._estimate.saved(now, stall_s)
         if self._every.steps is not None or self._group.rank:

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint without a manifest: found, and taken over.
+"""Finds and adopts plain checkpoints of torch.distributed.checkpoint, without a manifest.
 
 A plain one has torch's metadata and no manifest, so nobody knows whether it is whole; nothing takes
 it over unasked.
@@ -45,7 +45,7 @@ def plain_ones(storage: Storage) -> list[str]:
 
 
 def offer(storage: Storage) -> str:
-    """How to take over the plain checkpoints that are there, in one line; empty without any."""
+    """A line about how to adopt the plain checkpoints there; empty if there are none."""
     found = plain_ones(storage)
     if not found:
         return ""
@@ -59,7 +59,7 @@ def offer(storage: Storage) -> str:
 
 
 def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
-    """Make a checkpoint of the root from a plain one; where it is, and how large.
+    """Make a checkpoint of the root from a plain one; returns its place and size.
 
     Its files are hashed as they stand, and linked, or copied to another file system; the source
     stays. A value in it that no restore reads refuses it.
@@ -135,7 +135,7 @@ def _taken(source: str, inside: str, name: str) -> ShardFile:
 
 
 def _ranks(names: list[str]) -> int:
-    """How many ranks have saved it, by the names that torch gives their files."""
+    """The number of ranks that have saved it, by the names of torch's files."""
     return max(1, len({one.split("_")[2] for one in names if one.startswith("__")}))
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints of the global tier in one place: what is there, whether it is what was saved.
+"""The checkpoints of the global tier in one storage: which there are, and whether they are good.
 
 Needs no service and no torch: the files say everything.
 """
@@ -41,29 +41,29 @@ from trainer_sdk.checkpoint.storage.port import (
 
 OWNER = "owner.json"
 PINNED = "pinned.json"
-"""Beside a manifest: retention may not have it."""
+"""Next to a manifest: retention keeps it."""
 QUARANTINED = "quarantined.json"
-"""Beside a manifest: it is not to be restored."""
+"""Next to a manifest: it must not be restored."""
 _READ_BYTES = 8 << 20
 
 Pace = Callable[[int], None]
-"""Told of each read; it may take its time, or raise to give up."""
+"""Called with the size of each read; it may wait, or raise to stop."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is said of a checkpoint beside its manifest."""
+    """A mark of a checkpoint, next to its manifest."""
 
     by: str = ""
     reason: str = ""
     cause: str = ""
     at: str = ""
     failed_at: int | None = None
-    """The step whose loss was no number, if a training says so itself."""
+    """The step whose loss was not finite, if a training has quarantined it."""
     manifest_hash: str = ""
-    """It is said of the checkpoint with this manifest alone; empty: of whichever is there."""
+    """The mark is about the checkpoint with this manifest; empty: about whichever is there."""
 
     def is_about(self, manifest_hash: str) -> bool:
-        """It is said of the checkpoint with this manifest."""
+        """Whether it is about the checkpoint with this manifest."""
         return self.manifest_hash in ("", manifest_hash)
 
 
@@ -73,7 +73,7 @@ class _Owner(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint that can be seen."""
+    """A visible checkpoint."""
 
     step: int
     path: str
@@ -101,37 +101,37 @@ class GoneError(MissingError):
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What comes of reading a checkpoint again."""
+    """The result of reading a checkpoint again."""
 
     flaw: str
-    """What is wrong, with the file; empty when every byte is what was saved."""
+    """The damage, with its file; empty if every byte is what was saved."""
     size_bytes: int
-    """How much was read."""
+    """How many bytes were read."""
 
     @property
     def is_good(self) -> bool:
-        """Every byte is what was saved."""
+        """Whether every byte is what was saved."""
         return not self.flaw
 
 
 def owner_of(storage: Storage) -> str | None:
-    """The job whose checkpoints these are; None where there are none that we can see."""
+    """The job that owns the storage; None if it has no owner."""
     mark = _read(storage, OWNER, _Owner)
     return None if mark is None else mark.job
 
 
 def stored_checkpoints(storage: Storage) -> Sequence[StoredCheckpoint]:
-    """Every checkpoint that is published there, the newest first."""
+    """All visible checkpoints, the newest first."""
     steps = ((step_of(name), name) for name in storage.folders())
     found = (look(storage, step) for step, name in steps if step is not None and name)
     return sorted((one for one in found if one is not None), key=lambda one: one.step, reverse=True)
 
 
 def look(storage: Storage, step: int) -> StoredCheckpoint | None:
-    """The checkpoint of a step; None when none is published.
+    """The visible checkpoint of a step; None if there is none.
 
-    Its marks are read before it: what takes its place in the meantime voids them, and only then
-    they go.
+    Its marks are read before its manifest: a checkpoint that replaces it voids them first, and
+    removes them later.
     """
     folder = step_name(step)
     place = f"{storage.url}/{folder}"
@@ -156,10 +156,10 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
 
 
 def verify(storage: Storage, one: StoredCheckpoint, pace: Pace = lambda _: None) -> Verification:
-    """Read every byte again and compare. `GoneError` if it goes meanwhile: that is no flaw.
+    """Read every byte again and compare. `GoneError` if it is removed meanwhile: not damage.
 
-    A checkpoint of a release that did not check values when it saved has them looked at here: one
-    that no restore reads is not good.
+    Earlier releases did not check values when they saved: those are checked here, and a value that
+    a restore would refuse is damage.
     """
     if one.manifest is None or one.flaw:
         return Verification(one.flaw, 0)
@@ -177,7 +177,7 @@ def verify(storage: Storage, one: StoredCheckpoint, pace: Pace = lambda _: None)
 
 
 def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
-    """Which value of it no restore reads."""
+    """The first value of it that a restore would refuse."""
     described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
     if not described:
         return f"{one.path} has no {METADATA}"
@@ -198,17 +198,17 @@ def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
 
 
 def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
-    """Say it beside the manifest; no bytes of the checkpoint are touched.
+    """Write a mark next to the manifest; the checkpoint itself is not changed.
 
-    `MissingError` where its folder has gone: a new one would keep the name from a later save.
+    `MissingError` if its folder is gone: a new folder would block the name for a later save.
     """
     storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(what))
 
 
 def quarantine(storage: Storage, one: StoredCheckpoint, what: Mark) -> bool:
-    """Say that this checkpoint is not to be restored; False when that was said before.
+    """Quarantine a checkpoint; False if it was quarantined already.
 
-    And when it is said of another manifest, or the checkpoint has gone.
+    Also False if the mark is about another manifest, or the checkpoint is gone.
     """
     if one.quarantined is not None or not what.is_about(one.manifest_hash):
         return False
@@ -220,16 +220,16 @@ def quarantine(storage: Storage, one: StoredCheckpoint, what: Mark) -> bool:
 
 
 def unmark(storage: Storage, step: int, name: str) -> None:
-    """Take it back."""
+    """Remove a mark."""
     storage.delete(f"{step_name(step)}/{name}")
 
 
 def pull(
     storage: Storage, one: StoredCheckpoint, to: str, pace: Pace = lambda _: None
 ) -> tuple[str, Verification]:
-    """Copy a checkpoint into a folder of this machine, comparing every byte; where it is now.
+    """Copy a checkpoint into a local folder, comparing every byte; returns its path there.
 
-    It is seen there only when it is whole and good. `GoneError` if it goes meanwhile.
+    It is visible there only once it is whole and good. `GoneError` if it is removed meanwhile.
     """
     folder, name = Folder(to), step_name(one.step)
     if one.manifest is None or one.flaw:
@@ -256,7 +256,7 @@ def pull(
 
 
 def _flat(name: str) -> str:
-    """In an object store the files of a save have a folder of their own; torch wants none."""
+    """The name without its folder: files have one in an object store, and torch expects none."""
     return name.rpartition("/")[2]
 
 
@@ -268,7 +268,7 @@ def _flat_manifest(storage: Storage, manifest: Manifest, folder: str) -> bytes:
 
 
 def _still_there(storage: Storage, one: StoredCheckpoint) -> None:
-    """Whoever removes a checkpoint, or takes its place, begins with its manifest."""
+    """`GoneError` if the checkpoint was removed or replaced; both change its manifest first."""
     there = look(storage, one.step)
     if there is None or there.manifest_hash != one.manifest_hash:
         what = "was removed" if there is None else "has made room for another"
@@ -276,7 +276,7 @@ def _still_there(storage: Storage, one: StoredCheckpoint) -> None:
 
 
 class _Hashed:
-    """A file as it is read, compared with what was saved."""
+    """Reads a file, and compares it with what was saved."""
 
     def __init__(self, storage: Storage, name: str, file: ShardFile, pace: Pace) -> None:
         self._storage = storage
@@ -287,7 +287,7 @@ class _Hashed:
         self.size = 0
 
     def parts(self) -> Generator[Octets]:
-        """All of it, in pieces; what is wrong is known after the last."""
+        """The bytes of the file in pieces; `flaw` is set after the last."""
         place = f"{self._storage.url}/{self._name}"
         hasher = Hasher()
         try:
@@ -325,7 +325,7 @@ _Read = TypeVar("_Read")
 
 
 def _read(storage: Storage, name: str, of: type[_Read]) -> _Read | None:
-    """A small document; None where there is none. One that cannot be read still stands there."""
+    """Read a small document; None if there is none. A mark that cannot be read still counts."""
     try:
         octets = storage.read(name)
     except MissingError:

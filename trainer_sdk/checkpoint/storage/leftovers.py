@@ -1,4 +1,4 @@
-"""What saves have left that came to nothing, and what made room for others.
+"""Leftovers: files of failed saves, and quarantined checkpoints that were replaced.
 
 Nobody who restores sees any of it. A save that is still being written looks the same, so only
 what has not changed for long counts, by the clock of the storage itself, and only under names
@@ -27,7 +27,7 @@ from trainer_sdk.checkpoint.storage.names import (
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 
 ABANDONED_S = 86_400.0
-"""Longer than any save may take: nobody can still work on what has not changed since."""
+"""Longer than any save may take: files that have not changed since are not in use."""
 _REPLACED_S = 7 * 86_400.0
 _NOTHING = "its save came to nothing"
 _MADE_ROOM = "it was quarantined, and another save has its place"
@@ -35,14 +35,14 @@ _MADE_ROOM = "it was quarantined, and another save has its place"
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A folder, or prefix, that nobody needs."""
+    """A folder, or prefix, that is not needed."""
 
     step: int
     folder: str
-    """In its storage."""
+    """Its name in the storage."""
     size_bytes: int
     changed_at: datetime
-    """The newest file in it."""
+    """The time of its newest file."""
     reason: str
 
 
@@ -57,7 +57,7 @@ class _Found:
 def leftovers(
     storage: Storage, *, after_s: float = ABANDONED_S, live_round: int | None = None
 ) -> list[Leftover]:
-    """What may go: unchanged for so long, and of no round that runs. No shard is read."""
+    """What to remove: unchanged for `after_s`, and not of a running round. Reads no shard."""
     found: list[Leftover] = []
     now: datetime | None = None
     for one in _candidates(storage, after_s, live_round):
@@ -75,7 +75,7 @@ def leftovers(
 
 
 def sweep(storage: Storage, one: Leftover) -> int | None:
-    """Remove it; how many bytes that frees. None when something has changed in it meanwhile."""
+    """Remove a leftover; returns the freed bytes. None if a file in it has changed meanwhile."""
     if any(file.changed_at > one.changed_at for file in storage.files(one.folder)):
         return None
     return storage.remove(one.folder)
@@ -102,7 +102,7 @@ def _candidates(storage: Storage, after_s: float, live_round: int | None) -> Gen
 def _below(
     storage: Storage, step: int, name: str, after_s: float, live_round: int | None
 ) -> Generator[_Found]:
-    """Saves of a step in an object store, but for the one that can be seen."""
+    """The hidden saves of a step in an object store."""
     savings = [(one, saving_of(one)) for one in storage.folders(name)]
     ours = [
         one

@@ -1,4 +1,4 @@
-"""Which values of a checkpoint a restore reads, told by names alone: needs no torch.
+"""Which pickled values of a checkpoint a restore reads, judged by names; needs no torch.
 
 Values that are no tensors are pickles, and a pickle may call whatever it names. A restore calls
 nothing but the names below, which make data and do nothing else.
@@ -33,7 +33,7 @@ DATA = frozenset(
         "uuid.UUID",
     }
 )
-"""What a restore reads beyond what torch reads with `weights_only=True`."""
+"""What a restore reads in addition to torch with `weights_only=True`."""
 _OF_TORCH = frozenset(
     {
         "_codecs.encode",
@@ -53,11 +53,11 @@ _DESCRIPTIONS = "torch.distributed.checkpoint."
 
 
 class UnreadablePickleError(Exception):
-    """A pickle that no restore reads, and why."""
+    """A restore refuses this pickle; the text says why."""
 
 
 class Described:
-    """A class of torch's that describes something, without torch."""
+    """A stand-in for a class of torch that describes tensors."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -75,11 +75,11 @@ class Described:
 
 
 class Bytes(Described):
-    """Torch's description of a value that is no tensor."""
+    """A stand-in for torch's description of a value that is not a tensor."""
 
 
 def values_in(metadata: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """The key of each value that is no tensor: its file, and its place there."""
+    """For each value that is not a tensor: its key, file, offset and length."""
     try:
         found = _Reader(io.BytesIO(metadata)).load()
         kinds, places = found.state_dict_metadata, found.storage_data
@@ -93,7 +93,7 @@ def values_in(metadata: bytes) -> Iterator[tuple[str, str, int, int]]:
 
 
 def why_unread(octets: bytes) -> str:
-    """Why a restore does not read this value; empty if it does."""
+    """Why a restore refuses this value; empty if it reads it."""
     try:
         with zipfile.ZipFile(io.BytesIO(octets)) as archive:
             name = next(one for one in archive.namelist() if one.endswith("/data.pkl"))
@@ -111,7 +111,7 @@ def why_unread(octets: bytes) -> str:
 
 
 def _name_of(argument: Any) -> str:
-    """The full name, by which Python 3 knows it."""
+    """The full name in Python 3."""
     module, _, name = str(argument).partition(" ")
     if (module, name) in _compat_pickle.NAME_MAPPING:
         module, name = _compat_pickle.NAME_MAPPING[module, name]
@@ -127,7 +127,7 @@ def _is_read(named: str) -> bool:
 
 
 class _Reader(pickle.Unpickler):
-    """Stand-ins for what describes tensors; everything else is refused."""
+    """Reads torch's descriptions of tensors as stand-ins, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith(_DESCRIPTIONS):

@@ -22,7 +22,7 @@ _POINTS = ("open", "write", "pwrite", "fsync", "link", "rename", "replace", "unl
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Have this process killed before its n-th such call, if the environment says so."""
+    """For tests: kill this process before its n-th such call, if the environment has the number."""
     if KILL_AT not in environ:
         return
     counter, last = itertools.count(1), int(environ[KILL_AT])
@@ -40,13 +40,13 @@ def _counted(call: Callable[..., Any], counter: "itertools.count[int]", last: in
 
 
 def main() -> None:
-    """Work until the rank is gone, and not a moment longer."""
+    """Work until the rank is gone."""
     parent = int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         return
     for number in (*HELD, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # meant for the rank, which waits for its last save
+        signal.signal(number, signal.SIG_IGN)  # for the rank, which waits for its last save
     os.nice(_NICER)
     arm(os.environ)
     channel: Channel[ToWriter] = Channel(socket.socket(fileno=int(sys.argv[1])), ToWriter)

@@ -1,4 +1,4 @@
-"""Large writes past the page cache, with the hash made beside them."""
+"""Large writes past the page cache, hashed in parallel, as soon as bytes are there, at a limit."""
 
 import errno
 import os
@@ -19,57 +19,57 @@ Going = Callable[[], None]
 
 
 class GivenUpByRankError(Exception):
-    """What is missing of a state will not come."""
+    """The rest of a state will not come."""
 
 
 class WriteGate:
-    """Of one state, for all threads that work on it."""
+    """When bytes of a state may be written: once in the buffer, and at most at the limit."""
 
     def __init__(self, there: int, stall_s: float = 0.0, bytes_per_s: int = 0) -> None:
         self._there = there
-        """So much of it has come."""
+        """All bytes before this one are in the buffer."""
         self.stall_s = stall_s
-        """What the training has waited; known when all of it has come."""
+        """How long the training has waited; known once all has come."""
         self._is_given_up = False
         self._news = threading.Condition()
         self._throttle = Throttle(bytes_per_s)
 
     def come(self, end: int, stall_s: float) -> None:
-        """All before `end` is in the buffer, or was."""
+        """Note that all before `end` is, or was, in the buffer."""
         with self._news:
             self._there, self.stall_s = max(self._there, end), stall_s
             self._news.notify_all()
 
     def give_up(self) -> None:
-        """Nothing more comes."""
+        """Note that nothing more comes."""
         with self._news:
             self._is_given_up = True
             self._news.notify_all()
 
     def wait_for(self, end: int) -> None:
-        """Until all before it has come."""
+        """Wait until all bytes before `end` have come."""
         with self._news:
             self._news.wait_for(lambda: self._is_given_up or self._there >= end)
             if self._there < end:
                 raise GivenUpByRankError
 
     def let(self, begin: int, end: int) -> None:
-        """Wait until this piece may be written, or sent."""
+        """Wait until this stretch may be written or sent."""
         self.wait_for(end)
         self._throttle.let(begin)
 
     @property
     def is_throttled(self) -> bool:
-        """It may not go as fast as it comes."""
+        """Whether a limit holds."""
         return not self._throttle.is_lifted
 
     def hurry(self) -> None:
-        """As fast as it comes from now on."""
+        """Lift the limit."""
         self._throttle.lift()
 
 
 class StreamHash:
-    """The hash of so many bytes as they come; `then` is called once all have."""
+    """The hash of `size` bytes as they come; `then` is called with it once all have come."""
 
     def __init__(self, size: int, then: Callable[[Hasher], None]) -> None:
         self._left = size
@@ -79,14 +79,14 @@ class StreamHash:
             then(self._hasher.copy())
 
     def update(self, octets: memoryview | bytes) -> None:
-        """Add these."""
+        """Add these bytes."""
         self._hasher.update(octets)
         self._left -= len(octets)
         if not self._left:
             self._then(self._hasher.copy())
 
     def hexdigest(self) -> str:
-        """Of what has come."""
+        """The hash of the bytes so far, in hex."""
         return self._hasher.hexdigest()
 
 
@@ -98,7 +98,7 @@ def write_hashed(
     gate: WriteGate,
     going: Going,
 ) -> None:
-    """Write a file of whole pages, window after window, and sync it; `going` hears of progress."""
+    """Write a file of whole pages, window after window, and sync it; calls `going` at progress."""
     descriptor, at = _open(path), 0
     try:
         _check_room(descriptor, size)
@@ -134,7 +134,7 @@ def hash_in_parts(octets: memoryview, hashing: StreamHash | Hasher, going: Going
 
 
 class _Line:
-    """Chunks that wait to be written; each is taken by one thread."""
+    """Chunks that wait to be written; one thread takes each."""
 
     def __init__(self, descriptor: int, begin: int, octets: memoryview, gate: WriteGate) -> None:
         self._descriptor = descriptor
@@ -146,7 +146,7 @@ class _Line:
         self._written = self._told = 0
 
     def work(self) -> None:
-        """Write until there is nothing left."""
+        """Write chunks until none is left."""
         while (taken := self._take()) is not None:
             at, end = taken
             self._gate.let(self._begin + at, self._begin + end)
@@ -157,18 +157,18 @@ class _Line:
             self._adapt(time.monotonic() - began)
 
     def once_all_is_there(self) -> memoryview:
-        """The same for the hash, which is quick: whoever copies them has the processor."""
+        """All bytes for the hash, once they are there: until then the copy has the processor."""
         self._gate.wait_for(self._begin + len(self._octets))
         return self._octets
 
     def stop(self) -> None:
-        """Take nothing more."""
+        """Take no more chunks."""
         with self._taking:
             self._taken = len(self._octets)
         self._gate.hurry()
 
     def news_for(self, going: Going) -> None:
-        """Tell of progress, if there was some."""
+        """Call `going` if there was progress."""
         if self._written != self._told:
             self._told = self._written
             going()
@@ -179,7 +179,7 @@ class _Line:
             return (at, self._taken) if at < self._taken else None
 
     def _adapt(self, took_s: float) -> None:
-        """Long writes while the disk takes them at once: each wakes a thread on a busy machine."""
+        """Adapt the size of chunks: long ones while the disk is fast, as each wakes a thread."""
         if took_s < _SHORT_S and not self._gate.is_throttled:
             self._chunk = min(2 * self._chunk, _MOST_CHUNK_BYTES)
         elif took_s > _LONG_S:
@@ -197,7 +197,7 @@ def _open(path: str) -> int:
 
 
 def _check_room(descriptor: int, needed: int) -> None:
-    """Before anything is written that would be in the way of others."""
+    """Check the free space before anything is written."""
     about = os.fstatvfs(descriptor)
     if about.f_blocks and about.f_bavail * about.f_frsize < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""A rank's part of a checkpoint: written, hashed, and named in a file beside it."""
+"""The files that a writer makes durable: a rank's shard and its part, an image, a single file."""
 
 import fcntl
 import mmap
@@ -47,29 +47,29 @@ _SAVING = ".everstep-saving"
 _MOST_OF_NAME = 50
 """Characters of at most four bytes each: with what is added, it is a name, however long it was."""
 _LEFT_S = 3600.0
-"""Nobody has written to it for so long: where locks do not reach other nodes, it tells as much."""
+"""The least age of a file to remove, as locks may not reach other nodes."""
 _cleared: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class SavePlace:
-    """Where the files of one save go, before and after they can be seen."""
+    """Where the files of a save are, before and after it is visible."""
 
     storage: Storage
     step: str
-    """The name that it gets."""
+    """Its name once it is visible."""
     before: str
-    """The folder in which its files are made."""
+    """The folder in which its files are written."""
     inside: str
-    """What their names begin with, as the manifest has them."""
+    """The prefix of the files' names in the manifest."""
 
     def path(self, name: str) -> str:
-        """Of a file, for people."""
+        """The path of a file, for people."""
         return f"{self.storage.url}/{self.before}/{name}"
 
 
 def place_of(root: str, saving: str, step: int) -> SavePlace:
-    """In a folder of its own; in an object store that is below the step, and stays there."""
+    """The place of a save: a hidden folder; in an object store, a prefix below the step."""
     storage, name = storage_for(root), step_name(step)
     if isinstance(storage, Folder):
         return SavePlace(storage, name, f"{SAVING}/{saving}", "")
@@ -77,17 +77,17 @@ def place_of(root: str, saving: str, step: int) -> SavePlace:
 
 
 def part_name(rank: int) -> str:
-    """What a rank has made durable."""
+    """The name of the file that lists what a rank has made durable."""
     return f"part-{rank:05d}.json"
 
 
 def failure_name(rank: int) -> str:
-    """Why a rank has given up."""
+    """The name of the file with the reason why a rank has given up."""
     return f"failed-{rank:05d}.json"
 
 
 def part_of(place: SavePlace, rank: int) -> RankPart | None:
-    """What a rank has made durable, until it can be seen."""
+    """The part of a rank, until the checkpoint is visible; None if it is not there."""
     name = f"{place.before}/{part_name(rank)}"
     try:
         return decode(place.storage.read(name), RankPart, f"{place.storage.url}/{name}")
@@ -96,7 +96,7 @@ def part_of(place: SavePlace, rank: int) -> RankPart | None:
 
 
 def visible(place: SavePlace) -> tuple[Manifest, str] | None:
-    """What has the name of the step, and the hash of its manifest."""
+    """The visible checkpoint of the step, and the hash of its manifest; None if there is none."""
     name = f"{place.step}/{MANIFEST}"
     try:
         octets = place.storage.read(name)
@@ -107,7 +107,7 @@ def visible(place: SavePlace) -> tuple[Manifest, str] | None:
 
 
 def is_ours(there: Manifest, order: WriteState) -> bool:
-    """It is what this very save has made visible."""
+    """Whether this save has made it visible."""
     return there.saving == order.saving
 
 
@@ -118,9 +118,9 @@ def write_shard(
     gate: WriteGate,
     going: Going,
 ) -> float:
-    """Write a rank's shard and its part, and hash the one; how long that took.
+    """Write a rank's shard, hash it, and write its part; returns how long that took.
 
-    What an attempt before has made durable is not touched: rank 0 may be publishing it.
+    Files that an earlier attempt has made durable are not touched: rank 0 may be publishing them.
     """
     place, began = place_of(order.root, order.saving, order.identity.step), time.monotonic()
     if _is_durable(order, place):
@@ -149,7 +149,7 @@ def write_shard(
 
 
 def _is_durable(order: WriteState, place: SavePlace) -> bool:
-    """An attempt before has written this rank's part; it goes with the move to the step's name."""
+    """Whether an earlier attempt has written this rank's part, which may be published already."""
     if part_of(place, order.rank) is not None:
         return True
     found = visible(place)
@@ -158,9 +158,9 @@ def _is_durable(order: WriteState, place: SavePlace) -> bool:
 
 @contextmanager
 def _whole(folder: str, order: WriteState) -> Generator[str]:
-    """The path of a shard that gets its name when it is finished, and takes no room otherwise.
+    """A temporary path for a shard, which is renamed when it is complete, and else removed.
 
-    The part of an attempt before may come at any time: its writer may hang where even a kill waits.
+    An earlier attempt may still write its part: its writer may hang where even SIGKILL waits.
     """
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f".{order.shard}")
@@ -179,7 +179,7 @@ def _whole(folder: str, order: WriteState) -> Generator[str]:
 
 
 def keep_image(order: WriteState, octets: memoryview, hasher: Hasher, going: Going) -> str:
-    """Name the whole image, of which the file was hashed already, once it is durable; its hash."""
+    """Hash the rest of an image, make it durable, and write its index; returns the hash."""
     hash_in_parts(octets[order.file_bytes : order.image_bytes], hasher, going)
     begin, length = order.entries
     index = ImageIndex(
@@ -204,7 +204,7 @@ def _hash(
 
 
 def _parts(windows: Iterable[memoryview], gate: WriteGate, going: Going) -> Iterator[bytes]:
-    """Copies: the client may hold one for longer than the window stays as it is."""
+    """The chunks, copied: the client may use one after the window has changed."""
     passed = 0
     for octets in windows:
         for at in range(0, len(octets), CHUNK_BYTES):
@@ -221,7 +221,7 @@ def _hashed(parts: Iterable[bytes], hashing: StreamHash) -> Iterator[bytes]:
 
 
 def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
-    """Write so many of these bytes; `octets` goes on to the end of the last page."""
+    """Write the first `size` bytes; `octets` extends to the end of the last page."""
     folder, _, name = path.rpartition("/")
     if "://" in path:
         parts = (octets[at : min(at + CHUNK_BYTES, size)] for at in range(0, size, CHUNK_BYTES))
@@ -239,7 +239,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
 
 @contextmanager
 def _held(path: str) -> Generator[str]:
-    """A file that is made, of which everybody can see by its lock that its writer lives."""
+    """Create a temporary file, whose lock shows that its writer lives."""
     while True:
         held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with suppress(OSError):  # a file system without locks, where nothing is cleared away
@@ -257,7 +257,7 @@ def _held(path: str) -> Generator[str]:
 
 
 def _clear(folder: str, now: float) -> None:
-    """Remove what writers have left that were killed; once is enough. `now` is the storage's."""
+    """Remove, once, the temporary files of killed writers. `now` is by the storage's clock."""
     if folder in _cleared:
         return
     _cleared.add(folder)
@@ -271,7 +271,7 @@ def _clear(folder: str, now: float) -> None:
 
 
 def _liken(new: str, old: str) -> None:
-    """Who may read the file that is there may read the new one, and nobody else."""
+    """Give the new file the owner and mode of the old one."""
     with suppress(FileNotFoundError):
         about = os.stat(old)
         with suppress(PermissionError):

@@ -1,4 +1,4 @@
-"""What a rank and its writer say to each other; JSON, one a line."""
+"""The messages between a rank and its writer; JSON, one a line."""
 
 from typing import Literal
 
@@ -27,30 +27,30 @@ class WriteState(Line, frozen=True, kw_only=True):
     """How much of the buffer is the shard file."""
     image_bytes: int
     metadata: Region
-    """What torch's loader reads; of rank 0."""
+    """For torch's loader; only rank 0 has it."""
     entries: Region
     """Of the image, as JSON; where it is kept."""
     root: str = ""
     """Path or URL of the global tier; empty if it is not saved there."""
     launch: str = ""
-    """The process that saves, where no agent counts launches: it alone may save into the root."""
+    """The process that saves, where no agent counts launches: no other may save into the root."""
     saving: str = ""
     """The folder's name until it is visible."""
     shard: str = ""
     keep: bool = False
     """The image is kept in the memory of the node."""
     window_bytes: int = 0
-    """How much of the file is in the buffer, where it comes in waves; 0 where all of it will be."""
+    """The size of a window, where the file comes in windows; 0 if the buffer will have it all."""
     is_filling: bool = False
-    """Nothing of it is there yet; `BufferFilled` says what is."""
+    """The buffer is still being filled; `BufferFilled` reports how far."""
     bytes_per_s: int = 0
-    """No faster than this, until the training waits for it; 0: as fast as can be."""
+    """The limit, until the training waits for the save; 0 for no limit."""
     stall_s: float = 0.0
     occasion: str = "interval"
     has_data_position: bool = False
     user: dict[str, str] = msgspec.field(default_factory=dict)
     within_s: float
-    """How long the parts of other ranks are waited for."""
+    """How long to wait for the parts of other ranks."""
 
 
 class BufferFilled(Line, frozen=True, kw_only=True, tag="filled"):
@@ -58,18 +58,18 @@ class BufferFilled(Line, frozen=True, kw_only=True, tag="filled"):
 
     save: int
     end: int
-    """All of its bytes before this one; the end of the image once they are what they should be."""
+    """All bytes before this one are there; the end of the image once the copy is checked."""
     stall_s: float = 0.0
 
 
 class GiveUpSave(Line, frozen=True, kw_only=True, tag="giveup"):
-    """What is missing of a state will not come."""
+    """The rest of a state will not come."""
 
     save: int
 
 
 class HurrySave(Line, frozen=True, kw_only=True, tag="hurry"):
-    """The training waits for it: as fast as can be from now on."""
+    """The training waits for the save: no limit from now on."""
 
     save: int
 
@@ -87,7 +87,7 @@ ToWriter = WriteState | BufferFilled | GiveUpSave | HurrySave | WriteFile
 
 
 class Progress(Line, frozen=True, kw_only=True, tag="going"):
-    """The writer makes progress, or says whom it waits for."""
+    """The writer makes progress, or waits for these ranks."""
 
     save: int
     stage: Stage
@@ -101,14 +101,14 @@ class NextWindow(Line, frozen=True, kw_only=True, tag="nextwave"):
 
 
 class ImageKept(Line, frozen=True, kw_only=True, tag="kept"):
-    """The image is whole and has its index."""
+    """The image is whole, and has its index."""
 
     save: int
     hash: str
 
 
 class PartWritten(Line, frozen=True, kw_only=True, tag="written"):
-    """The rank's part is durable: its buffer may be used again."""
+    """The rank's part is durable: the buffer may be used again."""
 
     save: int
     size_bytes: int
@@ -124,11 +124,11 @@ class SaveDone(Line, frozen=True, kw_only=True, tag="done"):
     shards: int = 0
     manifest_hash: str = ""
     given_up: str = ""
-    """Why there is another one in its place, which is whole too."""
+    """Why another checkpoint, which is whole, has its place; empty if none has."""
 
 
 class SaveFailed(Line, frozen=True, kw_only=True, tag="failed"):
-    """A save came to nothing."""
+    """A save has failed."""
 
     save: int
     stage: Stage

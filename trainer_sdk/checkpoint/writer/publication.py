@@ -1,4 +1,4 @@
-"""From parts to a checkpoint that can be seen: rank 0's writer makes it so, the others look on.
+"""From parts to a visible checkpoint: rank 0's writer publishes it, the others watch.
 
 Ranks meet in files alone, so that nothing here needs the training or the control plane.
 """
@@ -65,15 +65,15 @@ _LOOK_SLOWER = 1.1
 
 Seen = TypeVar("Seen")
 Waiting = Callable[[Sequence[int]], None]
-"""Hears whose parts are missing."""
+"""Called with the ranks whose parts are missing."""
 
 
 class StepTakenError(Exception):
-    """Another checkpoint has the name, and stays."""
+    """Another checkpoint has the name of the step, and stays."""
 
 
 def why_given_up(there: StoredCheckpoint, order: WriteState, ours: Manifest) -> str:
-    """Why this save need not be there, too; empty if something would be lost with it."""
+    """Why this save is not needed; empty if something would be lost without it."""
     found = there.manifest
     if found is None or found.identity.job != order.identity.job:
         return ""
@@ -97,7 +97,7 @@ def why_given_up(there: StoredCheckpoint, order: WriteState, ours: Manifest) -> 
 
 
 def taken(there: StoredCheckpoint | None, order: WriteState, place: SavePlace) -> StepTakenError:
-    """Nobody may have the name, and why, and what to do."""
+    """The error for a name that is taken: why, and what to do."""
     where = f"{place.storage.url}/{place.step}"
     if there is None:
         return StepTakenError(
@@ -117,7 +117,7 @@ def taken(there: StoredCheckpoint | None, order: WriteState, place: SavePlace) -
 
 
 def makes_room(there: StoredCheckpoint, order: WriteState, place: SavePlace, octets: bytes) -> bool:
-    """Have this manifest in the place of what is quarantined; False if that has changed."""
+    """Replace a quarantined checkpoint by this one; False if it has changed."""
     if isinstance(place.storage, Folder):
         return _exchanged(place.storage, there, order, place)
     return _replaced(place.storage, there, octets)
@@ -135,7 +135,7 @@ def _exchanged(
 
 
 def _replaced(storage: Storage, there: StoredCheckpoint, octets: bytes) -> bool:
-    """Its mark says first which manifest it means, so that the new one never has it."""
+    """Replace a quarantined manifest; first its mark names that manifest, never the new one."""
     from trainer_sdk.checkpoint.storage.objects import Objects
 
     assert isinstance(storage, Objects)
@@ -161,13 +161,13 @@ def _replaced(storage: Storage, there: StoredCheckpoint, octets: bytes) -> bool:
 
 
 def _folder_of(found: Manifest | None) -> str:
-    """Where its files are, below its step."""
+    """The folder of its files, below its step."""
     inside = "" if found is None else found.files[0].name.rpartition("/")[0]
     return inside if saving_of(inside) is not None else ""
 
 
 def _is_of_one_trainer(found: Manifest, order: WriteState) -> bool:
-    """The training that saves now has saved it, in the same form."""
+    """Whether the training that saves now has saved it, in the same form."""
     theirs, own = saving_of(found.saving), saving_of(order.saving)
     if theirs is None or own is None or theirs.mark != own.mark:
         return False
@@ -175,7 +175,7 @@ def _is_of_one_trainer(found: Manifest, order: WriteState) -> bool:
 
 
 def _content(found: Manifest) -> tuple[object, ...]:
-    """The same for two saves whose states are, byte for byte."""
+    """A key that is the same for two saves of the same state, byte for byte."""
     names = ((one.name.rpartition("/")[2], one.size_bytes, one.hash) for one in found.files)
     shards = sorted(one for one in names if one[0] != METADATA)
     identity = found.identity
@@ -191,7 +191,7 @@ class GivenUpError(Exception):
 
 
 def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> SaveDone:
-    """Wait until the checkpoint can be seen; rank 0's writer makes it so."""
+    """Wait until the checkpoint is visible; rank 0's writer publishes it."""
     place = place_of(order.root, order.saving, order.identity.step)
     if order.rank:
         return _look_on(order, place, waiting)
@@ -215,7 +215,7 @@ def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> SaveDone:
 
 
 def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
-    """Let the other ranks know that this one has given up."""
+    """Tell the other ranks, by a file, that this one has given up."""
     place = place_of(root, saving, step)
     place.storage.put(f"{place.before}/{failure_name(rank)}", (json.dumps(reason).encode(),))
 
@@ -223,7 +223,7 @@ def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
 def _all_parts(
     order: WriteState, place: SavePlace, waiting: Waiting
 ) -> tuple[list[RankPart], SaveDone | None]:
-    """Of all ranks; or what comes of an attempt before, which has taken them with it."""
+    """The parts of all ranks; or the result, if an earlier attempt has published them."""
     found: dict[int, RankPart] = {}
 
     def parts() -> tuple[list[RankPart], SaveDone | None] | None:
@@ -311,7 +311,7 @@ def _done(
 
 
 def _look_on(order: WriteState, place: SavePlace, waiting: Waiting) -> SaveDone:
-    """Rank 0 decides; the others see it by the files that it leaves, or removes."""
+    """Watch the files of rank 0, which decides."""
 
     def seen() -> SaveDone | None:
         if (found := visible(place)) is None:
@@ -333,7 +333,7 @@ def _look_on(order: WriteState, place: SavePlace, waiting: Waiting) -> SaveDone:
 
 @dataclass(slots=True)
 class _Wait:
-    """How long until the next look: more and more, since thousands may look at one server."""
+    """The wait until the next look, which grows, as thousands may look at one server."""
 
     next_s: float = _LOOK_FIRST_S
 
@@ -370,7 +370,7 @@ def _raise_failure(place: SavePlace, ranks: Sequence[int]) -> None:
 
 
 def _withdraw(order: WriteState, place: SavePlace, reason: str = "") -> None:
-    """Remove what nobody will see; if there is a reason, the other ranks find that first."""
+    """Remove the files of a save that stays hidden; the reason is left for the other ranks."""
     kept = f"{place.before}/{failure_name(order.rank)}"
     if reason and order.identity.world_size > 1:
         abandon(order.root, order.saving, order.identity.step, order.rank, reason)
@@ -382,7 +382,7 @@ def _withdraw(order: WriteState, place: SavePlace, reason: str = "") -> None:
 
 
 def _clean(storage: Folder, saving: str) -> None:
-    """Remove what saves have left that came to nothing, and what nobody can see as this one.
+    """Remove the files of failed saves, and of this one, if it stays hidden.
 
     The folder itself stays: the next save may just have found that it is there.
     """
@@ -396,7 +396,7 @@ def _clean(storage: Folder, saving: str) -> None:
 
 
 def _is_left(theirs: SavingName | None, ours: SavingName | None, changed_at: float) -> bool:
-    """Nobody can still work on it, as far as its name and age tell."""
+    """Whether no process can still write it, by its name and age."""
     if theirs is None or ours is None:
         return False
     if theirs.round != ours.round:

@@ -1,4 +1,4 @@
-"""Whose a root is: one job's, on the device of the last save, and one launch's at a time."""
+"""A root belongs to one job, stays on one device, and one launch at a time saves there."""
 
 import errno
 import fcntl
@@ -12,13 +12,13 @@ from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import Storage
 
 LAUNCH = ".launch"
-"""In a folder, and locked by the writer of rank 0 of a launch that no agent counts."""
+"""A file that the writer of rank 0 locks, in launches that no agent counts."""
 _WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
 
 
 class OtherOwnerError(Exception):
-    """The place belongs to another job."""
+    """The root belongs to another job."""
 
 
 class OtherLaunchError(Exception):
@@ -26,17 +26,17 @@ class OtherLaunchError(Exception):
 
 
 class VanishedError(Exception):
-    """The folder that earlier saves went to is gone."""
+    """The folder of earlier saves is gone."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose checkpoints are in a place."""
+    """The job whose checkpoints are in a place."""
 
     job: str
 
 
 class RootClaim:
-    """A root as one writer has claimed it."""
+    """The claim of one writer on a root."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -45,9 +45,9 @@ class RootClaim:
         self._lock = -1
 
     def claim(self, job: str, launch: str = "") -> None:
-        """Make it the job's before each save, unless it belongs to another, or has gone.
+        """Claim the root for the job, before each save; an error if it is another's, or gone.
 
-        `launch` names the process that saves where no agent counts launches: it alone may.
+        `launch` names the process that saves, where no agent counts launches: no other may.
         """
         if self._is_claimed and not isinstance(self._storage, Folder):
             return
@@ -58,7 +58,7 @@ class RootClaim:
         self._device, self._is_claimed = device_of(self._storage), True
 
     def _hold(self, path: str, launch: str) -> None:
-        """Lock it as long as this process lives; the last launch may be on its way out."""
+        """Lock the file while this process lives; the last launch may just be ending."""
         if self._lock >= 0 and _is_at(path, self._lock):
             return
         if self._lock >= 0:
@@ -75,7 +75,7 @@ class RootClaim:
             time.sleep(_LOOK_EVERY_S)
 
     def _try_to_hold(self, path: str, launch: str) -> bool:
-        """Whether this launch may save there."""
+        """Try to lock the file; whether this launch may save."""
         try:
             self._lock = _locked(path, launch)
         except BlockingIOError:
@@ -91,7 +91,7 @@ _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.
 
 
 def claim(storage: Storage, job: str) -> None:
-    """Make this place the job's, unless it belongs to another."""
+    """Claim a place for the job; `OtherOwnerError` if it is another job's."""
     if storage.size(OWNER) is None and storage.put_if_absent(
         OWNER, msgspec.json.encode(Owner(job))
     ):
@@ -105,7 +105,7 @@ def claim(storage: Storage, job: str) -> None:
 
 
 def device_of(storage: Storage) -> int | None:
-    """The device that has the folder; None where there is none."""
+    """The device of the folder; None for an object store, or if it is gone."""
     try:
         return os.stat(storage.path).st_dev if isinstance(storage, Folder) else None
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def device_of(storage: Storage) -> int | None:
 
 
 def check_there(storage: Storage, before: int | None) -> None:
-    """The folder is where it was at the last save: none is made where a mount was."""
+    """`VanishedError` if the folder is not on the device of the last save: a mount may be gone."""
     there = device_of(storage)
     if before is None or there == before:
         return

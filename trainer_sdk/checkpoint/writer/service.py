@@ -1,4 +1,4 @@
-"""Takes orders from a rank, and works on each in a thread of its own; one writes at a time.
+"""Takes orders from a rank; each has a thread, and one writes at a time.
 
 An image is kept as soon as it is hashed, whatever becomes of its way to the global tier.
 """
@@ -60,7 +60,7 @@ _REMEDIES = {
 
 
 class WriterService:
-    """Everything that a writer does."""
+    """The work of a writer."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -68,10 +68,10 @@ class WriterService:
         self._roots: dict[str, RootClaim] = {}
         self._mappings = _Mappings()
         self._gates: dict[int, WriteGate] = {}
-        """Of the saves that are being written, or wait for that."""
+        """The gates of the saves that are being written, or wait for it."""
 
     def take(self, order: ToWriter) -> None:
-        """Begin with an order; what is said of a save that is over comes too late."""
+        """Begin an order, or pass a line on to its save; lines about an old save are ignored."""
         gate = self._gates.get(order.save)
         match order:
             case WriteState() | WriteFile():
@@ -88,7 +88,7 @@ class WriterService:
                 gate.hurry()
 
     def work(self, order: WriteState | WriteFile) -> None:
-        """Carry it out, and say what has come of it."""
+        """Carry out an order, and report the result."""
         stage, failed = _Stage(), None
         try:
             match order:
@@ -97,7 +97,7 @@ class WriterService:
                 case WriteFile():
                     self._write_file(order, stage)
         except GivenUpByRankError:
-            pass  # it knows
+            pass  # the rank itself has said so
         # Whatever it is, the rank must hear of it: it holds memory for this save.
         except Exception as error:  # noqa: BLE001
             failed = _failed(order, stage.name, error)
@@ -141,7 +141,7 @@ class WriterService:
     def _windows(
         self, order: WriteState, octets: memoryview, gate: WriteGate
     ) -> Generator[memoryview]:
-        """The shard file as it comes: in one, or in waves."""
+        """The windows of the shard file, as they come; one window if it is not in waves."""
         size = order.window_bytes or order.file_bytes or 1  # a rank may have nothing to write
         for at in range(0, order.file_bytes, size):
             end = min(at + size, order.file_bytes)
@@ -168,7 +168,7 @@ class WriterService:
 
 
 class _Stage:
-    """What is being done, for whoever asks when it fails."""
+    """The present stage, for the report if it fails."""
 
     name: Stage = "write"
 
@@ -179,7 +179,7 @@ def _gate(order: WriteState) -> WriteGate:
 
 
 class _Mappings:
-    """Buffers as they are in memory; mapping one again costs a tenth of writing it."""
+    """The mapped buffers; to map one again costs a tenth of writing it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -187,7 +187,7 @@ class _Mappings:
         self._views: dict[tuple[int, int], memoryview] = {}
 
     def of(self, image: str) -> memoryview:
-        """What is in a buffer. Those of another size were replaced, and are let go."""
+        """The bytes of a buffer. Mappings of another size were replaced, and are dropped."""
         descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
         try:
             about = os.fstat(descriptor)
@@ -219,7 +219,7 @@ _NAMES: dict[type[Exception], str] = {
     StepTakenError: "taken",
     VanishedError: "ENOENT",
 }
-"""What a save fails of that nobody but a person can mend."""
+"""The names of errors that only a person can repair."""
 
 
 def _failed(order: WriteState | WriteFile, stage: Stage, error: Exception) -> SaveFailed:

@@ -82,7 +82,7 @@ def ranks_save(
     return together(2, one)
 
 
-def shelved(storage: Storage) -> tuple[int, bool]:
+def there_now(storage: Storage) -> tuple[int, bool]:
     """The round of step 5, and whether nobody may load it."""
     there = look(storage, 5)
     assert there is not None
@@ -109,7 +109,7 @@ def test_what_is_quarantined_makes_room_and_is_kept_for_people(root: str, folder
     assert not any(one.told.warned for one in ranks)
     there = look(storage, 5)
     assert there is not None
-    assert shelved(storage) == (2, False)
+    assert there_now(storage) == (2, False)
     assert there.pinned is None
     assert storage.size(f"{step_name(5)}/{QUARANTINED}") is None
     assert verify(storage, there).is_good
@@ -170,7 +170,7 @@ def test_what_is_whole_and_stays_fails_the_save_of_every_rank(
     (failed,) = ranks[0][0].events("failed")
     assert (failed["error"], failed["attempt"]) == ("taken", 1)
     storage = storage_for(root)
-    assert shelved(storage) == (1, False)
+    assert there_now(storage) == (1, False)
     left = [one.name for where in (SAVING, step_name(5)) for one in storage.files(where)]
     assert not [name for name in left if "5-r2-" in name and "failed-" not in name]
 
@@ -181,7 +181,7 @@ def test_a_round_that_was_fenced_off_gives_up_on_every_rank(root: str, folder: P
     for is_bad in (False, True):
         ranks = ranks_save(folder, root, 1, FIRST, on_error="fatal")
         assert all("round 2 has saved" in one.told.warned[0] for one in ranks)
-        assert shelved(storage) == (2, is_bad)
+        assert there_now(storage) == (2, is_bad)
         assert not storage.files(SAVING)
         assert not [one.name for one in storage.files(step_name(5)) if "5-r1-" in one.name]
         there = look(storage, 5)
@@ -199,7 +199,7 @@ def test_the_same_content_need_not_be_saved_again(root: str, folder: Path) -> No
             warned += rank.told.warned
     (said,) = warned
     assert "it is the same" in said
-    assert shelved(storage_for(root)) == (1, False)
+    assert there_now(storage_for(root)) == (1, False)
 
 
 def test_a_training_may_save_a_step_twice(root: str, folder: Path) -> None:
@@ -270,7 +270,7 @@ def test_who_comes_second_to_a_quarantined_step_leaves_what_is_there_now(
     assert not publication.makes_room(
         quarantined, _order(root, quarantined.manifest), place, octets
     )
-    assert shelved(storage) == (2, False)
+    assert there_now(storage) == (2, False)
 
 
 def test_a_rank_that_looks_while_room_is_made_does_not_think_that_it_was_given_up(
@@ -302,7 +302,7 @@ def test_a_rank_that_looks_while_room_is_made_does_not_think_that_it_was_given_u
 
     monkeypatch.setattr(Folder, "read", read)
     done = settle(order, b"", lambda _: None)
-    assert shelved(storage) == (2, False)
+    assert there_now(storage) == (2, False)
     assert (done.given_up, done.manifest_hash) == ("", xxh3_128_hexdigest(octets))
 
 
