@@ -269,7 +269,9 @@ class Checkpointer:
         step = arguments.whole("step", step)
         arguments.state(state)
         if not self._root:
-            return self._handle(NotBegun(step, "there is no root: what is kept ends with the job"))
+            return self._handle(
+                NotBegun(step, "there is no root: states in memory end with the job")
+            )
         if step == self._last_step:
             there = NotBegun(step, f"step {step} was restored, and there has been none since")
             return self._last_save or self._handle(there)

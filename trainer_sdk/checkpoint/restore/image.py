@@ -171,7 +171,7 @@ def _hash(octets: memoryview, is_over: threading.Event | None) -> str:
     for at in range(0, len(octets), _HASHED_BYTES):
         hasher.update(octets[at : at + _HASHED_BYTES])
         if is_over is not None and is_over.is_set():
-            raise UnfitError("nobody has waited until it was checked")
+            raise UnfitError("the restore has ended before it was verified")
     return hasher.hexdigest()
 
 

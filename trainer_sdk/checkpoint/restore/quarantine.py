@@ -190,7 +190,7 @@ def quarantine_corrupt(
     except StorageError as error:
         reporter.warn(f"{name} cannot be quarantined: {error}")
         return
-    reporter.warn(f"{there.path} is quarantined, and is restored by nobody: {reason}")
+    reporter.warn(f"{there.path} is quarantined, and no restore loads it: {reason}")
     reporter.report(
         "quarantine",
         step=step,

@@ -248,7 +248,7 @@ class Restore:
         try:
             return offer(self._context.storage)
         except StorageError:
-            return ""  # what there is of ours could not be seen either, which is said
+            return ""  # the listing of our own failed, too, and was reported
 
     def _together(self, what: str, work: Callable[[], Made]) -> Made:
         """Do this on all ranks; if it fails on one rank, all raise `RestoreError`."""

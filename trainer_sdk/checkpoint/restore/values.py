@@ -131,7 +131,7 @@ def _remedy(value: object) -> str:
 _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda one: hasattr(one, "state_dict") and hasattr(one, "load_state_dict"),
-        "give it a name of its own at the top of the state, as what is inside another is not",
+        "give it a name of its own at the top of the state: state_dict is not called deeper",
     ),
     (lambda one: type(one) is int, "save str(…) of so large a number"),
     (lambda one: isinstance(one, Enum), "save its .value"),

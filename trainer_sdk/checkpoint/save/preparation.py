@@ -291,9 +291,7 @@ class Preparation:
         if self._keeps:
             raise self._too_limited(plan.arena_bytes, "a state that is kept in memory is whole")
         if window <= 0:
-            raise self._too_limited(
-                plan.beside_bytes + PAGE_BYTES, "what is written beside the tensors does not fit"
-            )
+            raise self._too_limited(plan.beside_bytes + PAGE_BYTES, "metadata and index do not fit")
         return window
 
     def _too_limited(self, each_bytes: int, why: str) -> NoRoomError:

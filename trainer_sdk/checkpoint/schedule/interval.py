@@ -69,8 +69,8 @@ def parse_every(every: int | str) -> Every:
     found = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
     if found is None or not float(found[1]):
         raise ValueError(
-            f"every={every!r} is no interval: give a number of steps, a time as '10min', '90s' or "
-            "'2h', or 'auto'"
+            f"every={every!r} is not an interval: give a number of steps, a time as '10min', '90s' "
+            "or '2h', or 'auto'"
         )
     return Every(seconds=float(found[1]) * _UNITS[found[2]])
 

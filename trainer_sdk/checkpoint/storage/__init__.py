@@ -45,12 +45,14 @@ def lasting(place: str) -> str:
             "nodes, no root and keep_memory=True"
         )
     if any("\ud800" <= one <= "\udfff" for one in place):
-        raise StorageError(f"{place!r} is no text in UTF-8, as what is said of a place must be")
+        raise StorageError(f"{place!r} is not valid UTF-8, as a place must be")
     return os.path.abspath(place) if place and "://" not in place else place
 
 
 def _path_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise StorageError(f"{url} is no folder of this machine: write file:///path, with three /")
+        raise StorageError(
+            f"{url} is not a folder of this machine: write file:///path, with three /"
+        )
     return unquote(parts.path)

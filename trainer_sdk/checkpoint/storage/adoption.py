@@ -101,8 +101,8 @@ def _files_of(source: str) -> list[str]:
         names = sorted(one for one in os.listdir(source) if one.endswith(_SHARD))
     if not names or not os.path.isfile(os.path.join(source, METADATA)):
         raise StorageError(
-            f"{source} is no checkpoint of torch.distributed.checkpoint: it wants {METADATA} and "
-            f"files that end in {_SHARD}"
+            f"{source} is not a checkpoint of torch.distributed.checkpoint: it needs {METADATA} "
+            f"and files that end in {_SHARD}"
         )
     return [*names, METADATA]
 

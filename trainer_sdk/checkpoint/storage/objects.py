@@ -53,8 +53,8 @@ class Objects:
         parts = urlsplit(url)
         if parts.username or parts.password or parts.query:
             raise StorageError(
-                f"{parts.scheme}://…{parts.path} says more than a bucket and a prefix: secrets and "
-                "options belong into the environment, as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+                f"{parts.scheme}://…{parts.path} has more than a bucket and a prefix: secrets and "
+                "options belong in the environment, as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
             )
         self._url = url.rstrip("/")
         self._store = _opened(url, parts.scheme)
@@ -258,4 +258,4 @@ def _opened(url: str, scheme: str) -> "ObjectStore":
     try:
         return from_url(url, retry_config=RETRIES)
     except (BaseError, ValueError) as error:
-        raise StorageError(f"{url} is no place in an object store: {_said(error)}") from error
+        raise StorageError(f"{url} is not a place in an object store: {_said(error)}") from error

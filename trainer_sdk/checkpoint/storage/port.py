@@ -99,7 +99,7 @@ class Storage(Protocol):
 def checked(name: str) -> str:
     """The name; `StorageError` if it leads out of the storage."""
     if not name or name.startswith("/") or any(one in ("", ".", "..") for one in name.split("/")):
-        raise StorageError(f"{name!r} is no name in a checkpoint: it may lead out of its folder")
+        raise StorageError(f"{name!r} is not a name in a checkpoint: it may lead out of its folder")
     return name
 
 

@@ -101,7 +101,7 @@ def taken(there: StoredCheckpoint | None, order: WriteState, place: SavePlace) -
     where = f"{place.storage.url}/{place.step}"
     if there is None:
         return StepTakenError(
-            f"{where} has no {MANIFEST}, so nobody can restore it, and it is not ours to replace: "
+            f"{where} has no {MANIFEST}, so it cannot be restored, and no save replaces it: "
             "remove it, or save elsewhere"
         )
     whose = there.flaw or "is another save of this step"
