@@ -14,9 +14,9 @@ from tests.unit.saved_states import Told
 from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
-from trainer_sdk.checkpoint.save.preparation import SaveRequest, SaverSetup
+from trainer_sdk.checkpoint.save.preparation import SaverSetup
 from trainer_sdk.checkpoint.save.queue import SaveQueue
-from trainer_sdk.checkpoint.save.request import OnError, Save, Timeouts
+from trainer_sdk.checkpoint.save.request import OnError, Save, SaveRequest, Timeouts
 from trainer_sdk.checkpoint.save.saver import Saver
 from trainer_sdk.checkpoint.schedule.rate import WriteRate
 

@@ -12,7 +12,7 @@ from tests.changed import save_and_change, save_in_small_pieces, save_in_waves
 from tests.saved_by import saving
 from trainer_sdk.checkpoint.flat_state import flatten
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.save.preparation import SaveRequest
+from trainer_sdk.checkpoint.save.request import SaveRequest
 
 SAVES = 1000
 

@@ -19,7 +19,7 @@ from tests.saved_by import load, manifest_of, path_of, same, saving
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.save import staging
-from trainer_sdk.checkpoint.save.preparation import SaveRequest
+from trainer_sdk.checkpoint.save.request import SaveRequest
 
 
 @pytest.fixture

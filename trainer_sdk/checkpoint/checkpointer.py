@@ -15,7 +15,7 @@ from trainer_sdk.checkpoint.group import group_of_all
 from trainer_sdk.checkpoint.job_context import read_job_context
 from trainer_sdk.checkpoint.restore.restorer import Latest, Restored, Restorer
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
-from trainer_sdk.checkpoint.save.preparation import SaveRequest, SaverSetup
+from trainer_sdk.checkpoint.save.preparation import SaverSetup
 from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.request import (
     ON_ERROR,
@@ -24,6 +24,7 @@ from trainer_sdk.checkpoint.save.request import (
     Save,
     SaveError,
     SaveHandle,
+    SaveRequest,
     Timeouts,
 )
 from trainer_sdk.checkpoint.save.saver import Saver

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +18,21 @@ from trainer_sdk.checkpoint.writer.protocol import (
 )
 from trainer_sdk.saying import say
 
+Event = Literal[
+    "committed",
+    "delayed",
+    "failed",
+    "fresh",
+    "image",
+    "interval",
+    "part_written",
+    "quarantine",
+    "refused",
+    "restore_failed",
+    "restored",
+    "save_started",
+]
+"""What a rank reports; the agent makes a fact of each."""
 _NAMED = 8
 
 
@@ -27,7 +43,7 @@ class Reporter:
         self._rank = rank
         self._link = link
 
-    def report(self, event: str, **body: object) -> None:
+    def report(self, event: Event, **body: object) -> None:
         """Send an event to the agent; `body` has the fields that the agent cannot know."""
         if self._link is not None:
             said = msgspec.json.encode(body).decode()

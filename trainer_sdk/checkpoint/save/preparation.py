@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,28 +28,11 @@ from trainer_sdk.checkpoint.save.plan import (
     window_for,
 )
 from trainer_sdk.checkpoint.save.queue import SaveQueue
-from trainer_sdk.checkpoint.save.request import NotBegun, Timeouts
+from trainer_sdk.checkpoint.save.request import NotBegun, SaveRequest, Timeouts
 from trainer_sdk.checkpoint.save.staging import Waiting
 from trainer_sdk.checkpoint.writer.protocol import Stage
 
 _LOOK_EVERY_S = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class SaveRequest:
-    """What the script has asked for."""
-
-    step: int
-    to_root: bool
-    """Save it in the global tier, too."""
-    round: int | None = None
-    """None for the round in which the process was started."""
-    occasion: str = "interval"
-    wait: bool = False
-    """Wait for a free buffer, rather than skip the save."""
-    has_data_position: bool = False
-    user: tuple[tuple[str, str], ...] = ()
-    finalize: tuple[Callable[[], None], ...] = ()
 
 
 class _Hindrance(IntEnum):

@@ -74,6 +74,23 @@ class Timeouts:
             object.__setattr__(self, name, found)
 
 
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """What the script has asked for."""
+
+    step: int
+    to_root: bool
+    """Save it in the global tier, too."""
+    round: int | None = None
+    """None for the round in which the process was started."""
+    occasion: str = "interval"
+    wait: bool = False
+    """Wait for a free buffer, rather than skip the save."""
+    has_data_position: bool = False
+    user: tuple[tuple[str, str], ...] = ()
+    finalize: tuple[Callable[[], None], ...] = ()
+
+
 @dataclass(slots=True)
 class Save:
     """A save on its way. `SaveQueue` changes it, under its lock."""

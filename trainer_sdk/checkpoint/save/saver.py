@@ -16,11 +16,10 @@ from trainer_sdk.checkpoint.save.plan import fill, fill_window, put, shard_name,
 from trainer_sdk.checkpoint.save.preparation import (
     Preparation,
     PreparedSave,
-    SaveRequest,
     SaverSetup,
 )
 from trainer_sdk.checkpoint.save.queue import SaveQueue
-from trainer_sdk.checkpoint.save.request import NotBegun, Save
+from trainer_sdk.checkpoint.save.request import NotBegun, Save, SaveRequest
 from trainer_sdk.checkpoint.save.staging import (
     SMALL_BYTES,
     ChangedError,
