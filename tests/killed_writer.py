@@ -74,7 +74,7 @@ class Killed:
 
             def tell(line: FromWriter) -> None:
                 if isinstance(line, (ImageKept, SaveDone, SaveFailed)):
-                    say(type(line).__name__.lower())
+                    say(str(line.__struct_config__.tag))
                 elif isinstance(line, NextWindow):
                     copy.written.release()
 

@@ -130,5 +130,5 @@ def test_an_image_that_nobody_waits_for_is_left(place: Place) -> None:
     image.verify(is_over)
     image.close()
     is_over.set()
-    with pytest.raises(UnfitError, match="nobody"):
+    with pytest.raises(UnfitError, match="before it was verified"):
         image.verify(is_over)
