@@ -117,7 +117,7 @@ def test_a_limit_that_is_too_small_is_named_with_what_helps(folder: Path) -> Non
     with saving(folder, memory_limit=1 << 10) as rank:
         assert rank.save(1, STATE) is None
         (refused,) = rank.events("refused")
-        assert refused["reason"].endswith("does not fit: raise it")
+        assert refused["reason"].endswith("do not fit: raise it")
         needed = refused["needed_bytes"]
     with saving(folder, memory_limit=needed) as rank:
         assert rank.save(1, STATE) is not None, "what was said to be needed is enough"

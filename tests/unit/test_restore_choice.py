@@ -11,9 +11,9 @@ from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
     PEER,
-    Offers,
     Sight,
     StateOffer,
+    StateOffers,
     Tier,
     choose,
     missing,
@@ -29,8 +29,8 @@ def offer(tier: Tier, step: int, **changes: Any) -> StateOffer:
     return StateOffer(identity=identity(step, **changes), tier=tier, place=f"{tier}-{step}")
 
 
-def field(*ranks: list[StateOffer], published: tuple[StateOffer, ...] = ()) -> Offers:
-    return Offers(tuple(map(tuple, ranks)), published)
+def field(*ranks: list[StateOffer], published: tuple[StateOffer, ...] = ()) -> StateOffers:
+    return StateOffers(tuple(map(tuple, ranks)), published)
 
 
 def test_the_newest_step_that_all_have_is_chosen_and_who_lacks_a_newer_one_is_named() -> None:
@@ -90,17 +90,17 @@ def test_what_one_node_has_quarantined_no_rank_loads_from_memory() -> None:
         Sight(offers=(offer(MEMORY, 30), offer(GLOBAL, 30))),
         Sight(offers=(offer(PEER, 30),), suspect=(identity(30),)),
     ]
-    chosen = choose(Offers.of(sights))
+    chosen = choose(StateOffers.of(sights))
     assert chosen is not None
     assert {one.tier for one in chosen.offers} == {GLOBAL}
 
 
 def test_only_the_step_that_was_asked_for_is_seen() -> None:
     sights = [Sight(offers=(offer(MEMORY, 30), offer(GLOBAL, 20), offer(GLOBAL, 10)))]
-    chosen = choose(Offers.of(sights, 20))
+    chosen = choose(StateOffers.of(sights, 20))
     assert chosen is not None
     assert chosen.identity.step == 20
-    assert Offers.of(sights, 15).is_empty
+    assert StateOffers.of(sights, 15).is_empty
 
 
 def test_images_of_another_layout_are_dropped_with_the_reason() -> None:

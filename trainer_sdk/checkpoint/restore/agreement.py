@@ -16,11 +16,11 @@ from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
     JobPast,
-    Offers,
     RejectedState,
     RestoreChoice,
     Sight,
     StateOffer,
+    StateOffers,
     choose,
     missing,
 )
@@ -91,7 +91,7 @@ class Agreement:
         """The keys in this rank's images."""
         return frozenset(key for forms in self._forms.values() for key in forms)
 
-    def look(self) -> Offers:
+    def look(self) -> StateOffers:
         """All offers of all ranks."""
         sights = self._group.gather(self._own_sight(), Sight)
         for one in sights:
@@ -102,20 +102,20 @@ class Agreement:
             self.failed_at |= set(one.failed_at)
             self.past = max(self.past, one.past)
             self.unsure = self.unsure or one.unsure
-        return Offers.of(sights, self._step)
+        return StateOffers.of(sights, self._step)
 
-    def newest(self, field: Offers) -> RestoreChoice | None:
+    def newest(self, field: StateOffers) -> RestoreChoice | None:
         """The newest state that every rank seems to have; it is neither read nor compared."""
         return self._chosen(field)[1]
 
-    def _chosen(self, field: Offers) -> tuple[Offers, RestoreChoice | None]:
+    def _chosen(self, field: StateOffers) -> tuple[StateOffers, RestoreChoice | None]:
         choice = choose(field)
         while choice is None and (older := self._older()):
             field = field.with_published(older)
             choice = choose(field)
         return field, choice
 
-    def agree(self, field: Offers, target: Target) -> RestoreChoice | None:
+    def agree(self, field: StateOffers, target: Target) -> RestoreChoice | None:
         """The newest state that all ranks have verified and that fits the live one; else None."""
         target.of_all = self._keys_of_all(target)
         field = self._of_this_layout(field, target)
@@ -253,7 +253,7 @@ class Agreement:
             return frozenset(own)
         return frozenset(key for each in self._group.gather(own, list[str]) for key in each)
 
-    def _of_this_layout(self, field: Offers, target: Target) -> Offers:
+    def _of_this_layout(self, field: StateOffers, target: Target) -> StateOffers:
         """The offers without images of other layouts: an image is a rank's whole state."""
         if not any(field.images):
             return field

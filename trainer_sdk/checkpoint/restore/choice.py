@@ -101,7 +101,7 @@ class RestoreChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Offers:
+class StateOffers:
     """All states that ranks could load."""
 
     images: tuple[tuple[StateOffer, ...], ...]
@@ -110,7 +110,7 @@ class Offers:
     """The global tier's, for all ranks."""
 
     @classmethod
-    def of(cls, sights: Sequence[Sight], step: int | None = None) -> "Offers":
+    def of(cls, sights: Sequence[Sight], step: int | None = None) -> "StateOffers":
         """The offers of all ranks, or those of one step, without quarantined images."""
         suspect = {one for sight in sights for one in sight.suspect}
 
@@ -133,15 +133,15 @@ class Offers:
         """No offer is left."""
         return not self.published and not any(self.images)
 
-    def with_published(self, more: Sequence[StateOffer]) -> "Offers":
+    def with_published(self, more: Sequence[StateOffer]) -> "StateOffers":
         """The same, with older ones of the global tier."""
         return replace(self, published=(*self.published, *more))
 
-    def without(self, passed: Sequence[tuple[int, StateOffer]]) -> "Offers":
+    def without(self, passed: Sequence[tuple[int, StateOffer]]) -> "StateOffers":
         """The same without offers that failed on these ranks; a global one goes for all ranks."""
         gone = set(passed)
         lost = {one for _, one in passed if one.tier == GLOBAL}
-        return Offers(
+        return StateOffers(
             tuple(
                 tuple(one for one in own if (rank, one) not in gone)
                 for rank, own in enumerate(self.images)
@@ -149,17 +149,17 @@ class Offers:
             tuple(one for one in self.published if one not in lost),
         )
 
-    def of_layout(self, layout: str) -> tuple["Offers", list[RejectedState]]:
+    def of_layout(self, layout: str) -> tuple["StateOffers", list[RejectedState]]:
         """The same without images of other layouts, and the rejected ones."""
         return self._without_images(lambda one: one.identity.layout != layout)
 
-    def without_images_of(self, identity: Identity) -> tuple["Offers", list[RejectedState]]:
+    def without_images_of(self, identity: Identity) -> tuple["StateOffers", list[RejectedState]]:
         """The same without images of this state, whose layout is another, and the rejected ones."""
         return self._without_images(lambda one: one.identity == identity)
 
     def _without_images(
         self, is_other: Callable[[StateOffer], bool]
-    ) -> tuple["Offers", list[RejectedState]]:
+    ) -> tuple["StateOffers", list[RejectedState]]:
         others = [
             (rank, one) for rank, own in enumerate(self.images) for one in own if is_other(one)
         ]
@@ -176,7 +176,7 @@ class Offers:
         return iter(sorted(found, key=lambda one: (one.step, one.round, one.layout), reverse=True))
 
 
-def choose(field: Offers) -> RestoreChoice | None:
+def choose(field: StateOffers) -> RestoreChoice | None:
     """The newest state that every rank has, each from its nearest tier."""
     for identity in field.newest_first():
         offers = [_nearest(own, field.published, identity) for own in field.images]
@@ -185,7 +185,7 @@ def choose(field: Offers) -> RestoreChoice | None:
     return None
 
 
-def missing(field: Offers, chosen: RestoreChoice | None) -> list[RejectedState]:
+def missing(field: StateOffers, chosen: RestoreChoice | None) -> list[RejectedState]:
     """The newer states that were not chosen, as some rank lacks them."""
     found = []
     for identity in field.newest_first():

@@ -15,7 +15,7 @@ The life of a save. The training runs the left side; the writer is a process of 
                          └────────────── WriteState, BufferFilled ──▶ writes, hashes
         stage                                                             │
         copy     ◀── the Stager: ChangedError ─▶ fail                     │
-        write    ◀── Progress, NextWindow ────────────────────────────────┤
+        write    ◀── SaveProgress, NextWindow ────────────────────────────────┤
         hash     ◀── ImageKept: the image in memory is whole ─────────────┤
         publish  ◀── PartWritten: this rank's part is durable ────────────┤
         result   ◀── SaveDone: it is visible; SaveFailed: SaveError ──────┘

@@ -27,9 +27,9 @@ from trainer_sdk.checkpoint.writer.protocol import (
     ImageKept,
     NextWindow,
     PartWritten,
-    Progress,
     SaveDone,
     SaveFailed,
+    SaveProgress,
     Stage,
     ToWriter,
     WriteFile,
@@ -313,7 +313,7 @@ class SaveQueue:
 
     def _act_on(self, save: Save, line: FromWriter) -> None:
         match line:
-            case Progress():
+            case SaveProgress():
                 save.stage, save.waits_for = line.stage, line.waits_for
             case NextWindow():
                 save.windows.put(None)

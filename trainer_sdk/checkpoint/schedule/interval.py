@@ -39,7 +39,7 @@ class IntervalBounds:
     most_s: float = 3600.0
 
 
-class Decision(msgspec.Struct, frozen=True):
+class SaveDecision(msgspec.Struct, frozen=True):
     """Rank 0's decision, which all ranks follow."""
 
     is_due: bool
@@ -134,18 +134,18 @@ class IntervalEstimate:
         self._stall_s = _mean(self._stall_s, stall_s)
         self._last_save = self._stepped = now
 
-    def look(self, step: int, now: float) -> Decision:
+    def look(self, step: int, now: float) -> SaveDecision:
         """Whether to save after this step, and when to ask again."""
         step_s = self._quiet_step_s
         if step_s is None or self._last_save is None:
-            return Decision(is_due=False, next_step=step + 1, step=step)
+            return SaveDecision(is_due=False, next_step=step + 1, step=step)
         wanted_s = self.interval(now).every_s
         left_s = wanted_s - (now - self._last_save)
         is_due = left_s < step_s / 2
         ahead = int((wanted_s if is_due else left_s) / step_s)
         # A step time that was measured over few steps is not trusted for many.
         next_step = step + max(1, min(ahead, self._steps))
-        return Decision(is_due=is_due, next_step=next_step, step=step)
+        return SaveDecision(is_due=is_due, next_step=next_step, step=step)
 
     def interval(self, now: float) -> Interval:
         """How often to save, by the present measurements."""

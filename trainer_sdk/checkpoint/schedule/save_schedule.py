@@ -5,7 +5,7 @@ from time import monotonic
 
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.group import RankGroup
-from trainer_sdk.checkpoint.schedule.interval import Decision, Every, IntervalEstimate
+from trainer_sdk.checkpoint.schedule.interval import Every, IntervalEstimate, SaveDecision
 
 
 class SaveSchedule:
@@ -28,7 +28,7 @@ class SaveSchedule:
         self._estimate.stepped(now, is_saving=is_saving)
         if step < self._next:
             return False
-        look = self._group.follow(self._estimate.look(step, now), Decision)
+        look = self._group.follow(self._estimate.look(step, now), SaveDecision)
         if look.step != step:
             raise ValueError(
                 f"rank {self._group.rank} has finished step {step}, and rank 0 step {look.step}: "

@@ -86,7 +86,7 @@ class WriteFile(Line, frozen=True, kw_only=True):
 ToWriter = WriteState | BufferFilled | GiveUpSave | HurrySave | WriteFile
 
 
-class Progress(Line, frozen=True, kw_only=True, tag="going"):
+class SaveProgress(Line, frozen=True, kw_only=True, tag="going"):
     """The writer makes progress, or waits for these ranks."""
 
     save: int
@@ -137,4 +137,4 @@ class SaveFailed(Line, frozen=True, kw_only=True, tag="failed"):
     place: str = ""
 
 
-FromWriter = Progress | NextWindow | ImageKept | PartWritten | SaveDone | SaveFailed
+FromWriter = SaveProgress | NextWindow | ImageKept | PartWritten | SaveDone | SaveFailed

@@ -28,9 +28,9 @@ from trainer_sdk.checkpoint.writer.protocol import (
     ImageKept,
     NextWindow,
     PartWritten,
-    Progress,
     SaveDone,
     SaveFailed,
+    SaveProgress,
     Stage,
     ToWriter,
     WriteFile,
@@ -134,7 +134,7 @@ class WriterService:
         stage.name = "publish"
 
         def waiting(ranks: Sequence[int]) -> None:
-            self._tell(Progress(save=order.save, stage="publish", waits_for=tuple(ranks)))
+            self._tell(SaveProgress(save=order.save, stage="publish", waits_for=tuple(ranks)))
 
         self._tell(settle(order, metadata, waiting))
 
@@ -164,7 +164,7 @@ class WriterService:
         self._tell(SaveDone(save=order.save, place=order.path, size_bytes=order.size_bytes))
 
     def _going(self, save: int, stage: "_Stage") -> Callable[[], None]:
-        return lambda: self._tell(Progress(save=save, stage=stage.name))
+        return lambda: self._tell(SaveProgress(save=save, stage=stage.name))
 
 
 class _Stage:
