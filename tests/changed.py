@@ -18,10 +18,10 @@ import torch
 
 from tests.saved_by import Saving, load, path_of, same, saving
 from tests.small_pieces import PIECE_BYTES
-from trainer_sdk.checkpoint import staging, writing
-from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.save import Save
+from trainer_sdk.checkpoint.save import staging, writer_process
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import Save
 
 FIRST_PIECES = 4
 """Of those that a writer hears of while a state is copied, each save has so many."""
@@ -110,7 +110,7 @@ class Meanwhile:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the copy, and in what its writer writes."""
     monkeypatch.setattr(staging, "_PIECE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(writing, "_MODULE", "tests.small_pieces")
+    monkeypatch.setattr(writer_process, "_MODULE", "tests.small_pieces")
 
 
 def save_in_small_pieces(monkeypatch: pytest.MonkeyPatch, saves: int, *, is_lazy: bool) -> Seen:
@@ -166,7 +166,7 @@ def save_and_change(
         _heard_by(meanwhile, monkeypatch)
         for step in range(1, saves + 1):
             expected = {key: one.detach().clone() for key, one in training.state.items()}
-            rank.queue.delivery.warm()
+            rank.queue.warm()
             rank.saver._is_lazy = is_lazy  # a save that was refused has turned it off
             meanwhile.begin()
             assert rank.save(step, training.state) is not None
@@ -191,13 +191,13 @@ def save_and_change(
 
 
 def _heard_by(meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled = Delivery.filled
+    filled = SaveQueue.filled
 
-    def fill(delivery: Delivery, save: Save, end: int) -> None:
-        filled(delivery, save, end)
+    def fill(queue: SaveQueue, save: Save, end: int) -> None:
+        filled(queue, save, end)
         meanwhile.hear(save)
 
-    monkeypatch.setattr(Delivery, "filled", fill)
+    monkeypatch.setattr(SaveQueue, "filled", fill)
 
 
 def _check(

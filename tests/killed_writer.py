@@ -15,19 +15,19 @@ from tests.small_pieces import PIECE_BYTES
 from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import IMAGE, Identity
 from trainer_sdk.checkpoint.storage.names import saving_name
-from trainer_sdk.checkpoint.writer.dying import KILL_AT, arm
-from trainer_sdk.checkpoint.writer.orders import (
-    Done,
-    Failed,
-    Filled,
+from trainer_sdk.checkpoint.writer.__main__ import KILL_AT, arm
+from trainer_sdk.checkpoint.writer.protocol import (
+    BufferFilled,
     FromWriter,
-    GiveUp,
-    Kept,
-    NextWave,
+    GiveUpSave,
+    ImageKept,
+    NextWindow,
+    SaveDone,
+    SaveFailed,
     WriteState,
 )
-from trainer_sdk.checkpoint.writer.publishing import abandon
-from trainer_sdk.checkpoint.writer.serving import Service
+from trainer_sdk.checkpoint.writer.publication import abandon
+from trainer_sdk.checkpoint.writer.service import WriterService
 
 FILE_BYTES = 8 * PIECE_BYTES
 IMAGE_BYTES = FILE_BYTES + 4096
@@ -73,13 +73,13 @@ class Killed:
             copy = _Copy(order, at, state(self.step, self.rank), say)
 
             def tell(line: FromWriter) -> None:
-                if isinstance(line, (Kept, Done, Failed)):
-                    say(type(line).__name__.lower())
-                elif isinstance(line, NextWave):
+                if isinstance(line, (ImageKept, SaveDone, SaveFailed)):
+                    say(str(line.__struct_config__.tag))
+                elif isinstance(line, NextWindow):
                     copy.written.release()
 
             self._arm()
-            copy.give(Service(tell), self.way)
+            copy.give(WriterService(tell), self.way)
             for one in threading.enumerate():
                 if one is not threading.current_thread():
                     one.join(WITHIN_S)
@@ -126,7 +126,7 @@ class _Copy:
     say: Say
     written: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def give(self, service: Service, way: Way) -> None:
+    def give(self, service: WriterService, way: Way) -> None:
         match way:
             case "at once":
                 self._put(0, BUFFER_BYTES)
@@ -136,30 +136,30 @@ class _Copy:
             case _:
                 self._in_pieces(service, gives_up=way == "given up")
 
-    def _in_pieces(self, service: Service, *, gives_up: bool) -> None:
+    def _in_pieces(self, service: WriterService, *, gives_up: bool) -> None:
         if "://" not in self.order.root:
             self._hear_of_pieces()
         self._put(IMAGE_BYTES, BUFFER_BYTES)
         service.take(replace(self.order, is_filling=True))
         for end in range(PIECE_BYTES, FILE_BYTES, PIECE_BYTES):
             self._put(end - PIECE_BYTES, end)
-            service.take(Filled(save=self.order.save, end=end))
+            service.take(BufferFilled(save=self.order.save, end=end))
             self._wait_for(end // PIECE_BYTES)
         self.say("copied")
         if gives_up:
-            service.take(GiveUp(save=self.order.save))
+            service.take(GiveUpSave(save=self.order.save))
         else:
             self._put(FILE_BYTES - PIECE_BYTES, IMAGE_BYTES)
-            service.take(Filled(save=self.order.save, end=IMAGE_BYTES))
+            service.take(BufferFilled(save=self.order.save, end=IMAGE_BYTES))
 
-    def _in_waves(self, service: Service) -> None:
+    def _in_waves(self, service: WriterService) -> None:
         self._put(IMAGE_BYTES, IMAGE_BYTES + _METADATA_BYTES, _WINDOW_BYTES)
         self._put(0, _WINDOW_BYTES)
         service.take(self.order)
         for at in range(_WINDOW_BYTES, FILE_BYTES, _WINDOW_BYTES):
             self._wait()
             self._put(at, at + _WINDOW_BYTES, 0)
-            service.take(Filled(save=self.order.save, end=at + _WINDOW_BYTES))
+            service.take(BufferFilled(save=self.order.save, end=at + _WINDOW_BYTES))
         self.say("copied")
 
     def _wait_for(self, pieces: int) -> None:

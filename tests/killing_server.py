@@ -9,7 +9,7 @@ import urllib.request
 
 from tests.contract.s3_server import BUCKET
 from trainer_sdk.checkpoint.manifest import step_name
-from trainer_sdk.checkpoint.writer.orders import WriteState
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 KILLS = r'''
 import os, re, signal

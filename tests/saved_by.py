@@ -11,14 +11,14 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader
 
 from tests.unit.saved_states import Told
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
-from trainer_sdk.checkpoint.readying import Setup, Wish
-from trainer_sdk.checkpoint.save import OnError, Save, Timeouts
-from trainer_sdk.checkpoint.saver import Saver
-from trainer_sdk.checkpoint.saves import SaveQueue
-from trainer_sdk.checkpoint.tempo import Tempo
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.save.preparation import SaverSetup
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import OnError, Save, SaveRequest, Timeouts
+from trainer_sdk.checkpoint.save.saver import Saver
+from trainer_sdk.checkpoint.schedule.rate import WriteRate
 
 JOB = "vit-l"
 WITHIN_S = 40.0
@@ -35,7 +35,7 @@ class Saving:
     told: Told
 
     def save(self, step: int, state: Mapping[str, Any], **wish: Any) -> Save | None:
-        begun = self.saver.save(Wish(**{"step": step, "to_root": True} | wish), state)
+        begun = self.saver.save(SaveRequest(**{"step": step, "to_root": True} | wish), state)
         return begun if isinstance(begun, Save) else None
 
     def finish(self) -> list[int]:
@@ -43,12 +43,12 @@ class Saving:
 
     def wait_for_writer(self, timeouts: Timeouts) -> None:
         """From now on so long; what was ordered keeps the timeouts that it was ordered with."""
-        self.queue.delivery._timeouts = timeouts
+        self.queue._timeouts = timeouts
 
     @property
     def writer(self) -> int:
         """Its process, which is there."""
-        pid = self.queue.delivery.writer_pid
+        pid = self.queue.writer_pid
         assert pid is not None
         return pid
 
@@ -59,16 +59,16 @@ class Saving:
 @contextmanager
 def saving(
     folder: Path,
-    group: Group | None = None,
+    group: RankGroup | None = None,
     on_error: OnError = "warn",
     optimizers: tuple[Any, ...] = (),
     timeouts: Timeouts | None = None,
     **changes: Any,
 ) -> Iterator[Saving]:
     """A rank that saves into `folder / "root"`, and keeps images in `folder / "images"`."""
-    group, timeouts = group or Group(None), timeouts or UNHURRIED
+    group, timeouts = group or RankGroup(None), timeouts or UNHURRIED
     known: dict[str, Any] = {
-        "whose": Whose(JOB, 1, str(folder / "images"), has_keeper=True),
+        "context": JobContext(JOB, 1, str(folder / "images"), has_keeper=True),
         "group": group,
         "root": str(folder / "root"),
         "keeps": False,
@@ -80,7 +80,7 @@ def saving(
     }
     told = Told()
     queue = SaveQueue(group.rank, told, on_error, timeouts)
-    saver = Saver(Setup(**known | changes), queue, told, Tempo(), optimizers)
+    saver = Saver(SaverSetup(**known | changes), queue, told, WriteRate(), optimizers)
     try:
         yield Saving(saver, queue, told)
     finally:

@@ -2,7 +2,7 @@
 
 import os
 
-from trainer_sdk.checkpoint.writer import disk, parts
+from trainer_sdk.checkpoint.writer import disk, files
 from trainer_sdk.checkpoint.writer.__main__ import main
 
 PIECE_BYTES = 8 << 10
@@ -11,7 +11,7 @@ PIECE_BYTES = 8 << 10
 def write_small_pieces() -> None:
     """Have each piece written by itself in this process, or sent by itself to an object store."""
     disk.CHUNK_BYTES = disk._MOST_CHUNK_BYTES = PIECE_BYTES
-    vars(parts)["CHUNK_BYTES"] = PIECE_BYTES
+    vars(files)["CHUNK_BYTES"] = PIECE_BYTES
     if "AWS_ENDPOINT_URL" in os.environ:
         from trainer_sdk.checkpoint.storage import objects
 

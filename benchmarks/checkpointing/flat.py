@@ -20,7 +20,7 @@ def flat(saves: int) -> bool:
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
         Checkpointer(folder, keep_memory=True, job=Path(folder).name) as one,
     ):
-        images = Path(one._saver._readying.arena.buffers[0].folder).parent
+        images = Path(one._saver._preparation.arena.buffers[0].folder).parent
         for step in range(1, saves + 1):
             one.save(step, state)
             one.maybe_finalize(blocking=True, within_s=60)

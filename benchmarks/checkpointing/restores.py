@@ -22,7 +22,7 @@ def restored(folder: Path, state: State, rounds: int) -> dict[str, list[float]]:
         first._ending.leave(True)  # noqa: FBT003
         began = time.perf_counter()
         second = Checkpointer(folder / "back", keep_memory=True, job=JOB)
-        ahead = second._way_back._ahead
+        ahead = second._restorer._early
         assert ahead is not None
         ahead._thread.join()
         checked = time.perf_counter()

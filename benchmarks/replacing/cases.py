@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.restarts.contenders import Everstep, Shape, Training
 from benchmarks.restarts.stage import Stage, kill
 from trainer_sdk.checkpoint.manifest import INDEX
-from trainer_sdk.checkpoint.restore.choosing import MEMORY, PEER
+from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER
 
 SAVED = 2
 _WITHIN_S = 90.0

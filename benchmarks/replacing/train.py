@@ -46,7 +46,7 @@ def main(folder: Path, mib: int, saved: int, building_s: float) -> None:
         if step == saved + 1:
             steps.mark(folder, int(life))
             if found is not None:
-                note = {
+                note: dict[str, object] = {
                     "rank": rank,
                     "called_at": called_at,
                     "back_at": back_at,

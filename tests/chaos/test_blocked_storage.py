@@ -15,7 +15,7 @@ import torch
 from tests.frozen_disk import freezable
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.events import Reporter
 
 LEAVING = Path(__file__).parents[1] / "integration" / "scripts" / "leaving.py"
 BLOCKED_S = 600.0
@@ -67,11 +67,11 @@ def test_ten_minutes_without_storage_cost_no_step(
     """Steps cost the same, the backlog is bounded, and the lag is recorded (A8.5)."""
     told: list[dict[str, Any]] = []
 
-    def tell(_: Teller, event: str, **body: Any) -> None:
+    def report(_: Reporter, event: str, **body: Any) -> None:
         if event == "delayed":
             told.append(body)
 
-    monkeypatch.setattr(Teller, "tell", tell)
+    monkeypatch.setattr(Reporter, "report", report)
     with freezable(tmp_path) as disk:
         training = Training(disk.path / "root")
         training.go_on(1.0)

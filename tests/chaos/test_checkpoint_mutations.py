@@ -10,9 +10,9 @@ import torch
 
 from tests.changed import save_and_change, save_in_small_pieces, save_in_waves
 from tests.saved_by import saving
+from trainer_sdk.checkpoint.flat_state import flatten
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.reading import flatten
-from trainer_sdk.checkpoint.readying import Wish
+from trainer_sdk.checkpoint.save.request import SaveRequest
 
 SAVES = 1000
 
@@ -39,7 +39,7 @@ def test_a_thousand_saves_hold_what_was_there(is_lazy: bool) -> None:
     ):
         for number in range(1, SAVES + 1):
             expected = {key: _bytes(one) for key, one in flatten(state).values.items()}
-            rank.saver.save(Wish(step=number, to_root=False), state)
+            rank.saver.save(SaveRequest(step=number, to_root=False), state)
             state["own"].fill_(number)
             for _ in range(dice.randrange(3)):
                 step()
@@ -71,7 +71,7 @@ def test_what_torch_does_not_count_is_saved_as_it_was_or_not_at_all(is_lazy: boo
         for number in range(1, SAVES // 5 + 1):
             expected = {key: _bytes(one) for key, one in flatten(state).values.items()}
             rank.saver._is_lazy = is_lazy  # a save that was refused has turned it off
-            rank.saver.save(Wish(step=number, to_root=False), state)
+            rank.saver.save(SaveRequest(step=number, to_root=False), state)
             for _ in range(dice.randrange(20_000)):
                 """The copy goes on meanwhile."""
             for one in dice.sample(owned, len(owned)):

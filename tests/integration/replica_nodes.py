@@ -24,7 +24,7 @@ from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.tls import opened_tls
 from tests.waiting import until_async
-from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Entry, Identity, ImageIndex, encode
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageEntry, ImageIndex, encode
 
 JOB, KEY = "j", "the-key-of-one-job"
 SIZE = 300_000
@@ -50,7 +50,7 @@ def save_image(
         rank=rank,
         size_bytes=size,
         hash=xxhash.xxh3_128_hexdigest(data),
-        entries=(Entry(key="w", offset=0, length=size, dtype="torch.uint8", shape=(size,)),),
+        entries=(ImageEntry(key="w", offset=0, length=size, dtype="torch.uint8", shape=(size,)),),
     )
     (place / IMAGE).write_bytes(data if octets is None else octets)
     (place / f".{INDEX}").write_bytes(encode(index))

@@ -24,7 +24,7 @@ from tests.integration.health_replicas import facts_of
 from tests.waiting import WITHIN_S, until_async
 from trainer_sdk.checkpoint import Checkpointer
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import look
+from trainer_sdk.checkpoint.storage.checkpoints import look
 
 JOB = "llama"
 SCRIPT = Path(__file__).with_name("scripts") / "dying_catalog.py"

@@ -30,7 +30,7 @@ from tests.integration.catalog_replicas import (
 from tests.integration.health_replicas import facts_of
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import shelved
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_retention_keeps_the_last_the_pinned_and_what_the_files_pin(
             lambda: seen(bus, CheckpointDeleted), "200 and 300 go", holds=lambda s: len(s) == 2
         )
         assert await steps(bus) == [500, 400, 100]
-    assert [one.step for one in shelved(storage_for(root))] == [500, 400, 100]
+    assert [one.step for one in stored_checkpoints(storage_for(root))] == [500, 400, 100]
     gone = await seen(bus, CheckpointDeleted)
     assert sorted(fact.step for fact in gone) == [200, 300]
     assert all(fact.last_good_step is not None and fact.freed_bytes > 8192 for fact in gone)
@@ -142,7 +142,7 @@ async def test_nobody_deletes_the_last_good_one(bus: NatsBus, root: str) -> None
         assert "it is the last good one" in done.text
         assert await steps(bus) == [100]
         refused = await facts_of(bus, DeletionRefused)
-    assert [one.step for one in shelved(storage_for(root))] == [100]
+    assert [one.step for one in stored_checkpoints(storage_for(root))] == [100]
     assert [(fact.step, fact.by) for fact in refused] == [(100, "ann")]
 
 
@@ -161,12 +161,12 @@ async def test_whoever_dies_while_it_deletes_leaves_files_that_the_next_one_find
         async with at_work(bus, settings):
             await publish(bus, root, 100, 200)
             await until_async(lambda: steps(bus), "100 is forgotten", holds=lambda s: s == [200])
-    assert [one.step for one in shelved(storage_for(root))] == [200, 100]
+    assert [one.step for one in stored_checkpoints(storage_for(root))] == [200, 100]
     async with at_work(bus, settings):
         await until_async(
             lambda: seen(bus, CheckpointDeleted), "100 is deleted", holds=lambda s: len(s) == 1
         )
-    assert [one.step for one in shelved(storage_for(root))] == [200]
+    assert [one.step for one in stored_checkpoints(storage_for(root))] == [200]
 
 
 async def test_what_cannot_be_deleted_is_not_forgotten(

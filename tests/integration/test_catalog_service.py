@@ -31,7 +31,7 @@ from tests.integration.catalog_replicas import (
 from tests.integration.health_replicas import facts_of
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import look
+from trainer_sdk.checkpoint.storage.checkpoints import look
 
 
 @pytest.fixture

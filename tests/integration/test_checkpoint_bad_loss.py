@@ -15,9 +15,9 @@ from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk import layout, testing
 from trainer_sdk.checkpoint import Checkpointer
-from trainer_sdk.checkpoint.quarantine import BadLossError
+from trainer_sdk.checkpoint.restore.quarantine import BadLossError
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import look
+from trainer_sdk.checkpoint.storage.checkpoints import look
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_what_becomes_visible_later_is_quarantined_with_it(
     going_on = threading.Thread(target=go_on)
     with pytest.raises(BadLossError, match="after loading step 10"), begun(root) as saves:
         saves.restore(state)
-        pid = until(lambda: saves._queue.delivery.writer_pid, "a writer")
+        pid = until(lambda: saves._queue.writer_pid, "a writer")
         stop(pid)
         saves.save(11, state)
         assert is_quarantined(root, 11) is None

@@ -15,18 +15,18 @@ import torch
 
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import async_save, files, wait_for_files
-from trainer_sdk.checkpoint.arena import Arena, Buffer
-from trainer_sdk.checkpoint.save import Timeouts
+from trainer_sdk.checkpoint import async_save, file_saver, wait_for_files
+from trainer_sdk.checkpoint.save.buffers import Arena, Buffer
+from trainer_sdk.checkpoint.save.request import Timeouts
 
 
 @pytest.fixture(autouse=True)
 def _own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A queue of this test's."""
-    monkeypatch.setattr(files, "_own", None)
+    monkeypatch.setattr(file_saver, "_own", None)
     yield
-    if files._own is not None:
-        files._own.close()
+    if file_saver._own is not None:
+        file_saver._own.close()
 
 
 AT_EXIT = """
@@ -75,7 +75,7 @@ def test_threads_that_save_at_once_have_each_their_own(
         until(lambda: door.waited, "the other one waits")
         return plain(self)
 
-    monkeypatch.setattr(files, "_opening", door)
+    monkeypatch.setattr(file_saver, "_opening", door)
     monkeypatch.setattr(Arena, "next", slowly)
     paths = [tmp_path / "1.pt", tmp_path / "2.pt"]
     threads = [
@@ -109,8 +109,8 @@ def test_what_a_writer_has_left_that_was_killed_goes_with_the_next_file(tmp_path
 def test_a_fork_has_memory_of_its_own(tmp_path: Path) -> None:
     async_save(state(0), tmp_path / "before.pt")
     wait_for_files(40)
-    assert files._own is not None
-    writer = files._own._queue.delivery.writer_pid
+    assert file_saver._own is not None
+    writer = file_saver._own._queue.writer_pid
     assert writer is not None
     stop(writer)
     receive, send = os.pipe()
@@ -152,13 +152,13 @@ def test_an_exit_handler_waits_for_its_file(tmp_path: Path, others: tuple[str, .
 
 
 def test_after_close_a_file_is_waited_for_and_nothing_stays(tmp_path: Path) -> None:
-    saves = files.FileSaver()
+    saves = file_saver.FileSaver()
     for value in range(3):
         saves.schedule(state(value), tmp_path / f"{value}.pt")
         saves.close()
     saves.schedule(state(3), tmp_path / "3.pt")
     assert [is_saved(tmp_path / f"{value}.pt", value) for value in range(4)] == [True] * 4
-    assert saves._queue.delivery.writer_pid is None
+    assert saves._queue.writer_pid is None
     assert not any(one.size for one in saves._arena.buffers)
 
 
@@ -177,9 +177,9 @@ def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
     capsys: pytest.CaptureFixture[str],
     is_closed: bool,
 ) -> None:
-    plain, got, save = files._fill, [], async_save
+    plain, got, save = file_saver._fill, [], async_save
     if is_closed:
-        saves = files.FileSaver(timeouts=Timeouts(exit_within_s=40))
+        saves = file_saver.FileSaver(timeouts=Timeouts(exit_within_s=40))
         saves.close()
         save = saves.schedule
 
@@ -191,7 +191,7 @@ def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
         got.append(save(state(2), tmp_path / "handler.pt"))
 
     before = signal.signal(signal.SIGUSR1, save_too)
-    monkeypatch.setattr(files, "_fill", fill)
+    monkeypatch.setattr(file_saver, "_fill", fill)
     try:
         save(state(1), tmp_path / "model.pt")
     finally:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from trainer_sdk import testing
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import shelved
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/checkpoints.md"
 
@@ -63,7 +63,7 @@ def test_the_training_ends_with_its_last_step_saved_and_goes_on_from_there(tmp_p
     root = tmp_path / "llama"
     for last_step in (6, 12):
         train(root, last_step)
-    found = shelved(storage_for(str(root)))
+    found = stored_checkpoints(storage_for(str(root)))
     assert [one.step for one in found] == [12, 6]
     octets = (Path(found[0].path) / MANIFEST).read_bytes()
     assert decode(octets, Manifest, "").occasion == "end"

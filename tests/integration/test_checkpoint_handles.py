@@ -18,8 +18,8 @@ from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, SaveError, SaveHandle
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.save import NotBegun
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.save.request import NotBegun
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}
 JOB = "handles"
@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 
 def stopped_writer(saves: Checkpointer) -> int:
     """The writer's process, which takes no order any more."""
-    pid = until(lambda: saves._queue.delivery.writer_pid, "a writer")
+    pid = until(lambda: saves._queue.writer_pid, "a writer")
     stop(pid)
     return pid
 
@@ -141,9 +141,9 @@ def test_a_rank_waits_for_the_parts_of_all_others(folder: Path) -> None:
     """This rank's part is durable before the checkpoint can be restored."""
     written = threading.Event()
 
-    def one(group: Group) -> list[str]:
+    def one(group: RankGroup) -> list[str]:
         with saving(folder, group) as rank:
-            rank.queue.delivery.warm()
+            rank.queue.warm()
             pid = rank.writer
             if group.rank:
                 stop(pid)
@@ -167,7 +167,7 @@ def test_a_rank_waits_for_the_parts_of_all_others(folder: Path) -> None:
 
 def handle_of(rank: Saving) -> SaveHandle:
     save = rank.save(1, STATE | {f"rank-{rank.queue._rank}": torch.ones(3)})
-    return SaveHandle(save or NotBegun(1, "it was not begun"), rank.queue.delivery.hurry)
+    return SaveHandle(save or NotBegun(1, "it was not begun"), rank.queue.hurry)
 
 
 def test_what_is_kept_in_memory_alone_can_be_waited_for(folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_the_first_save_finds_its_memory_made(
         weights.grad = torch.ones_like(weights)
         optimizer.step()
         assert saves.step(1, state) is None
-        until(lambda: saves._saver._readying._making, "the making").join(WITHIN_S)
+        until(lambda: saves._saver._preparation._making, "the making").join(WITHIN_S)
         first = saves.step(2, state)
         assert first is not None
         assert first.wait(WITHIN_S)

@@ -12,7 +12,7 @@ from tests.saved_by import WITHIN_S
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.writer import ownership
+from trainer_sdk.checkpoint.writer import root_claim
 
 SCRIPT = Path(__file__).parent / "scripts" / "saving_alone.py"
 Launch = Callable[[Path, int], "subprocess.Popen[str]"]
@@ -77,10 +77,10 @@ def test_one_process_may_save_into_a_place_by_two_of_them(
 
 
 def test_a_root_is_locked_again_where_it_was_made_anew(tmp_path: Path) -> None:
-    path = str(tmp_path / ownership.LAUNCH)
-    root = ownership.Root(Folder(str(tmp_path)))
+    path = str(tmp_path / root_claim.LAUNCH)
+    root = root_claim.RootClaim(Folder(str(tmp_path)))
     root.claim("local", "process 1 on here")
-    (tmp_path / ownership.LAUNCH).unlink()
+    (tmp_path / root_claim.LAUNCH).unlink()
     root.claim("local", "process 1 on here")
     with pytest.raises(BlockingIOError):
-        ownership._locked(path, "process 2 on here")
+        root_claim._locked(path, "process 2 on here")

@@ -15,7 +15,7 @@ from tests.unit.saved_states import together
 from tests.variants import variant
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import RankGroup
 
 MANY, FEW = 5000, 50
 DTYPES = (
@@ -96,7 +96,7 @@ def test_torch_alone_reads_them(tmp_path: Path) -> None:
 def test_two_ranks_share_them(tmp_path: Path) -> None:
     """Half of them are written by each: what both have is written once."""
 
-    def one(group: Group) -> list[int]:
+    def one(group: RankGroup) -> list[int]:
         with saving(tmp_path, group, on_error="fatal") as rank:
             rank.save(1, state(MANY) | {f"own{group.rank}": tensor(group.rank, is_blank=False)})
             return rank.finish()

@@ -19,8 +19,8 @@ from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
 from trainer_sdk.checkpoint.storage import StorageError, storage_for
 from trainer_sdk.checkpoint.storage.adoption import adopt
-from trainer_sdk.checkpoint.storage.shelf import OWNER, look, verify
-from trainer_sdk.checkpoint.writer.ownership import VanishedError, check_there, device_of
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, look, verify
+from trainer_sdk.checkpoint.writer.root_claim import VanishedError, check_there, device_of
 
 STATE = {"a": torch.arange(9)}
 
@@ -74,8 +74,8 @@ def test_what_is_no_file_is_not_replaced(files: FileSaver, tmp_path: Path) -> No
     os.mkfifo(fifo)
     loop.symlink_to(loop)
     for path, said in (
-        (fifo, "is no regular file"),
-        (tmp_path, "is no regular"),
+        (fifo, "is not a regular file"),
+        (tmp_path, "is not a regular"),
         (loop, "leads to"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -150,7 +150,7 @@ def test_plain_checkpoints_of_torch_are_named_and_can_be_taken_over(
 
 def test_what_is_no_checkpoint_of_torchs_is_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StorageError, match=r"is no checkpoint of torch.distributed.checkpoint"):
+    with pytest.raises(StorageError, match=r"is not a checkpoint of torch.distributed.checkpoint"):
         adopt(str(tmp_path / "empty"), str(tmp_path / "root"), 1, "local")
     plain(tmp_path / "bad", {"a": torch.ones(1), "level": stat.filemode})
     with pytest.raises(StorageError, match=r"level of .* cannot be restored"):

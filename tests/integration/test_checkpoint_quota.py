@@ -10,9 +10,9 @@ import torch
 
 from tests.saved_by import JOB, Saving, load, same, saving
 from tests.unit.saved_states import together
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE
-from trainer_sdk.checkpoint.whose import Whose
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 18)}
 BLANK: dict[str, Any] = {"a": torch.zeros(1 << 18, dtype=torch.int64)}
@@ -24,8 +24,8 @@ def folder() -> Iterator[Path]:
         yield Path(found)
 
 
-def about(folder: Path, most: int) -> Whose:
-    return Whose(JOB, 1, str(folder / "images"), has_keeper=True, images_most_bytes=most)
+def about(folder: Path, most: int) -> JobContext:
+    return JobContext(JOB, 1, str(folder / "images"), has_keeper=True, images_most_bytes=most)
 
 
 def images(folder: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def refusals(rank: Saving) -> list[dict[str, Any]]:
 def test_before_a_byte_is_written_and_said_once(folder: Path) -> None:
     """The refusal names the setting to raise (A9.6)."""
     most = 5 << 20
-    with saving(folder, keeps=True, buffers=3, whose=about(folder, most)) as rank:
+    with saving(folder, keeps=True, buffers=3, context=about(folder, most)) as rank:
         rank.saver.prepare(STATE)
         for step in (1, 2):
             assert rank.save(step, STATE) is not None
@@ -56,7 +56,7 @@ def test_before_a_byte_is_written_and_said_once(folder: Path) -> None:
 
 
 def test_what_fits_is_kept(folder: Path) -> None:
-    with saving(folder, keeps=True, buffers=2, whose=about(folder, 5 << 20)) as rank:
+    with saving(folder, keeps=True, buffers=2, context=about(folder, 5 << 20)) as rank:
         rank.save(1, STATE)
         assert rank.finish() == [1]
         assert len(rank.events("image")) == 1
@@ -65,7 +65,7 @@ def test_what_fits_is_kept(folder: Path) -> None:
 
 def test_a_state_that_grows_past_it_leaves_the_last_one_that_was_whole(folder: Path) -> None:
     larger = STATE | {"b": torch.zeros(1 << 20)}
-    with saving(folder, keeps=True, buffers=2, whose=about(folder, 5 << 20)) as rank:
+    with saving(folder, keeps=True, buffers=2, context=about(folder, 5 << 20)) as rank:
         rank.save(1, STATE)
         rank.finish()
         (whole,) = rank.events("image")
@@ -77,7 +77,7 @@ def test_a_state_that_grows_past_it_leaves_the_last_one_that_was_whole(folder: P
 
 
 def test_with_no_other_place_nothing_is_saved_and_that_is_said(folder: Path) -> None:
-    with saving(folder, root="", keeps=True, buffers=2, whose=about(folder, 1 << 20)) as rank:
+    with saving(folder, root="", keeps=True, buffers=2, context=about(folder, 1 << 20)) as rank:
         assert rank.save(1, STATE, to_root=False) is None
         assert rank.save(2, STATE, to_root=False) is None
         (said,) = refusals(rank)
@@ -86,9 +86,9 @@ def test_with_no_other_place_nothing_is_saved_and_that_is_said(folder: Path) -> 
 
 
 def test_one_ranks_images_are_too_large_and_all_go_on_without(folder: Path) -> None:
-    def one(group: Group) -> int:
-        whose = about(folder, (1 << 20) if group.rank else 0)
-        with saving(folder, group, keeps=True, buffers=2, whose=whose) as rank:
+    def one(group: RankGroup) -> int:
+        context = about(folder, (1 << 20) if group.rank else 0)
+        with saving(folder, group, keeps=True, buffers=2, context=context) as rank:
             rank.save(1, STATE)
             assert rank.finish() == [1]
             assert rank.events("image") == []

@@ -16,9 +16,10 @@ import torch
 import xxhash
 
 from tests.saved_by import load, manifest_of, path_of, same, saving
-from trainer_sdk.checkpoint import Checkpointer, FileSaver, staging
+from trainer_sdk.checkpoint import Checkpointer, FileSaver
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.readying import Wish
+from trainer_sdk.checkpoint.save import staging
+from trainer_sdk.checkpoint.save.request import SaveRequest
 
 
 @pytest.fixture
@@ -231,7 +232,7 @@ def test_the_newest_image_stays_until_there_is_a_newer_one(tmp_path: Path) -> No
         held = []
         for step in (1, 2, 3):
             rank.saver.save(_in_memory(step), {"a": torch.full((9,), float(step))})
-            whole = {one.step for one in rank.saver._readying.arena.buffers}
+            whole = {one.step for one in rank.saver._preparation.arena.buffers}
             assert step == 1 or step - 1 in whole, f"while step {step} is copied"
             rank.finish()
             held.append(rank.events("image")[-1]["folder"])
@@ -283,7 +284,7 @@ def test_a_state_larger_than_its_memory_comes_in_waves(tmp_path: Path) -> None:
         for key in ("large", "strided"):
             state[key].zero_()  # what is saved is what was there at the call
         assert rank.finish() == [1, 2]
-        assert sum(one.size for one in rank.saver._readying.arena.buffers) <= 1 << 16
+        assert sum(one.size for one in rank.saver._preparation.arena.buffers) <= 1 << 16
     found = load(tmp_path, 2, blank(state))
     assert same(found["large"], expected["large"])
     assert same(found["strided"], expected["strided"])
@@ -364,8 +365,8 @@ def test_a_plan_is_made_anew_when_the_bytes_of_a_tensor_lie_otherwise(tmp_path: 
     assert same(load(tmp_path, 3, {"a": torch.zeros_like(plain)}), {"a": plain})
 
 
-def _in_memory(step: int) -> Wish:
-    return Wish(step=step, to_root=False)
+def _in_memory(step: int) -> SaveRequest:
+    return SaveRequest(step=step, to_root=False)
 
 
 def _noted(plain: Any, order: list[str], what: str) -> Any:

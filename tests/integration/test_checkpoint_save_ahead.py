@@ -15,9 +15,9 @@ import torch
 from tests.saved_by import Saving, load, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import saver, staging
-from trainer_sdk.checkpoint.delivery import Delivery
-from trainer_sdk.checkpoint.save import OnError
+from trainer_sdk.checkpoint.save import saver, staging
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import OnError
 
 SIZE = 3 << 20
 PIECE_BYTES = 1 << 20
@@ -41,7 +41,7 @@ class Halfway:
         self._hidden = folder / "root" / ".saving"
         plain = staging._copy_beside
 
-        def copy_beside(one: staging.Copy) -> None:
+        def copy_beside(one: staging.TensorCopy) -> None:
             if one.begin > PIECE_BYTES:
                 self.go_on.wait(30)
             plain(one)
@@ -55,7 +55,7 @@ class Halfway:
         until(lambda: list(self._hidden.glob(f"{step}-*/.*")), "the writer has begun")
 
     def begin_in_vain(self, rank: Saving, step: int) -> None:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         assert rank.save(step, self.state) is not None
 
     def finish(self, rank: Saving) -> list[int]:
@@ -112,7 +112,7 @@ def test_a_writer_that_fails_while_the_state_is_copied(
         (folder / "root").write_text("in the way of the folder")
         halfway.begin_in_vain(rank, 1)
         until(lambda: rank.events("failed"), "word of it")
-        (save,) = rank.queue.delivery.saves.values()
+        (save,) = rank.queue._saves.values()
         assert save.retry_at == (math.inf if on_error == "retry" else None)
         (folder / "root").unlink()
         assert halfway.finish(rank) == ([1] if on_error == "retry" else [])
@@ -124,14 +124,14 @@ def test_a_writer_that_fails_while_the_state_is_copied(
 def test_a_state_that_changes_meanwhile_is_given_up(folder: Path, halfway: Halfway) -> None:
     with saving(folder, on_error="retry", optimizers=(halfway.optimizer,)) as rank:
         halfway.begin(rank, 1)
-        writer = rank.queue.delivery.writer_pid
+        writer = rank.queue.writer_pid
         halfway.weight.data.add_(1)
         assert halfway.finish(rank) == []
         assert [one["error"] for one in rank.events("failed")] == ["changed"]
         until(lambda: not list((folder / "root" / ".saving").glob("*")), "nothing half")
         halfway.expected = {"weight": halfway.weight.detach().clone()}
         halfway.saves_next(rank, 2)
-        assert rank.queue.delivery.writer_pid == writer
+        assert rank.queue.writer_pid == writer
     assert not path_of(folder, 1).exists()
     assert halfway.is_saved(folder, 2)
 
@@ -150,11 +150,11 @@ def test_a_save_that_is_abandoned_meanwhile_leaves_nothing_to_be_seen(
 def test_a_save_that_is_given_up_is_not_sent_ahead(folder: Path, halfway: Halfway) -> None:
     with saving(folder, optimizers=(halfway.optimizer,)) as rank:
         halfway.begin(rank, 1)
-        (save,) = rank.queue.delivery.saves.values()
+        (save,) = rank.queue._saves.values()
         order = save.order
         assert order is not None
-        rank.queue.delivery.fail_late(save, 0.0)
-        rank.queue.delivery.send_ahead(save, order)  # type: ignore[arg-type]
+        rank.queue.fail_late(save, 0.0)
+        rank.queue.send_ahead(save, order)  # type: ignore[arg-type]
         assert halfway.finish(rank) == []
         until(lambda: not list((folder / "root" / ".saving").glob("1-*/.*")), "it has let go")
 
@@ -165,18 +165,18 @@ Words = list[tuple[str, int]]
 def said(monkeypatch: pytest.MonkeyPatch) -> Words:
     """What a rank says to its writer of what it copies."""
     words: Words = []
-    send_ahead, filled = Delivery.send_ahead, Delivery.filled
+    send_ahead, filled = SaveQueue.send_ahead, SaveQueue.filled
 
-    def say_ahead(self: Delivery, save: Any, order: Any) -> None:
+    def say_ahead(self: SaveQueue, save: Any, order: Any) -> None:
         words.append(("ahead", order.file_bytes))
         send_ahead(self, save, order)
 
-    def say_filled(self: Delivery, save: Any, end: int) -> None:
+    def say_filled(self: SaveQueue, save: Any, end: int) -> None:
         words.append(("filled", end))
         filled(self, save, end)
 
-    monkeypatch.setattr(Delivery, "send_ahead", say_ahead)
-    monkeypatch.setattr(Delivery, "filled", say_filled)
+    monkeypatch.setattr(SaveQueue, "send_ahead", say_ahead)
+    monkeypatch.setattr(SaveQueue, "filled", say_filled)
     return words
 
 
@@ -187,7 +187,7 @@ def test_a_training_that_waits_has_copied_most_before_the_writer_begins(
     state = {"a": torch.randn(SIZE // 8), "b": torch.randn(3 * SIZE // 8)}
     words = said(monkeypatch)
     with saving(folder, is_lazy=False) as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         rank.save(1, state)
         assert rank.finish() == [1]
     (ahead,) = [end for what, end in words if what == "ahead"]
@@ -208,7 +208,7 @@ def test_a_writer_that_takes_no_word_holds_up_nobody(
     state = {"weights": {str(number): one for number, one in enumerate(weights)}}
     words = said(monkeypatch)
     with saving(folder, is_lazy=is_lazy, optimizers=(optimizer,)) as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         writer = rank.writer
         rank.save(1, state)
         rank.saver.settle()
@@ -226,7 +226,7 @@ def test_what_stays_in_memory_waits_for_all_of_it(
 ) -> None:
     words = said(monkeypatch)
     with saving(folder, keeps=True, is_lazy=False) as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         rank.save(1, {"a": torch.randn(SIZE // 4)}, to_root=False)
         assert rank.finish() == [1]
     assert words == []

@@ -14,10 +14,11 @@ import torch
 from tests.saved_by import load, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import FileSaver, SaveError, saver, staging, waves
-from trainer_sdk.checkpoint.save import OnError, Timeouts
-from trainer_sdk.checkpoint.staging import Stager
-from trainer_sdk.checkpoint.writer.orders import Filled, GiveUp, WriteFile
+from trainer_sdk.checkpoint import FileSaver, SaveError
+from trainer_sdk.checkpoint.save import plan, saver, staging
+from trainer_sdk.checkpoint.save.request import OnError, Timeouts
+from trainer_sdk.checkpoint.save.staging import Stager
+from trainer_sdk.checkpoint.writer.protocol import BufferFilled, GiveUpSave, WriteFile
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 17), "value": {"lr": 0.5}}
 BLANK: dict[str, Any] = {"a": torch.zeros(1 << 17, dtype=torch.int64), "value": {"lr": 0}}
@@ -81,13 +82,13 @@ def test_ctrl_c_takes_nothing_back_of_which_the_writer_has_all(
 
         def late(self: Stager, one: staging.Staging) -> None:
             go_on(self, one)
-            save = rank.queue.delivery.saves[1]
+            save = rank.queue._saves[1]
             until(lambda: save.is_sent and not save.is_filling, "it is whole")
             raise KeyboardInterrupt
 
         _once(monkeypatch, Stager, "go_on", late)
-        rank.queue.delivery.warm()
-        writer = rank.queue.delivery.writer_pid
+        rank.queue.warm()
+        writer = rank.queue.writer_pid
         assert writer is not None
         stop(writer)
         with pytest.raises(KeyboardInterrupt):
@@ -106,7 +107,7 @@ def test_an_optimizer_in_a_fork_does_not_wait_for_the_copy_of_its_parent(
     state, optimizer = lazy_state()
     may_copy, copy_beside = threading.Event(), staging._copy_beside
 
-    def copy_late(one: staging.Copy) -> None:
+    def copy_late(one: staging.TensorCopy) -> None:
         may_copy.wait(30)
         copy_beside(one)
 
@@ -132,7 +133,7 @@ def test_a_save_that_was_broken_off_is_not_copied_into_the_next_one(
     begun, may_copy = threading.Event(), threading.Event()
     copy_beside, go_on, settle = staging._copy_beside, Stager.go_on, Stager.settle
 
-    def copy_late(one: staging.Copy) -> None:
+    def copy_late(one: staging.TensorCopy) -> None:
         begun.set()
         may_copy.wait(30)
         copy_beside(one)
@@ -165,7 +166,7 @@ def test_a_save_that_was_broken_off_is_not_copied_into_the_next_one(
 
 def second_window(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Do this when the second window of the first save is filled."""
-    plain = waves.fill_window
+    plain = plan.fill_window
     seen: list[int] = []
 
     def fill_window(window: torch.Tensor, at: int, whole: Any) -> None:
@@ -191,11 +192,11 @@ def test_a_save_in_waves_that_is_broken_off_lets_the_next_one_be_written(
                 rank.save(1, STATE)
         else:
             assert rank.save(1, STATE) is not None
-        writer = rank.queue.delivery.writer_pid
+        writer = rank.queue.writer_pid
         assert rank.finish() == []
         rank.save(2, STATE)
         assert rank.finish() == [2]
-        assert rank.queue.delivery.writer_pid == writer
+        assert rank.queue.writer_pid == writer
         assert len(rank.events("failed")) == 1
         until(lambda: not list((folder / "root" / ".saving").glob("*")), "nothing half")
     assert same(load(folder, 2, dict(BLANK)), STATE)
@@ -221,13 +222,13 @@ def test_a_writer_that_dies_between_waves_takes_no_other_with_it(
 
 def test_word_of_a_save_that_is_over_does_no_harm(folder: Path) -> None:
     with saving(folder) as rank:
-        rank.queue.delivery.warm()
-        pid = rank.queue.delivery.writer_pid
-        rank.queue.delivery._ready_writer().send(Filled(save=99, end=1))
-        rank.queue.delivery._ready_writer().send(GiveUp(save=99))
+        rank.queue.warm()
+        pid = rank.queue.writer_pid
+        rank.queue._ready_writer().send(BufferFilled(save=99, end=1))
+        rank.queue._ready_writer().send(GiveUpSave(save=99))
         rank.save(1, STATE)
         assert rank.finish() == [1]
-        assert rank.queue.delivery.writer_pid == pid
+        assert rank.queue.writer_pid == pid
 
 
 # -- a writer that goes wrong ------------------------------------------------------------------
@@ -331,7 +332,7 @@ def test_too_little_memory_for_a_file_is_the_policys(
     on_error: OnError,
 ) -> None:
     files = FileSaver(on_error=on_error)
-    monkeypatch.setattr("trainer_sdk.checkpoint.arena.available_bytes", lambda _: 0)
+    monkeypatch.setattr("trainer_sdk.checkpoint.save.buffers.available_bytes", lambda _: 0)
     if on_error == "fatal":
         with pytest.raises(SaveError, match="has 0 MiB left, and the copy needs 1 MiB"):
             files.schedule([1], folder / "a.pt")

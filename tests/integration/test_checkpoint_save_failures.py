@@ -20,8 +20,8 @@ from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer, SaveError, Timeouts
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16), "value": {"lr": 0.5}}
 IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=2.0)
@@ -48,7 +48,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def writer_of(rank: Saving) -> int:
-    return until(lambda: rank.queue.delivery.writer_pid, "a writer")
+    return until(lambda: rank.queue.writer_pid, "a writer")
 
 
 def kill(rank: Saving) -> None:
@@ -80,7 +80,7 @@ def test_a_dead_writer_is_told_at_once_and_the_next_save_works(folder: Path) -> 
 def test_with_retry_another_writer_takes_over(folder: Path) -> None:
     """The save that failed is made by the next writer (A8.2)."""
     with saving(folder, on_error="retry") as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         kill(rank)
         assert rank.finish() == [1]
         assert [one["attempt"] for one in rank.events("failed")] == [1]
@@ -90,7 +90,7 @@ def test_with_retry_another_writer_takes_over(folder: Path) -> None:
 def test_with_fatal_the_next_call_raises(folder: Path) -> None:
     """The error names the rank and the step (A8.2)."""
     with saving(folder, on_error="fatal") as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         kill(rank)
         with pytest.raises(SaveError, match="rank 0: the save of step 2 failed at write"):
             rank.finish()
@@ -147,7 +147,7 @@ def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:
 def test_a_save_that_is_late_at_the_end_is_written_by_nobody(folder: Path) -> None:
     """The next one has its memory: it would have that one's values."""
     with saving(folder, timeouts=Timeouts(exit_within_s=0.1)) as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         late = writer_of(rank)
         stop(late)
         assert rank.save(1, STATE) is not None
@@ -206,8 +206,8 @@ def test_a_full_disk_is_seen_before_anything_is_written(small: Path) -> None:
 def test_too_little_shared_memory_is_a_refusal_with_both_numbers(small: Path) -> None:
     """The save is refused before a byte is copied (A8.4)."""
     state = {"a": torch.zeros(8 << 20, dtype=torch.uint8)}
-    about = Whose("job", 1, str(small), has_keeper=True)
-    with saving(small.parent, keeps=True, buffers=2, whose=about) as rank:
+    about = JobContext("job", 1, str(small), has_keeper=True)
+    with saving(small.parent, keeps=True, buffers=2, context=about) as rank:
         assert rank.save(1, state) is None
         (refused,) = rank.events("refused")
         assert refused["needed_bytes"] > 8 << 20 > refused["available_bytes"]
@@ -251,8 +251,8 @@ def test_the_place_of_another_job_is_refused(folder: Path) -> None:
     with saving(folder) as rank:
         rank.save(1, STATE)
         rank.finish()
-    other = Whose("resnet", 1, str(folder / "others"), has_keeper=True)
-    with saving(folder, whose=other) as rank:
+    other = JobContext("resnet", 1, str(folder / "others"), has_keeper=True)
+    with saving(folder, context=other) as rank:
         rank.save(2, STATE)
         assert rank.finish() == []
         assert "has the checkpoints of job vit-l, and this is resnet" in rank.told.warned[0]
@@ -287,12 +287,14 @@ def test_a_state_that_cannot_be_saved_is_told(folder: Path, what: object, said: 
 
 def test_what_is_visible_is_never_replaced(folder: Path) -> None:
     """Neither by a round that was fenced off, nor by one that comes to this step once more."""
-    first, later = (Whose("vit-l", one, str(folder / f"r{one}"), has_keeper=True) for one in (1, 2))
-    with saving(folder, whose=later) as rank:
+    first, later = (
+        JobContext("vit-l", one, str(folder / f"r{one}"), has_keeper=True) for one in (1, 2)
+    )
+    with saving(folder, context=later) as rank:
         rank.save(5, STATE)
         rank.finish()
     before = manifest_of(folder, 5)
-    with saving(folder, whose=first) as rank:
+    with saving(folder, context=first) as rank:
         rank.save(5, {"a": torch.zeros(3)})
         assert rank.finish() == [1]
         assert "round 2 has saved step 5 there" in rank.told.warned[0]
@@ -325,5 +327,5 @@ def test_abandoned_saves_leave_no_process(folder: Path) -> None:
 
 
 def writer_of_warm(rank: Saving) -> int:
-    rank.queue.delivery.warm()
+    rank.queue.warm()
     return writer_of(rank)

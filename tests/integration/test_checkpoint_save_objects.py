@@ -17,10 +17,10 @@ from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import WITHIN_S, saving
 from tests.unit.saved_states import together
 from tests.waiting import until
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, METADATA, Manifest, decode, step_name
 from trainer_sdk.checkpoint.storage import Storage, storage_for
-from trainer_sdk.checkpoint.whose import Whose
 
 
 @pytest.fixture(params=["s3", "az"])
@@ -41,7 +41,7 @@ def manifest_in(storage: Storage, step: int) -> Manifest:
 
 
 def test_two_ranks_save_and_what_is_visible_stays(url: str, tmp_path: Path) -> None:
-    def one(group: Group) -> list[int]:
+    def one(group: RankGroup) -> list[int]:
         with saving(tmp_path, group, root=url) as rank:
             shared = {"w": torch.arange(5000.0), "value": {"lr": 0.1}}
             rank.save(3, shared | {f"own{group.rank}": torch.full((7,), group.rank)})
@@ -64,8 +64,8 @@ def test_two_ranks_save_and_what_is_visible_stays(url: str, tmp_path: Path) -> N
             assert torch.equal(found, torch.arange(5000.0))
     assert len(metadata.storage_data) == 4
 
-    fenced = Whose("vit-l", 0, str(tmp_path / "old"), has_keeper=True)
-    with saving(tmp_path, root=url, whose=fenced) as stale:
+    fenced = JobContext("vit-l", 0, str(tmp_path / "old"), has_keeper=True)
+    with saving(tmp_path, root=url, context=fenced) as stale:
         stale.save(3, {"w": torch.zeros(3)})
         assert stale.finish() == [1]
         assert "round 1 has saved step 3 there" in stale.told.warned[0]

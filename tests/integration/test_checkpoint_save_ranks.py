@@ -17,7 +17,7 @@ from tests.stopping import stop
 from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk.checkpoint import Timeouts
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 
 IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=1.0)
@@ -36,14 +36,14 @@ def state(rank: int) -> dict[str, Any]:
 
 
 def test_what_all_ranks_have_is_written_once(folder: Path) -> None:
-    def one(group: Group) -> str:
+    def one(group: RankGroup) -> str:
         with saving(folder, group) as rank:
             for step in (1, 2):
                 rank.save(step, state(group.rank))
                 rank.finish()
-            assert rank.saver._readying.plan is not None
+            assert rank.saver._preparation.plan is not None
             assert bool(rank.events("committed")) is (group.rank == 0)
-            return rank.saver._readying.plan.layout
+            return rank.saver._preparation.plan.layout
 
     layouts = together(2, one)
     assert len(set(layouts)) == 1
@@ -65,7 +65,7 @@ def test_what_all_ranks_have_is_written_once(folder: Path) -> None:
 def test_a_rank_may_have_nothing_to_write(folder: Path) -> None:
     state = {"a": torch.arange(1000)}
 
-    def one(group: Group) -> None:
+    def one(group: RankGroup) -> None:
         with saving(folder, group) as rank:
             rank.save(1, state)
             assert rank.finish() == [1]
@@ -75,7 +75,7 @@ def test_a_rank_may_have_nothing_to_write(folder: Path) -> None:
 
 
 def test_an_image_has_also_what_others_write(folder: Path) -> None:
-    def one(group: Group) -> dict[str, bytes]:
+    def one(group: RankGroup) -> dict[str, bytes]:
         with saving(folder, group, keeps=True, buffers=2) as rank:
             rank.save(1, state(group.rank))
             rank.finish()
@@ -93,11 +93,11 @@ def test_an_image_has_also_what_others_write(folder: Path) -> None:
 def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
     """Every rank's error names the rank whose writer died (A8.2)."""
 
-    def one(group: Group) -> list[str]:
+    def one(group: RankGroup) -> list[str]:
         with saving(folder, group) as rank:
             rank.save(1, state(group.rank))
             rank.finish()
-            pid = until(lambda: rank.queue.delivery.writer_pid, "a writer")
+            pid = until(lambda: rank.queue.writer_pid, "a writer")
             if group.rank == 1:
                 stop(pid)
             rank.save(2, state(group.rank))
@@ -118,7 +118,7 @@ def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
 
 
 def test_a_rank_waits_for_the_others_as_long_as_the_training_says(folder: Path) -> None:
-    def one(group: Group) -> dict[str, Any]:
+    def one(group: RankGroup) -> dict[str, Any]:
         with saving(folder, group, timeouts=IMPATIENT) as rank:
             pid = with_writer(rank)
             if group.rank == 0:  # it writes nothing, and so cannot publish
@@ -136,7 +136,7 @@ def test_a_rank_waits_for_the_others_as_long_as_the_training_says(folder: Path) 
 
 
 def test_a_writer_that_hangs_while_others_are_waited_for_is_given_up(folder: Path) -> None:
-    def one(group: Group) -> dict[str, Any]:
+    def one(group: RankGroup) -> dict[str, Any]:
         with saving(folder, group) as rank:
             pid = with_writer(rank)
             if group.rank == 1:
@@ -156,19 +156,19 @@ def test_a_writer_that_hangs_while_others_are_waited_for_is_given_up(folder: Pat
 
 
 def with_writer(rank: Saving) -> int:
-    rank.queue.delivery.warm()
-    return until(lambda: rank.queue.delivery.writer_pid, "a writer")
+    rank.queue.warm()
+    return until(lambda: rank.queue.writer_pid, "a writer")
 
 
 def test_all_ranks_begin_a_save_or_none_does(folder: Path) -> None:
-    def one(group: Group) -> list[bool]:
+    def one(group: RankGroup) -> list[bool]:
         with saving(folder, group) as rank:
             begun = [rank.save(1, state(group.rank)) is not None]
             rank.finish()
             if group.rank == 1:
-                rank.saver._readying.arena.buffers[0].is_free = False
+                rank.saver._preparation.arena.buffers[0].is_free = False
             begun.append(rank.save(2, state(group.rank)) is not None)
-            rank.saver._readying.arena.buffers[0].is_free = True
+            rank.saver._preparation.arena.buffers[0].is_free = True
             broken = {"it": lambda: None} if group.rank else {}
             begun.append(rank.save(3, state(group.rank) | broken) is not None)
             begun.append(rank.save(4, state(group.rank)) is not None)

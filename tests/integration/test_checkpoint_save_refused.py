@@ -12,13 +12,13 @@ import torch
 from tests.saved_by import JOB, WITHIN_S, Saving, saving
 from tests.unit.saved_states import Told, together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.arena import NoRoomError
-from trainer_sdk.checkpoint.interval import Bounds, Every, Pace
-from trainer_sdk.checkpoint.pacing import Pacing
-from trainer_sdk.checkpoint.save import OnError
-from trainer_sdk.checkpoint.staging import Stager, Staging
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.save.buffers import NoRoomError
+from trainer_sdk.checkpoint.save.request import OnError
+from trainer_sdk.checkpoint.save.staging import Stager, Staging
+from trainer_sdk.checkpoint.schedule.interval import Every, IntervalBounds, IntervalEstimate
+from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}
 
@@ -33,7 +33,7 @@ def without_room(rank: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(size: int) -> None:
         raise NoRoomError("/dev/shm", size, 0)
 
-    for one in rank.saver._readying.arena.buffers:
+    for one in rank.saver._preparation.arena.buffers:
         monkeypatch.setattr(one, "fit", fit)
 
 
@@ -52,7 +52,7 @@ def has_failed(rank: Saving, step: int, on_error: OnError) -> bool:
 def test_too_little_memory_on_one_rank_is_the_same_on_all(
     folder: Path, monkeypatch: pytest.MonkeyPatch, on_error: OnError
 ) -> None:
-    def one(group: Group) -> tuple[list[int], list[bool], list[str]]:
+    def one(group: RankGroup) -> tuple[list[int], list[bool], list[str]]:
         with saving(folder, group, on_error=on_error) as rank:
             if group.rank:
                 without_room(rank, monkeypatch)
@@ -81,7 +81,7 @@ def test_a_state_that_cannot_be_read_on_one_rank_is_fatal_on_all(folder: Path) -
 
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
-    def one(group: Group) -> str:
+    def one(group: RankGroup) -> str:
         state = STATE | {"it": Broken()} if group.rank else STATE
         with (
             saving(folder, group, on_error="fatal") as rank,
@@ -97,8 +97,8 @@ def test_a_state_that_cannot_be_read_on_one_rank_is_fatal_on_all(folder: Path) -
 
 @pytest.mark.parametrize("on_error", ["warn", "retry", "fatal"])
 def test_a_quota_without_another_place_is_no_success(folder: Path, on_error: OnError) -> None:
-    whose = Whose(JOB, 1, str(folder / "images"), has_keeper=True, images_most_bytes=1 << 18)
-    kept: dict[str, Any] = {"root": "", "keeps": True, "buffers": 2, "whose": whose}
+    context = JobContext(JOB, 1, str(folder / "images"), has_keeper=True, images_most_bytes=1 << 18)
+    kept: dict[str, Any] = {"root": "", "keeps": True, "buffers": 2, "context": context}
     with saving(folder, on_error=on_error, **kept) as rank:
         for step in (1, 2):
             if on_error == "fatal":
@@ -117,7 +117,7 @@ def test_a_limit_that_is_too_small_is_named_with_what_helps(folder: Path) -> Non
     with saving(folder, memory_limit=1 << 10) as rank:
         assert rank.save(1, STATE) is None
         (refused,) = rank.events("refused")
-        assert refused["reason"].endswith("does not fit: raise it")
+        assert refused["reason"].endswith("do not fit: raise it")
         needed = refused["needed_bytes"]
     with saving(folder, memory_limit=needed) as rank:
         assert rank.save(1, STATE) is not None, "what was said to be needed is enough"
@@ -165,7 +165,7 @@ def test_a_save_that_interrupts_another_is_refused_and_does_not_wait_for_it(
 def test_ranks_that_do_not_save_the_same_hear_of_it_at_once(folder: Path, keeps: bool) -> None:
     """They would wait half an hour for each other's parts."""
 
-    def one(group: Group) -> list[str]:
+    def one(group: RankGroup) -> list[str]:
         with saving(folder, group, keeps=keeps, buffers=2) as rank:
             assert rank.save(5 + group.rank, STATE) is None
             assert rank.save(6, STATE, to_root=not group.rank) is None
@@ -180,8 +180,13 @@ def test_ranks_that_do_not_save_the_same_hear_of_it_at_once(folder: Path, keeps:
 
 
 def test_ranks_that_are_not_at_one_step_hear_of_it_when_a_save_is_looked_for() -> None:
-    def one(group: Group) -> str:
-        pacing = Pacing(Every(), group, Told(), Pace(Every(), Bounds(), failures=0, ran_s=0.0))
+    def one(group: RankGroup) -> str:
+        pacing = SaveSchedule(
+            Every(),
+            group,
+            Told(),
+            IntervalEstimate(Every(), IntervalBounds(), failures=0, ran_s=0.0),
+        )
         try:
             pacing.is_due(5 + group.rank, is_saving=False)
         except ValueError as error:

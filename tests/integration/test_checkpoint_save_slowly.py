@@ -12,8 +12,9 @@ import torch
 from tests.saved_by import JOB, WITHIN_S, Saving, load, same, saving
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import Checkpointer, checkpointer, saver
-from trainer_sdk.checkpoint.writer.orders import WriteState
+from trainer_sdk.checkpoint import Checkpointer, checkpointer
+from trainer_sdk.checkpoint.save import saver
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 MIB = 1 << 20
 STATE = {"a": torch.arange(10 * MIB, dtype=torch.int32)}  # 40 MiB: three chunks
@@ -95,7 +96,7 @@ def test_however_many_are_skipped_a_writer_that_takes_no_word_holds_up_nobody(
     tmp_path: Path,
 ) -> None:
     with saving(tmp_path) as rank:
-        rank.queue.delivery.warm()
+        rank.queue.warm()
         stop(rank.writer)
         rank.save(1, STATE)
         assert {rank.save(step, STATE) for step in range(2, 1000)} == {None}
@@ -116,9 +117,9 @@ def test_a_save_that_steps_notice_has_the_next_one_take_longer(
             saves.step(1, {})
 
     with Checkpointer(tmp_path, every=1 << 40, job=JOB) as saves:
-        delivery = saves._queue.delivery
+        queue = saves._queue
         steps(0.1)
-        pid = delivery.writer_pid
+        pid = queue.writer_pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)  # the steps below are made while it writes
         saves.save(1, STATE, occasion="interval")
@@ -127,7 +128,7 @@ def test_a_save_that_steps_notice_has_the_next_one_take_longer(
         assert saves.maybe_finalize(blocking=True, within_s=WITHIN_S) == [1]
         now[0] += 60
         saves.save(2, STATE, occasion="interval")
-        order = delivery.saves[2].order
+        order = queue._saves[2].order
         assert isinstance(order, WriteState)
         assert order.bytes_per_s == pytest.approx(order.file_bytes / (8 * 0.11 * 0.1 / 0.03))
     assert "rank 0: saves are written within 2.9 s from now on, and no faster: steps took 1.10" in (

@@ -20,12 +20,13 @@ from tests.stopping import stop
 from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk import layout, testing
-from trainer_sdk.checkpoint import Checkpointer, FileSaver, SaveError, arena, async_save
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.arena import Arena, Buffer, TakenError
-from trainer_sdk.checkpoint.restore.looking import OFFER
-from trainer_sdk.checkpoint.saves import SaveQueue
-from trainer_sdk.checkpoint.tempo import LEAST_BYTES_PER_S
+from trainer_sdk.checkpoint import Checkpointer, FileSaver, SaveError, async_save
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.restore.discovery import OFFER
+from trainer_sdk.checkpoint.save import buffers
+from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, TakenError
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_queues.py"
 State = dict[str, Any]
@@ -58,8 +59,8 @@ def stopped(*queues: SaveQueue) -> list[int]:
     """Their writers, which write nothing until they go on."""
     found = []
     for one in queues:
-        one.delivery.warm()
-        found.append(one.delivery.writer_pid or 0)
+        one.warm()
+        found.append(one.writer_pid or 0)
     for pid in found:
         stop(pid)
     return found
@@ -142,7 +143,7 @@ def test_who_keeps_nothing_in_memory_restores_no_state_of_another(
 def test_a_second_one_that_keeps_the_same_images_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena, "_WITHIN_S", 0.0)
+    monkeypatch.setattr(buffers, "_WITHIN_S", 0.0)
     with Checkpointer(tmp_path / "a", keep_memory=True, job="two-images") as first:
         before = threading.active_count()
         with pytest.raises(TakenError, match="another Checkpointer of this process has the images"):
@@ -193,7 +194,7 @@ def test_of_two_saves_of_one_step_into_one_place_one_is_there(tmp_path: Path) ->
 def test_two_ranks_have_two_queues_each(tmp_path: Path) -> None:
     folders = [tmp_path / "model", tmp_path / "average"]
 
-    def one(group: Group) -> list[list[int]]:
+    def one(group: RankGroup) -> list[list[int]]:
         with ExitStack() as stack:
             both = [stack.enter_context(saving(folder, group)) for folder in folders]
             for step in (1, 2):
@@ -208,7 +209,7 @@ def test_two_ranks_have_two_queues_each(tmp_path: Path) -> None:
 
 
 def killed(saves: Checkpointer, root: Path) -> None:
-    os.kill(until(lambda: saves._queue.delivery.writer_pid, "a writer"), signal.SIGKILL)
+    os.kill(until(lambda: saves._queue.writer_pid, "a writer"), signal.SIGKILL)
 
 
 def without_a_root(_: Checkpointer, root: Path) -> None:

@@ -27,12 +27,12 @@ from tests.saved_by import WITHIN_S, saving
 from tests.unit.saved_states import Place
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.reading import as_bytes
+from trainer_sdk.checkpoint.flat_state import as_bytes
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import look, verify
-from trainer_sdk.checkpoint.storage.values import why_unread
+from trainer_sdk.checkpoint.storage.checkpoints import look, verify
+from trainer_sdk.checkpoint.storage.pickled_values import why_unread
 
 State = dict[str, Any]
 

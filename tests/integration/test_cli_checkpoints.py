@@ -16,8 +16,8 @@ from tests.integration.served_story import ServedStory
 from tests.unit.history_facts import make
 from tests.waiting import until
 from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import shelved
 
 Run = Callable[..., tuple[int, str, str]]
 JOB = "llama"
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> str:
 
 
 def steps(root: str) -> list[int]:
-    return [one.step for one in shelved(storage_for(root))]
+    return [one.step for one in stored_checkpoints(storage_for(root))]
 
 
 def lines(out: str) -> list[list[str]]:
@@ -254,7 +254,7 @@ def test_an_object_store_without_its_client_says_what_to_install(
 @pytest.fixture
 def served(root: str, tmp_path: Path) -> Iterator[ServedStory]:
     flip(root, 300)
-    hashes = {one.step: one.manifest_hash for one in shelved(storage_for(root))}
+    hashes = {one.step: one.manifest_hash for one in stored_checkpoints(storage_for(root))}
     facts = [
         make("job_started", job=JOB, round=None),
         *(committed(JOB, root, step, hashes[step]) for step in (100, 200, 300)),
@@ -326,7 +326,7 @@ def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
 def test_a_manifest_that_was_not_committed_is_shown_beside_the_one_that_was(
     asked: Run, root: str
 ) -> None:
-    hashes = {one.step: one.manifest_hash for one in shelved(storage_for(root))}
+    hashes = {one.step: one.manifest_hash for one in stored_checkpoints(storage_for(root))}
     out = asked("show", JOB, "200")[1]
     assert ["manifest", hashes[200]] in [line.split() for line in out.splitlines()]
     assert "committed" not in out

@@ -22,7 +22,7 @@ from tests.integration.replica_nodes import made, order, running, save_image, st
 from trainer_sdk.checkpoint.manifest import encode
 
 LOCKS = {
-    "images of a rank": "from trainer_sdk.checkpoint.arena import Arena; Arena(2, folder)",
+    "images of a rank": "from trainer_sdk.checkpoint.save.buffers import Arena; Arena(2, folder)",
     "images of a node": (
         "from everstep_services.agent.checkpoints.folder import opened_images\n"
         "held = opened_images('j', 'n1', Path(folder)); assert held.__enter__()"

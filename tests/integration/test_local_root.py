@@ -19,15 +19,15 @@ from everstep_services.agent.checkpoints.local_root import LocalRootError, check
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from tests.saved_by import JOB, saving
 from tests.unit.saved_states import Told, together
-from trainer_sdk.checkpoint import arena
-from trainer_sdk.checkpoint.agreement import Group
-from trainer_sdk.checkpoint.arena import NoRoomError, folder_of
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity
-from trainer_sdk.checkpoint.restore.looking import Home
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
-from trainer_sdk.checkpoint.whose import Whose
-from trainer_sdk.checkpoint.writer import parts
-from trainer_sdk.checkpoint.writer.orders import WriteState
+from trainer_sdk.checkpoint.restore.discovery import RestoreContext
+from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
+from trainer_sdk.checkpoint.save import buffers
+from trainer_sdk.checkpoint.save.buffers import NoRoomError, folder_of
+from trainer_sdk.checkpoint.writer import files
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 ROOT = "36 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 DISK = Departure(for_s=600, is_on_disk=True)
@@ -40,9 +40,9 @@ def state_of(value: int) -> dict[str, Any]:
 def saved(images: Path, steps: list[int], number: int = 1) -> Told:
     """By one rank, which then ends; its agent keeps what it has left."""
 
-    def one(group: Group) -> Told:
-        whose = Whose(JOB, number, str(images), has_keeper=True)
-        with saving(images, group, root="", keeps=True, buffers=2, whose=whose) as rank:
+    def one(group: RankGroup) -> Told:
+        context = JobContext(JOB, number, str(images), has_keeper=True)
+        with saving(images, group, root="", keeps=True, buffers=2, context=context) as rank:
             for step in steps:
                 rank.save(step, state_of(step), to_root=False)
                 rank.finish()
@@ -56,10 +56,12 @@ def saved(images: Path, steps: list[int], number: int = 1) -> Told:
 def restored(images: Path, number: int = 2) -> Restored | None:
     """By the rank of a later round."""
 
-    def one(group: Group) -> Restored | None:
-        home = Home(job=JOB, round=number, rank=0, world_size=1, images=images, storage=None)
+    def one(group: RankGroup) -> Restored | None:
+        home = RestoreContext(
+            job=JOB, round=number, rank=0, world_size=1, images=images, storage=None
+        )
         state = state_of(0)
-        found = Restoring(home, group, Told()).restore(state)
+        found = Restore(home, group, Told()).restore(state)
         assert found is None or set(state["a"].tolist()) == {found.step}
         return found
 
@@ -134,7 +136,7 @@ def keep_one(images: Path) -> None:
         },
         WriteState,
     )
-    parts.keep_image(order, memoryview(b"[]"), xxh3_128(), lambda: None)
+    files.keep_image(order, memoryview(b"[]"), xxh3_128(), lambda: None)
 
 
 def test_after_a_reboot_the_newest_is_restored_from_the_disk(tmp_path: Path) -> None:
@@ -201,11 +203,11 @@ def test_a_full_disk_is_said_and_the_last_good_one_stays(
     with opened_images(JOB, "n1", tmp_path, DISK) as folder:
         assert folder is not None
         saved(folder, [10])
-        monkeypatch.setattr(arena, "free_bytes", lambda _: 0)
-        buffers = arena.Arena(2, folder_of(str(folder), 0))
+        monkeypatch.setattr(buffers, "free_bytes", lambda _: 0)
+        arena = buffers.Arena(2, folder_of(str(folder), 0))
         with pytest.raises(NoRoomError, match=r"the disk of .* free some space, or have local_"):
-            next(one for one in buffers.spare() if one.step is None).fit(1 << 30)
-        buffers.close(keeps_images=True)
+            next(one for one in arena.spare() if one.step is None).fit(1 << 30)
+        arena.close(keeps_images=True)
         found = restored(folder)
     assert found is not None
     assert found.step == 10

@@ -16,9 +16,9 @@ from tests.integration.rendezvous_agents import Agent
 from tests.integration.replica_nodes import JOB, made, order, running
 from tests.unit.rendezvous_world import spec
 from tests.waiting import until_async
+from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import INDEX
-from trainer_sdk.checkpoint.marks import mark_image
-from trainer_sdk.checkpoint.storage.shelf import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
 
 
 async def test_who_asks_the_catalog_is_obeyed_by_the_agent_that_has_the_image(

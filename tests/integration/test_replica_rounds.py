@@ -8,8 +8,8 @@ import pytest
 from everstep_services.agent.checkpoints.client import Call
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
 from tests.integration.replica_nodes import JOB, Node, made, order, running, save_image, state_of
+from trainer_sdk.checkpoint.image_folder import RestoredState, mark_restored
 from trainer_sdk.checkpoint.manifest import Identity, encode
-from trainer_sdk.checkpoint.marks import RestoredState, mark_restored
 
 
 def goes_back(node: Node, rank: int, *, to: int, round: int) -> None:

@@ -23,8 +23,8 @@ from everstep_services.agent.checkpoints.talk import Get, Link, ReplicaError
 from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
 from tests.integration.replica_nodes import JOB, PATIENT, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async
-from trainer_sdk.checkpoint.marks import mark_image
-from trainer_sdk.checkpoint.storage.shelf import Mark
+from trainer_sdk.checkpoint.image_folder import mark_image
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
 
 
 async def test_a_state_is_sent_to_its_keeper_and_fetched_from_there(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.integration.conftest import Api
 from tests.unit.history_facts import make
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import shelved
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 
 JOB = "llama"
 
@@ -74,7 +74,7 @@ async def test_a_jobs_checkpoints_are_listed_the_newest_first(
     one = (await operator.get(f"jobs/{JOB}/checkpoints/200")).json()
     assert one["path"] == f"{root}/step-000000200"
     assert (one["world_size"], one["shards"], one["is_verified"]) == (2, 3, True)
-    (there,) = [each for each in shelved(storage_for(root)) if each.step == 200]
+    (there,) = [each for each in stored_checkpoints(storage_for(root)) if each.step == 200]
     assert one["manifest_hash"] == one["committed_hash"] == there.manifest_hash
     assert (await operator.get(f"jobs/{JOB}/checkpoints/7")).status_code == 404
     assert (await operator.get("jobs/nobody/checkpoints")).status_code == 404
@@ -115,7 +115,7 @@ async def test_what_may_not_be_done_is_refused_with_the_reason(
     assert unknown.status_code == 409
     assert "knows no checkpoint of step 7" in unknown.json()["detail"]
     assert (await operator.post(f"jobs/{JOB}/checkpoints/7:eat", json={})).status_code == 422
-    assert [one.step for one in shelved(storage_for(root))] == [300, 200, 100]
+    assert [one.step for one in stored_checkpoints(storage_for(root))] == [300, 200, 100]
 
 
 async def test_a_clean_up_says_first_what_would_go(
@@ -132,7 +132,7 @@ async def test_a_clean_up_says_first_what_would_go(
     wanted["is_dry_run"] = False
     assert (await operator.post(f"jobs/{JOB}/checkpoints:collect", json=wanted)).status_code == 202
     await until_async(
-        lambda: [one.step for one in shelved(storage_for(root))],
+        lambda: [one.step for one in stored_checkpoints(storage_for(root))],
         "100 is gone",
         holds=lambda steps: steps == [300, 200],
     )
@@ -148,7 +148,7 @@ async def test_without_a_catalog_there_is_what_is_on_record(
     assert not found["is_live"]
     assert "catalog" in found["note"]
     assert [one["step"] for one in found["items"]] == [300, 200]
-    hashes = [one.manifest_hash for one in shelved(storage_for(root))]
+    hashes = [one.manifest_hash for one in stored_checkpoints(storage_for(root))]
     assert [one["committed_hash"] for one in found["items"]] == hashes[:2]
     located = await operator.get(f"jobs/{JOB}/checkpoints:locate")
     assert (located.status_code, located.json()["code"]) == (503, "catalog_unavailable")
@@ -181,7 +181,7 @@ async def test_how_saving_goes_is_told_from_the_record(
     found = (await operator.get(f"jobs/{JOB}/saves")).json()
     (tier,) = found["tiers"]
     assert (tier["tier"], tier["committed_step"], tier["commits"]) == ("global", 300, 3)
-    assert tier["manifest_hash"] == shelved(storage_for(root))[0].manifest_hash
+    assert tier["manifest_hash"] == stored_checkpoints(storage_for(root))[0].manifest_hash
     assert (tier["failed_step"], tier["failed_reason"]) == (400, "the disk is full")
     assert (tier["failures"], tier["every_steps"]) == (1, 50)
     waiting = [(one["node"], one["waiting"], one["delay_lag_s"]) for one in found["delays"]]

@@ -26,9 +26,9 @@ from trainer_sdk import saying, testing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
-from trainer_sdk.checkpoint.quarantine import BadLossError
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.images import Image
+from trainer_sdk.checkpoint.restore.image import StoredImage
+from trainer_sdk.checkpoint.restore.quarantine import BadLossError
 from trainer_sdk.wire import Checkpointed
 
 EVENTS = {"fresh", "interval", "quarantine", "restore_failed", "restored"}
@@ -115,14 +115,14 @@ def test_who_saves_at_once_lets_go_of_the_image_that_was_checked_ahead(
     first = Training(tmp_path, keep_memory=True)
     first.steps(1, 5)
     first.saves._ending.leave(True)
-    closed: list[Image] = []
+    closed: list[StoredImage] = []
 
-    def close(image: Image) -> None:
+    def close(image: StoredImage) -> None:
         closed.append(image)
 
-    monkeypatch.setattr(Image, "close", close)
+    monkeypatch.setattr(StoredImage, "close", close)
     second = Training(tmp_path, keep_memory=True)
-    ahead = second.saves._way_back._ahead
+    ahead = second.saves._restorer._early
     assert ahead is not None
     ahead._thread.join()
     second.saves.save(6, {"weights": torch.zeros(1)})

@@ -12,11 +12,11 @@ import torch
 from everstep_services.agent.checkpoints.images import OwnImages
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.saved_states import together
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import INDEX
-from trainer_sdk.checkpoint.restore.looking import Home
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
-from trainer_sdk.checkpoint.whose import Whose
+from trainer_sdk.checkpoint.restore.discovery import RestoreContext
+from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def state_of(value: int) -> dict[str, Any]:
 class Rank:
     """One rank in one round; its node is a folder."""
 
-    def __init__(self, folder: Path, group: Group, number: int, rank: Saving) -> None:
+    def __init__(self, folder: Path, group: RankGroup, number: int, rank: Saving) -> None:
         self.node = folder / f"node-{group.rank}"
         self._group = group
         self._round = number
         self._rank = rank
 
     def restore(self) -> Restored:
-        home = Home(
+        home = RestoreContext(
             job=JOB,
             round=self._round,
             rank=self._group.rank,
@@ -48,7 +48,7 @@ class Rank:
             storage=None,
         )
         state = state_of(0)
-        found = Restoring(home, self._group, self._rank.told).restore(state)
+        found = Restore(home, self._group, self._rank.told).restore(state)
         assert found is not None
         assert set(state["a"].tolist()) == {found.step}
         self._rank.saver.prepare(state, found.choice.identity)
@@ -68,9 +68,9 @@ class Rank:
 def run(folder: Path, number: int, work: Any) -> list[Any]:
     """Two ranks in a round of this number, which then die."""
 
-    def one(group: Group) -> Any:
-        whose = Whose(JOB, number, str(folder / f"node-{group.rank}"), has_keeper=number > 0)
-        kept: dict[str, Any] = {"root": "", "keeps": True, "buffers": 2, "whose": whose}
+    def one(group: RankGroup) -> Any:
+        context = JobContext(JOB, number, str(folder / f"node-{group.rank}"), has_keeper=number > 0)
+        kept: dict[str, Any] = {"root": "", "keeps": True, "buffers": 2, "context": context}
         with saving(folder, group, **kept) as rank:
             found = work(Rank(folder, group, number, rank))
             rank.saver.close(keeps_images=True)

@@ -10,9 +10,9 @@ from torch.distributed.checkpoint import state_dict_loader
 
 from tests.saved_by import path_of, same, saving
 from tests.unit.saved_states import Place, together
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
+from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
 
 pytestmark = pytest.mark.timeout(120)
 State = dict[str, Any]
@@ -28,7 +28,7 @@ def stage(number: int, value: float, **more: Any) -> State:
 
 
 def save(folder: Path, states: list[State], step: int = 4) -> None:
-    def one(group: Group) -> None:
+    def one(group: RankGroup) -> None:
         with saving(folder, group) as rank:
             assert rank.save(step, states[group.rank]) is not None
             assert rank.finish() == [1]
@@ -165,8 +165,8 @@ def test_an_optimizer_of_other_parameters_is_kept_whole(tmp_path: Path) -> None:
 def test_ranks_that_ask_for_different_steps_hear_of_it_at_once(tmp_path: Path) -> None:
     place = Place(tmp_path, 2)
 
-    def one(group: Group) -> str:
-        restoring = Restoring(place.home(group.rank), group, place.told, 4 + group.rank)
+    def one(group: RankGroup) -> str:
+        restoring = Restore(place.home(group.rank), group, place.told, 4 + group.rank)
         with pytest.raises(RestoreError) as raised:
             restoring.restore({"a": torch.ones(1)})
         return str(raised.value)

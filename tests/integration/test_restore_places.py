@@ -76,11 +76,11 @@ def test_who_goes_elsewhere_saves_in_the_same_place(
 ) -> None:
     """As Hydra does: a writer that comes later begins in another folder."""
     with Checkpointer("a", every=1000) as saves:
-        delivery = saves._queue.delivery
-        writer = until(lambda: delivery.writer_pid, "a writer")
+        queue = saves._queue
+        writer = until(lambda: queue.writer_pid, "a writer")
         monkeypatch.chdir(tmp_path.parent)
         os.kill(writer, signal.SIGKILL)
-        until(lambda: delivery.writer_pid is None, "its end")
+        until(lambda: queue.writer_pid is None, "its end")
         saves.save(1, state(1))
     assert [one.name for one in (tmp_path / "a").glob("step-*")] == [step_name(1)]
 
@@ -111,8 +111,8 @@ def test_a_job_remembers_how_often_it_has_failed_in_all_its_launches(
         with Checkpointer(tmp_path / "root") as saves:
             saves.restore(state(-1))
             saves.step(step, state(step))
-            assert saves._pacing is not None
-            counts.append(saves._pacing._pace._failures)
+            assert saves._schedule is not None
+            counts.append(saves._schedule._estimate._failures)
             saves.save(step, state(step))
         assert manifest_of(tmp_path, step).user["failures"] == str(counts[-1])
     assert counts == [0, 2, 3, 3, 4]

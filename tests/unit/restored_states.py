@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tests.unit.saved_states import Place
-from trainer_sdk.checkpoint.restore.restoring import Restored
+from trainer_sdk.checkpoint.restore.restorer import Restored
 
 State = dict[str, Any]
 

@@ -18,33 +18,33 @@ import xxhash
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trainer_sdk.checkpoint.agreement import Group
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.flat_state import StatePiece
+from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
     MANIFEST,
-    Entry,
     Identity,
+    ImageEntry,
     ImageIndex,
     Manifest,
     ShardFile,
     encode,
     step_name,
 )
-from trainer_sdk.checkpoint.planning import layout_of
-from trainer_sdk.checkpoint.reading import Piece
-from trainer_sdk.checkpoint.restore.looking import Home
-from trainer_sdk.checkpoint.restore.restoring import Restored, Restoring
+from trainer_sdk.checkpoint.restore.discovery import RestoreContext
+from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
 from trainer_sdk.checkpoint.restore.target import Target
+from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.telling import Teller
 
 Made = TypeVar("Made")
 JOB = "vit-l"
 _WITHIN = timedelta(seconds=30)
 
 
-class Told(Teller):
+class Told(Reporter):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Told(Teller):
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.warned: list[str] = []
 
-    def tell(self, event: str, **body: object) -> None:
+    def report(self, event: str, **body: object) -> None:
         self.events.append((event, body))
 
     def warn(self, text: str) -> None:
@@ -75,7 +75,7 @@ class Place:
     def images(self, rank: int) -> Path:
         return self.folder / f"node-{rank}"
 
-    def home(self, rank: int, **changes: Any) -> Home:
+    def home(self, rank: int, **changes: Any) -> RestoreContext:
         known: dict[str, Any] = {
             "job": JOB,
             "round": self.round,
@@ -84,7 +84,7 @@ class Place:
             "images": self.images(rank),
             "storage": storage_for(str(self.root)),
         }
-        return Home(**known | changes)
+        return RestoreContext(**known | changes)
 
     def identity(self, step: int, layout: str, **changes: Any) -> Identity:
         known: dict[str, Any] = {
@@ -146,15 +146,15 @@ class Place:
     ) -> list[Restored | None]:
         """All ranks at once, each into its own state."""
 
-        def one(group: Group) -> Restored | None:
+        def one(group: RankGroup) -> Restored | None:
             home = self.home(group.rank, **changes)
-            restoring = Restoring(home, group, self.told, step, is_strict=strict)
+            restoring = Restore(home, group, self.told, step, is_strict=strict)
             return restoring.restore(states[group.rank], allow_fresh_start=fresh)
 
         return together(self.world_size, one)
 
 
-def together(size: int, work: Callable[[Group], Made]) -> list[Made]:
+def together(size: int, work: Callable[[RankGroup], Made]) -> list[Made]:
     """What each of so many ranks returns; the first error, if one has failed."""
     store = HashStore()
     made: dict[int, Made] = {}
@@ -167,7 +167,7 @@ def together(size: int, work: Callable[[Group], Made]) -> list[Made]:
             if size > 1:
                 group = ProcessGroupGloo(store, rank, size, _WITHIN)
                 groups.append(group)
-            made[rank] = work(Group(group))
+            made[rank] = work(RankGroup(group))
         except BaseException as error:
             failed.append(error)
 
@@ -187,7 +187,7 @@ def flip_bit(path: Path, at: int) -> None:
     path.write_bytes(octets)
 
 
-def _pieces(state: Mapping[str, Any]) -> tuple[Piece, ...]:
+def _pieces(state: Mapping[str, Any]) -> tuple[StatePiece, ...]:
     return Target(dict(state)).pieces
 
 
@@ -196,7 +196,7 @@ def _shard_file(path: Path) -> ShardFile:
     return ShardFile(name=path.name, size_bytes=len(octets), hash=xxhash.xxh3_128_hexdigest(octets))
 
 
-def _image(target: Target) -> tuple[bytes, tuple[Entry, ...]]:
+def _image(target: Target) -> tuple[bytes, tuple[ImageEntry, ...]]:
     octets, entries = bytearray(), []
     for key, value in target.values.items():
         octets += bytes(-len(octets) % 64)
@@ -208,6 +208,6 @@ def _image(target: Target) -> tuple[bytes, tuple[Entry, ...]]:
             buffer = io.BytesIO()
             torch.save(value, buffer)
             data = buffer.getvalue()
-        entries.append(Entry(key=key, offset=len(octets), length=len(data), **about))
+        entries.append(ImageEntry(key=key, offset=len(octets), length=len(data), **about))
         octets += data
     return bytes(octets), tuple(entries)

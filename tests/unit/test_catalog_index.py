@@ -36,7 +36,7 @@ from everstep_services.catalog.domain.survival import survivable
 from tests.integration.catalog_replicas import formed, stored
 from tests.unit.history_facts import make
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, ShardFile
-from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
 
 JOB = "llama"
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
@@ -281,11 +281,11 @@ def test_the_largest_index_fits_into_one_message() -> None:
 # ---- files
 
 
-def seen(step: int, hash_: str = "h1", **more: Any) -> Shelved:
+def seen(step: int, hash_: str = "h1", **more: Any) -> StoredCheckpoint:
     identity = Identity(job=JOB, round=3, step=step, world_size=2, layout="l")
     files = (ShardFile(name="a", size_bytes=5, hash="x"),)
     manifest = Manifest(identity=identity, files=files, saved_at="2026-11-21T07:00:00+00:00")
-    return Shelved(step, PATHS[step], manifest, hash_, **more)
+    return StoredCheckpoint(step, PATHS[step], manifest, hash_, **more)
 
 
 def test_files_bring_what_facts_have_lost_and_keep_what_is_known() -> None:
@@ -374,7 +374,7 @@ def test_a_reading_says_nothing_of_another_manifest() -> None:
 
 def test_a_manifest_that_cannot_be_read_is_quarantined() -> None:
     made = index()
-    broken = Shelved(100, PATHS[100], None, flaw="it is torn")
+    broken = StoredCheckpoint(100, PATHS[100], None, flaw="it is torn")
     compare(made, "/ckpt", [broken], now())
     compare(made, "/ckpt", [broken], now())
     (one,) = made.known.values()

@@ -35,9 +35,9 @@ from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.integration.catalog_replicas import QUICK, at_work, committed
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, step_name
-from trainer_sdk.checkpoint.storage import shelf, storage_for
+from trainer_sdk.checkpoint.storage import checkpoints, storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint, stored_checkpoints
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved, shelved
 
 JOB = "llama"
 Meanwhile = Callable[[], Awaitable[object]]
@@ -106,7 +106,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> No
 
     def verify(*arguments: Any) -> Any:
         before()
-        return shelf.verify(*arguments)
+        return checkpoints.verify(*arguments)
 
     monkeypatch.setattr(stores, "verify", verify)
 
@@ -172,7 +172,7 @@ async def test_a_manifest_that_was_not_committed_is_an_error_and_no_quarantine(
         one = await world.known(step)
         assert (one.is_good, fact.manifest_hash) == (is_good, one.manifest_hash)
     assert world.said(CheckpointQuarantined) == []
-    assert [one.quarantined for one in shelved(storage_for(world.root))] == [None, None]
+    assert [one.quarantined for one in stored_checkpoints(storage_for(world.root))] == [None, None]
 
 
 async def test_what_is_forgotten_before_its_verdict_is_written_gets_none(
@@ -198,7 +198,7 @@ async def test_what_goes_while_it_is_read_keeps_no_other_from_being_read(
     def verify(storage: Any, one: Any, pace: Any) -> Any:
         if one.step == 200:
             storage.remove(step_name(200))
-        return shelf.verify(storage, one, pace)
+        return checkpoints.verify(storage, one, pace)
 
     monkeypatch.setattr(stores, "verify", verify)
     monkeypatch.setattr(maintenance, "_RETRY_S", 3600.0)
@@ -227,14 +227,14 @@ async def test_retention_leaves_alone_what_is_being_read(
         if one.step == 200:
             begun.set()
             go_on.wait(60)
-        return shelf.verify(storage, one, pace)
+        return checkpoints.verify(storage, one, pace)
 
     async def publish(*steps: int) -> None:
         for step in steps:
             await bus.record(committed(JOB, root, step, save(root, JOB, step)))
 
     def there() -> list[int]:
-        return [one.step for one in shelved(storage_for(root))]
+        return [one.step for one in stored_checkpoints(storage_for(root))]
 
     monkeypatch.setattr(stores, "verify", slow)
     try:
@@ -323,11 +323,11 @@ async def test_what_is_unpinned_while_files_are_listed_stays_unpinned(
 
 
 def test_a_mark_on_one_that_is_too_old_to_be_known_is_passed_over() -> None:
-    def seen(step: int) -> Shelved:
+    def seen(step: int) -> StoredCheckpoint:
         identity = Identity(job=JOB, round=1, step=step, world_size=1, layout="l")
         manifest = Manifest(identity=identity, files=(), saved_at="")
         mark = None if step else Mark(reason="NaN")
-        return Shelved(step, f"/ckpt/{step_name(step)}", manifest, "h", quarantined=mark)
+        return StoredCheckpoint(step, f"/ckpt/{step_name(step)}", manifest, "h", quarantined=mark)
 
     index = Index(JOB, CheckpointsDocument())
     now = FactStamp(SystemClock().wall(), lambda: "0" * 32, "catalog")

@@ -34,7 +34,7 @@ def going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 
 async def test_a_scan_finds_nothing_missing(going: Callable[[str], str]) -> None:
     with pytest.raises(OutOfReachError, match="the catalog cannot see"):
-        await CheckpointStores(1 << 30).scan(going("shelved"))
+        await CheckpointStores(1 << 30).scan(going("stored_checkpoints"))
 
 
 @pytest.mark.parametrize("name", ["look", "verify"])

@@ -20,7 +20,7 @@ from trainer_sdk.checkpoint import (
     async_save,
     wait_for_files,
 )
-from trainer_sdk.checkpoint.whose import whose
+from trainer_sdk.checkpoint.job_context import read_job_context
 
 STATE: dict[str, Any] = {"weights": torch.ones(3)}
 WRONG_STEPS: list[Any] = [
@@ -58,7 +58,7 @@ def test_ranks_that_were_launched_together_need_a_process_group(
 
 def test_a_wrong_step_is_refused_and_the_next_save_is_good(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "root", on_error="fatal") as saves:
-        writer = saves._queue.delivery.writer_pid
+        writer = saves._queue.writer_pid
         for step in WRONG_STEPS:
             for call in (saves.save, saves.step, saves.save_last):
                 assert repr(step)[:20] in refused(partial(call, step, STATE), "step")
@@ -66,7 +66,7 @@ def test_a_wrong_step_is_refused_and_the_next_save_is_good(tmp_path: Path) -> No
                 refused(partial(saves.restore, dict(STATE), step=step), "step")
         saves.save(3, STATE)
         assert len(saves.maybe_finalize(blocking=True, within_s=WITHIN_S)) == 1
-        assert saves._queue.delivery.writer_pid == writer, "no argument has ended it"
+        assert saves._queue.writer_pid == writer, "no argument has ended it"
 
 
 def test_whole_numbers_of_numpy_and_torch_are_whole_numbers(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_timeouts_are_finite(name: str, value: Any) -> None:
 
 
 def test_the_name_of_a_job_in_the_environment_stays_in_its_folder() -> None:
-    refused(lambda: whose({"EVERSTEP_JOB": "../x"}), "'../x'")
+    refused(lambda: read_job_context({"EVERSTEP_JOB": "../x"}), "'../x'")
 
 
 def test_arguments_of_restore_and_of_the_rest_are_checked(tmp_path: Path) -> None:

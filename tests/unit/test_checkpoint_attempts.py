@@ -9,13 +9,12 @@ import pytest
 
 from trainer_sdk.checkpoint.manifest import Identity, step_name
 from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import Verification, look, verify
 from trainer_sdk.checkpoint.storage.names import SAVING
-from trainer_sdk.checkpoint.storage.shelf import Verdict, look, verify
-from trainer_sdk.checkpoint.writer.disk import Hashing
-from trainer_sdk.checkpoint.writer.orders import Done, WriteState
-from trainer_sdk.checkpoint.writer.parts import place_of, write_shard
-from trainer_sdk.checkpoint.writer.passage import Passage
-from trainer_sdk.checkpoint.writer.publishing import settle
+from trainer_sdk.checkpoint.writer.disk import StreamHash, WriteGate
+from trainer_sdk.checkpoint.writer.files import place_of, write_shard
+from trainer_sdk.checkpoint.writer.protocol import SaveDone, WriteState
+from trainer_sdk.checkpoint.writer.publication import settle
 
 STEP, SIZE = 5, 2 * mmap.PAGESIZE
 
@@ -52,16 +51,16 @@ def state(rank: int) -> memoryview:
 
 def write(root: str, rank: int) -> str:
     """An attempt to make this rank's part durable; the hash of its bytes, as it goes on with."""
-    hasher = Hashing(SIZE, lambda _: None)
-    write_shard(order(root, rank), [state(rank)], hasher, Passage(SIZE), lambda: None)
+    hasher = StreamHash(SIZE, lambda _: None)
+    write_shard(order(root, rank), [state(rank)], hasher, WriteGate(SIZE), lambda: None)
     return hasher.hexdigest()
 
 
-def publish(root: str, rank: int = 0) -> Done:
+def publish(root: str, rank: int = 0) -> SaveDone:
     return settle(order(root, rank), b"torch's own", lambda _: None)
 
 
-def seen(root: str) -> Verdict:
+def seen(root: str) -> Verification:
     storage = storage_for(root)
     there = look(storage, STEP)
     assert there is not None
@@ -82,7 +81,11 @@ def test_a_part_that_is_there_is_not_written_again(root: str) -> None:
     first = write(root, 1)
     with pytest.raises(DiskError):
         write_shard(
-            order(root, 1), broken(1), Hashing(SIZE, lambda _: None), Passage(SIZE), lambda: None
+            order(root, 1),
+            broken(1),
+            StreamHash(SIZE, lambda _: None),
+            WriteGate(SIZE),
+            lambda: None,
         )
     assert write(root, 1) == first
     publish(root)
@@ -107,7 +110,11 @@ def test_the_part_of_a_writer_that_hung_names_no_torn_shard(tmp_path: Path) -> N
 
     with pytest.raises(FileNotFoundError):
         write_shard(
-            order(root, 1), windows(), Hashing(SIZE, lambda _: None), Passage(SIZE), lambda: None
+            order(root, 1),
+            windows(),
+            StreamHash(SIZE, lambda _: None),
+            WriteGate(SIZE),
+            lambda: None,
         )
     assert seen(root).is_good
     write(root, 1)

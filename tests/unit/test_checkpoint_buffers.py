@@ -4,13 +4,19 @@ import mmap
 from pathlib import Path
 
 from tests.unit.saved_states import Told
-from trainer_sdk.checkpoint.arena import Buffer
+from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.marks import mark_image
-from trainer_sdk.checkpoint.save import Save
-from trainer_sdk.checkpoint.saves import SaveQueue
-from trainer_sdk.checkpoint.storage.shelf import Mark
-from trainer_sdk.checkpoint.writer.orders import Done, Failed, FromWriter, WriteFile, Written
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import Save
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.writer.protocol import (
+    FromWriter,
+    PartWritten,
+    SaveDone,
+    SaveFailed,
+    WriteFile,
+)
 
 
 class Queue(SaveQueue):
@@ -29,12 +35,12 @@ class Queue(SaveQueue):
 
     def hear(self, line: FromWriter) -> bool:
         """Whether another save may have the buffer now."""
-        self.delivery._hear(line)
+        self._hear(line)
         return self.buffer.is_free
 
 
-def written(save: Save) -> Written:
-    return Written(save=save.number, size_bytes=1, write_s=0.1)
+def written(save: Save) -> PartWritten:
+    return PartWritten(save=save.number, size_bytes=1, write_s=0.1)
 
 
 def test_the_end_of_a_save_leaves_the_buffer_to_the_next_one() -> None:
@@ -42,7 +48,7 @@ def test_the_end_of_a_save_leaves_the_buffer_to_the_next_one() -> None:
     first = queue.sent()
     assert queue.hear(written(first))
     second = queue.sent()
-    assert not queue.hear(Done(save=first.number, place="/ckpt"))
+    assert not queue.hear(SaveDone(save=first.number, place="/ckpt"))
     assert queue.hear(written(second))
 
 
@@ -51,12 +57,14 @@ def test_so_does_its_failure() -> None:
     first = queue.sent()
     assert queue.hear(written(first))
     queue.sent()
-    assert not queue.hear(Failed(save=first.number, stage="publish", reason="the disk is full"))
+    assert not queue.hear(SaveFailed(save=first.number, stage="publish", reason="the disk is full"))
 
 
 def test_a_save_that_fails_before_it_is_written_gives_the_buffer_back() -> None:
     queue = Queue()
-    assert queue.hear(Failed(save=queue.sent().number, stage="write", reason="the disk is full"))
+    assert queue.hear(
+        SaveFailed(save=queue.sent().number, stage="write", reason="the disk is full")
+    )
 
 
 def test_of_an_image_that_was_marked_nothing_is_left_either(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from trainer_sdk.checkpoint import arena, room
-from trainer_sdk.checkpoint.arena import Arena, Buffer, NoRoomError, TakenError
+from trainer_sdk.checkpoint.job_context import read_job_context
 from trainer_sdk.checkpoint.manifest import INDEX, Identity, ImageIndex, encode
-from trainer_sdk.checkpoint.whose import whose
+from trainer_sdk.checkpoint.save import buffers
+from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, TakenError
 
 SIZE = 1 << 16
 
@@ -43,7 +43,7 @@ def test_a_buffer_keeps_its_memory_while_the_size_stays() -> None:
 
 def test_too_little_room_is_told_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal has what is needed and what is left (A8.4)."""
-    monkeypatch.setattr(arena, "available_bytes", lambda _: SIZE - 1)
+    monkeypatch.setattr(buffers, "available_bytes", lambda _: SIZE - 1)
     with pytest.raises(NoRoomError, match="has 0 MiB left, and the save needs 1 MiB") as told:
         Buffer().fit(SIZE)
     assert (told.value.needed_bytes, told.value.available_bytes) == (SIZE, SIZE - 1)
@@ -58,10 +58,10 @@ def test_a_container_leaves_less_than_the_machine(
         ("memory.stat", "anon 1\ninactive_file 50000\n"),
     ]:
         (tmp_path / name).write_text(said)
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    assert room.available_bytes(None) == 150_000
+    monkeypatch.setattr(buffers, "_CGROUP", tmp_path)
+    assert buffers.available_bytes(None) == 150_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert room.available_bytes(None) > 1 << 20
+    assert buffers.available_bytes(None) > 1 << 20
 
 
 def test_the_next_process_of_a_rank_finds_its_images_and_fills_the_older_one(
@@ -95,7 +95,7 @@ def test_two_images_of_one_step_leave_one_to_fill(tmp_path: Path) -> None:
 def test_another_process_with_the_same_images_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena, "_WITHIN_S", 0.0)
+    monkeypatch.setattr(buffers, "_WITHIN_S", 0.0)
     folder = tmp_path / "images" / "own" / "rank-0"
     folder.mkdir(parents=True)
     held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
@@ -125,8 +125,8 @@ def test_who_waits_for_images_that_are_just_removed_has_a_folder_of_its_own(
         real(held, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(arena, "_LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(arena, "_WITHIN_S", 1e9)
+    monkeypatch.setattr(buffers, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(buffers, "_WITHIN_S", 1e9)
     after = Arena(1, folder)
     assert len(looks) == 3
     with pytest.raises(BlockingIOError), open(f"{folder}/lock") as held:
@@ -149,7 +149,7 @@ def test_a_folder_that_goes_while_its_lock_is_opened_is_made_again(
             folder.rmdir()
 
     monkeypatch.setattr(os, "makedirs", makedirs)
-    monkeypatch.setattr(arena, "_WITHIN_S", 1e9)
+    monkeypatch.setattr(buffers, "_WITHIN_S", 1e9)
     Arena(1, str(folder)).close(keeps_images=False)
     assert len(made) == 2
     assert not folder.exists()
@@ -162,7 +162,7 @@ def test_a_torn_index_is_no_image(tmp_path: Path) -> None:
 
 def test_an_agent_says_whose_it_is() -> None:
     said = {"EVERSTEP_JOB": "llama", "EVERSTEP_ROUND": "4", "EVERSTEP_IMAGES": "/dev/shm/x"}
-    about = whose(said)
+    about = read_job_context(said)
     assert (about.job, about.round, about.images, about.has_keeper) == (
         "llama",
         4,
@@ -170,12 +170,12 @@ def test_an_agent_says_whose_it_is() -> None:
         True,
     )
     assert about.images_most_bytes == 0
-    assert whose(said | {"EVERSTEP_IMAGES_MOST": "7"}).images_most_bytes == 7
-    assert whose(said, job="mine").job == "mine"
+    assert read_job_context(said | {"EVERSTEP_IMAGES_MOST": "7"}).images_most_bytes == 7
+    assert read_job_context(said, job="mine").job == "mine"
 
 
 def test_those_that_are_alone_are_told_apart_by_their_place() -> None:
-    one, other = whose({}, root="/a"), whose({}, root="/b")
+    one, other = read_job_context({}, root="/a"), read_job_context({}, root="/b")
     assert one.job == other.job == "local"
     assert one.images != other.images
     assert not one.has_keeper

@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from tests.waiting import until
-from trainer_sdk.checkpoint import staging
-from trainer_sdk.checkpoint.owned import Owned, optimizers_in
-from trainer_sdk.checkpoint.staging import ChangedError, Copy, Stager, Staging
+from trainer_sdk.checkpoint.save import staging
+from trainer_sdk.checkpoint.save.staging import (
+    ChangedError,
+    OwnedTensors,
+    Stager,
+    Staging,
+    TensorCopy,
+    optimizers_in,
+)
 
 
 class Held:
@@ -27,13 +33,13 @@ class Held:
         self.stager = Stager()
         copy_beside = staging._copy_beside
 
-        def wait(one: Copy) -> None:
+        def wait(one: TensorCopy) -> None:
             self.go_on.wait(30)
             copy_beside(one)
 
         monkeypatch.setattr(staging, "_copy_beside", wait)
 
-    def stage(self, now: list[Copy], later: list[Copy]) -> None:
+    def stage(self, now: list[TensorCopy], later: list[TensorCopy]) -> None:
         def then(error: Exception | None) -> None:
             self.error = error
             self.over.set()
@@ -51,8 +57,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Any:
     made.stager.close()
 
 
-def copy_of(source: torch.Tensor) -> Copy:
-    return Copy("w", source, torch.zeros_like(source), version=source._version)
+def copy_of(source: torch.Tensor) -> TensorCopy:
+    return TensorCopy("w", source, torch.zeros_like(source), version=source._version)
 
 
 def test_the_training_hears_how_long_it_waited_for_a_copy(
@@ -159,7 +165,7 @@ def test_a_change_while_it_is_copied_is_seen_in_the_source(
 ) -> None:
     source, copy_beside = torch.zeros(9), staging._copy_beside
 
-    def copy_and_change(one: Copy) -> None:
+    def copy_and_change(one: TensorCopy) -> None:
         copy_beside(one)
         source.data.add_(1)
 
@@ -208,7 +214,7 @@ def test_only_what_an_optimizer_owns_may_wait() -> None:
     optimizer = torch.optim.Adam(one for one in model.parameters() if one is not linear.bias)
     model(torch.randn(4, 3)).sum().backward()
     optimizer.step()
-    owned = Owned()
+    owned = OwnedTensors()
     assert owned.add([optimizer]) == [optimizer]
     assert owned.add([optimizer]) == []
 
@@ -229,7 +235,7 @@ def test_only_what_an_optimizer_owns_may_wait() -> None:
 def test_an_optimizer_that_the_training_lets_go_goes_and_owns_nothing_any_more() -> None:
     """As where layers thaw, each time with a new one: its moments are twice the model."""
     weight = torch.nn.Parameter(torch.ones(10))
-    owned, stager = Owned(), Stager()
+    owned, stager = OwnedTensors(), Stager()
     first: torch.optim.Optimizer | None = torch.optim.Adam([weight])
     assert first is not None
     stager.watch(owned.add([first]))

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep_services.agent.checkpoints.displacing import Course, Sender
+from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.marks import RestoredState
 
 
 def state(round: int, step: int) -> Identity:

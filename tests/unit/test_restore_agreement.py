@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.unit.restored_states import check, everywhere, restore, state, values
 from tests.unit.saved_states import Place
+from trainer_sdk.checkpoint.image_folder import MARKED_INDEX, mark_image
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
     MANIFEST,
@@ -18,10 +19,9 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
     encode,
 )
-from trainer_sdk.checkpoint.marks import MARKED_INDEX, mark_image
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.shelf import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.images import Image
+from trainer_sdk.checkpoint.restore.image import StoredImage
 from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 
 @pytest.fixture
@@ -211,16 +211,16 @@ def test_an_image_that_is_written_over_after_it_was_verified_is_never_loaded(
     everywhere(place, 10)
     for rank in range(2):
         place.keep(20, rank, state(20), held=True)
-    plain = getattr(Image, after)
+    plain = getattr(StoredImage, after)
 
-    def and_then(self: Image, *arguments: Any) -> None:
+    def and_then(self: StoredImage, *arguments: Any) -> None:
         plain(self, *arguments)
         if self._identity.step == 20 and "rank-1" in self._folder.parts:
             unindex(self._folder)
             with (self._folder / IMAGE).open("r+b") as file:  # in place, as it is mapped
                 file.write(bytes(8))  # of a tensor
 
-    monkeypatch.setattr(Image, after, and_then)
+    monkeypatch.setattr(StoredImage, after, and_then)
     if what == "passed over":
         check(place, 10, ["memory", "memory"])
     else:

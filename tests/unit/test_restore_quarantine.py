@@ -10,19 +10,24 @@ import pytest
 import torch
 
 from tests.unit.saved_states import Place
-from trainer_sdk.checkpoint.arena import Buffer
+from trainer_sdk.checkpoint.image_folder import (
+    MARKED_INDEX,
+    image_folders,
+    marked_image,
+    release_image,
+)
 from trainer_sdk.checkpoint.manifest import INDEX, step_name
-from trainer_sdk.checkpoint.marks import MARKED_INDEX, image_folders, marked_image, release_image
-from trainer_sdk.checkpoint.quarantine import (
+from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.restore.quarantine import (
     WITHIN_STEPS,
     BadLossError,
-    Loaded,
+    LoadedState,
     LossWatch,
 )
-from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.folder import Folder
-from trainer_sdk.checkpoint.storage.shelf import QUARANTINED, Mark
 
 
 def state(value: float) -> dict[str, Any]:
@@ -40,7 +45,7 @@ def resume(place: Place) -> tuple[int, str, LossWatch]:
     (found,) = place.restore({0: state(-1)})
     assert found is not None
     home = place.home(0)
-    loaded = Loaded(
+    loaded = LoadedState(
         identity=found.choice.identity,
         tier=found.tier,
         round=home.round,

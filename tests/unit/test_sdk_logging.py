@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import CONFIGURED_LOGGER
 from trainer_sdk import saying
-from trainer_sdk.checkpoint.telling import Teller
+from trainer_sdk.checkpoint.events import Reporter
 
 
 class Heard(logging.Handler):
@@ -37,7 +37,7 @@ def test_a_script_that_has_configured_logging_hears_it_there(
 ) -> None:
     saying.say_once("a call made no sense: 100 %s")
     saying.say_once("a call made no sense: 100 %s")
-    Teller(3, None).warn("step 5 was not saved")
+    Reporter(3, None).warn("step 5 was not saved")
     first, second = heard.records
     assert (first.getMessage(), first.levelname) == ("a call made no sense: 100 %s", "WARNING")
     assert (second.getMessage(), vars(second)["rank"]) == ("rank 3: step 5 was not saved", 3)

@@ -132,7 +132,7 @@ def _note(error: BaseException | None, code: int, link: Link, environ: "Mapping[
 
 def _await_saves(code: int, link: Link, environ: "Mapping[str, str]") -> None:
     """A script that has succeeded ends when its saves are over, and fails if it must by them."""
-    leaving = sys.modules.get("trainer_sdk.checkpoint.leaving")
+    leaving = sys.modules.get("trainer_sdk.checkpoint.script_end")
     if leaving is None:
         return
     failure = leaving.script_ended(code)

@@ -1,16 +1,14 @@
-"""Checkpoints that survive everything. Imports torch; nothing else of the SDK does."""
+"""Saves and restores of a training's state. The only part of the SDK that imports torch."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
     from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState
-    from trainer_sdk.checkpoint.files import FileSaver, async_save, wait_for_files
-    from trainer_sdk.checkpoint.handle import SaveHandle
-    from trainer_sdk.checkpoint.quarantine import BadLossError
+    from trainer_sdk.checkpoint.file_saver import FileSaver, async_save, wait_for_files
     from trainer_sdk.checkpoint.restore.errors import RestoreError
-    from trainer_sdk.checkpoint.restore.restoring import Restored
-    from trainer_sdk.checkpoint.save import SaveError, Timeouts
-    from trainer_sdk.checkpoint.way_back import Latest
+    from trainer_sdk.checkpoint.restore.quarantine import BadLossError
+    from trainer_sdk.checkpoint.restore.restorer import Latest, Restored
+    from trainer_sdk.checkpoint.save.request import SaveError, SaveHandle, Timeouts
 
 __all__ = [
     "BadLossError",
@@ -30,25 +28,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BadLossError": "quarantine",
+    "BadLossError": "restore.quarantine",
     "Checkpointer": "checkpointer",
-    "FileSaver": "files",
-    "Latest": "way_back",
+    "FileSaver": "file_saver",
+    "Latest": "restore.restorer",
     "PerRank": "data",
-    "Timeouts": "save",
+    "Timeouts": "save.request",
     "PositionedSampler": "data",
     "RngState": "data",
     "RestoreError": "restore.errors",
-    "Restored": "restore.restoring",
-    "SaveError": "save",
-    "SaveHandle": "handle",
-    "async_save": "files",
-    "wait_for_files": "files",
+    "Restored": "restore.restorer",
+    "SaveError": "save.request",
+    "SaveHandle": "save.request",
+    "async_save": "file_saver",
+    "wait_for_files": "file_saver",
 }
 
 
 def __getattr__(name: str) -> object:
-    # The writer, agents and the catalog have parts of this package, and no torch.
+    # The writer, the agent and the catalog import parts of this package, and have no torch.
     if name not in _HOMES:
         raise AttributeError(f"module 'trainer_sdk.checkpoint' has no attribute '{name}'")
     import importlib

@@ -1,4 +1,4 @@
-"""What scripts give to the public methods: checked at the call, with the value and the remedy."""
+"""Checks of the arguments that scripts give to public methods; errors name value and remedy."""
 
 import math
 import operator
@@ -67,7 +67,7 @@ def instance(name: str, value: object, of: type[Made]) -> Made:
 
 
 def occasion(value: object) -> None:
-    """Why a save is made, in a few words for the record."""
+    """Check the occasion of a save: a few words for the record."""
     if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST_OCCASION:
         raise ValueError(
             f"occasion must be a text of at most {_LONGEST_OCCASION} characters, as 'requested', "
@@ -140,6 +140,6 @@ def shown(value: object) -> str:
 
 
 def _is_truth(value: object) -> bool:
-    """Also numpy's and torch's."""
+    """Whether it is a truth value, also one of numpy's or torch's."""
     dtype = str(getattr(value, "dtype", ""))
     return isinstance(value, bool) or dtype in ("bool", "torch.bool")

@@ -1,4 +1,4 @@
-"""What a training uses: saves that cost a copy or less, and the way back."""
+"""`Checkpointer`, the class that a training uses: saves that cost a copy or less, and restores."""
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping
@@ -8,23 +8,30 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 import torch
 
 from trainer_sdk import layout
-from trainer_sdk.checkpoint import arguments, leaving
-from trainer_sdk.checkpoint.agreement import group_of_all
-from trainer_sdk.checkpoint.arena import MOST_BUFFERS
+from trainer_sdk.checkpoint import arguments, script_end
 from trainer_sdk.checkpoint.data import has_position
-from trainer_sdk.checkpoint.handle import SaveHandle
-from trainer_sdk.checkpoint.interval import parse_every
-from trainer_sdk.checkpoint.pacing import Pacing
-from trainer_sdk.checkpoint.readying import Setup, Wish
-from trainer_sdk.checkpoint.restore.restoring import Restored
-from trainer_sdk.checkpoint.save import ON_ERROR, NotBegun, OnError, Save, SaveError, Timeouts
-from trainer_sdk.checkpoint.saver import Saver
-from trainer_sdk.checkpoint.saves import SaveQueue, waiting
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.group import group_of_all
+from trainer_sdk.checkpoint.job_context import read_job_context
+from trainer_sdk.checkpoint.restore.restorer import Latest, Restored, Restorer
+from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
+from trainer_sdk.checkpoint.save.preparation import SaverSetup
+from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
+from trainer_sdk.checkpoint.save.request import (
+    ON_ERROR,
+    NotBegun,
+    OnError,
+    Save,
+    SaveError,
+    SaveHandle,
+    SaveRequest,
+    Timeouts,
+)
+from trainer_sdk.checkpoint.save.saver import Saver
+from trainer_sdk.checkpoint.schedule.interval import parse_every
+from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S, WriteRate
+from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 from trainer_sdk.checkpoint.storage import lasting
-from trainer_sdk.checkpoint.telling import Teller
-from trainer_sdk.checkpoint.tempo import LEAST_BYTES_PER_S, Tempo
-from trainer_sdk.checkpoint.way_back import Latest, WayBack
-from trainer_sdk.checkpoint.whose import whose
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.sections import Section
 
@@ -38,15 +45,15 @@ class Checkpointer:
     """The checkpoints of one training. All ranks make the same calls of it.
 
     `root` is a folder or URL for the global tier; without one there are images in memory alone.
-    `every` is a number of steps, a time as "10min", or "auto": what loses least to saves and
-    failures, as measured.
+    `every` is a number of steps, a time as "10min", or "auto": the interval that loses the least
+    time to saves and failures, as measured.
     `lazy` copies what an optimizer owns while forward and backward run, and has the optimizer wait
-    for what is left; the optimizers are found in the state, or given.
+    for the rest of the copy; the optimizers are found in the state, or given.
     `memory_limit` is in bytes, for this rank: a larger state is written in waves, and the training
     waits for them.
-    `write_bytes_per_s` is the most that this rank writes of the saves that are due by `every`; by
-    default, what steps allow that are measured meanwhile; 0 is as fast as can be. What the training
-    waits for is written as fast as can be.
+    `write_bytes_per_s` limits how fast this rank writes the saves that are due by `every`; by
+    default a limit at which the measured steps hardly slow down; 0 is no limit. A save for which
+    the training waits has no limit.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the training
@@ -75,10 +82,10 @@ class Checkpointer:
         optimizers = arguments.objects("optimizers", optimizers, "register_step_pre_hook")
         self._session = session()
         environ = os.environ  # noqa: TID251 - a script has no settings file of ours
-        about = whose(environ, arguments.job(job), place)
+        about = read_job_context(environ, arguments.job(job), place)
         group = group_of_all(environ.get("WORLD_SIZE", ""))
-        setup = Setup(
-            whose=about,
+        setup = SaverSetup(
+            context=about,
             group=group,
             root=place,
             keeps=keeps,
@@ -89,40 +96,40 @@ class Checkpointer:
             timeouts=timeouts,
             waiting=lambda: self._wait_section("save copy"),
         )
-        self._teller = Teller(group.rank, self._session._link)  # noqa: SLF001 - one package
-        self._queue = SaveQueue(group.rank, self._teller, on_error, setup.timeouts)
-        self._tempo = Tempo()
-        self._saver = Saver(setup, self._queue, self._teller, self._tempo, optimizers)
-        self._queue.delivery.warm()
-        # Whoever keeps no images leaves those of another one alone: they are of another state.
-        self._way_back = WayBack(about, group, self._teller, root=self._root, has_images=keeps)
-        self._pacing: Pacing | None = None
+        self._reporter = Reporter(group.rank, self._session._link)  # noqa: SLF001 - one package
+        self._queue = SaveQueue(group.rank, self._reporter, on_error, setup.timeouts)
+        self._write_rate = WriteRate()
+        self._saver = Saver(setup, self._queue, self._reporter, self._write_rate, optimizers)
+        self._queue.warm()
+        # Without images of its own, it leaves those of another Checkpointer alone.
+        self._restorer = Restorer(about, group, self._reporter, root=self._root, has_images=keeps)
+        self._schedule: SaveSchedule | None = None
         self._has_saved_to_stop = self._is_prepared = False
         self._exit_within_s = setup.timeouts.exit_within_s
         self._last_save: SaveHandle | None = None
         self._last_step: int | None = None
-        """The newest that was begun to be saved in the global tier."""
+        """The step of the newest save that was begun in the global tier."""
         self._step_counter = _StepCounter(self._session)
         self._pid = os.getpid()
         self._is_open = True
-        self._ending = leaving.Ending(
+        self._ending = script_end.OpenSaver(
             self._await_all, lambda is_failing: self._close(abort=False, is_failing=is_failing)
         )
-        leaving.remember(self._ending)
+        script_end.remember(self._ending)
 
     @property
     def unfinished(self) -> int:
-        """How many saves were begun and are not finalized."""
+        """The number of saves that were begun and are not finalized."""
         return self._queue.unfinished
 
     def latest(self) -> Latest | None:
-        """What `restore` would try first: step and tier; None if there is nothing.
+        """The checkpoint that `restore` would try first: step and tier; None if there is none.
 
-        All ranks call it together. It lists, and reads manifests and the indices of images; no
-        state is read. So `restore` may still pass it over: for a hash that is wrong, or tensors
-        that do not fit.
+        All ranks call it together. It lists checkpoints, and reads manifests and the indices of
+        images, but no state. So `restore` may still reject what this returns: for a wrong hash, or
+        for tensors that do not fit.
         """
-        return self._way_back.latest()
+        return self._restorer.latest()
 
     def restore(
         self,
@@ -132,14 +139,15 @@ class Checkpointer:
         allow_fresh_start: bool = False,
         strict: bool = True,
     ) -> Restored | None:
-        """Load the newest state that all ranks can have and verify, or that of `step`.
+        """Load the newest state that all ranks can have and verify, or the state of `step`.
 
-        Without `strict`, what the checkpoint lacks or has in another shape stays as it is, and what
-        it has besides is ignored; both are reported. An optimizer is loaded whole or not at all.
+        Without `strict`, a value that the checkpoint lacks or has in another shape stays as it is,
+        and values without a place in `state` are ignored; both are reported. An optimizer is loaded
+        whole or not at all.
 
-        None for a fresh start: there has never been a checkpoint, or none can be used and a fresh
-        start is allowed, here or by `everstep run --allow-fresh-start`. Otherwise nothing to load
-        is a `RestoreError`.
+        Returns None for a fresh start: there has never been a checkpoint, or none can be used and a
+        fresh start is allowed, here or by `everstep run --allow-fresh-start`. Otherwise it raises
+        `RestoreError` when there is nothing to load.
         """
         arguments.state(state, is_filled=True)
         step = None if step is None else arguments.whole("step", step)
@@ -147,7 +155,7 @@ class Checkpointer:
         is_allowed = os.environ.get(layout.FRESH_VARIABLE) == "1"  # noqa: TID251 - as above
         is_allowed = arguments.truth("allow_fresh_start", allow_fresh_start) or is_allowed
         with torch.inference_mode(mode=False), torch.no_grad():  # what is made is trained on
-            found = self._way_back.restore(
+            found = self._restorer.restore(
                 state, step=step, allow_fresh_start=is_allowed, strict=strict
             )
         if found is not None:
@@ -156,28 +164,27 @@ class Checkpointer:
             self._session.start_at(found.step)
             self._is_prepared = True
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._saver.prepare(state, found.choice.identity, self._way_back.round)
+                self._saver.prepare(state, found.choice.identity, self._restorer.round)
         return found
 
     def check_loss(self, loss: SupportsFloat) -> None:
-        """The loss of each step: no number soon after a restore quarantines that checkpoint."""
-        self._way_back.see_loss(_number(loss), self._await_all)
+        """Check the loss of a step: NaN soon after a restore quarantines what was loaded."""
+        self._restorer.see_loss(_number(loss), self._await_all)
 
     def step(self, step: int, state: State) -> SaveHandle | None:
-        """Call it after each step: saves when it is due, and when the training is to stop.
+        """Call this after each step: it saves when a save is due, and when the training must stop.
 
-        The save, or None if none was due. It waits for those that a person has asked for, and for
-        that of a preemption, and for no others.
+        Returns the save, or None if none was due. It waits for saves that a person has asked for
+        and for the save of a preemption, and for no others.
 
-        The step is counted for the session, too, where the script does not call
-        `session().step()`.
+        It also counts the step for the session, if the script does not call `session().step()`.
         """
         step = arguments.whole("step", step)
         arguments.state(state)
         self._step_counter.finished(step)
         self._prepare(state)
         self._queue.maybe_finalize()
-        self._tempo.stepped(monotonic(), is_saving=self._queue.unfinished > 0)
+        self._write_rate.stepped(monotonic(), is_saving=self._queue.unfinished > 0)
         if self._session.should_stop:
             if not self._has_saved_to_stop:
                 self._has_saved_to_stop = True
@@ -200,10 +207,10 @@ class Checkpointer:
         wait: bool = False,
         finalize: tuple[Callable[[], None], ...] = (),
     ) -> SaveHandle:
-        """Save now; the handle says what becomes of it, and waits for that.
+        """Save now; the handle shows the state of the save, and can wait for its end.
 
-        What is saved is the state at this call, whatever the training does next. A save is skipped
-        while earlier ones have all memory. With `wait`, wait for that memory, and then until the
+        The state at this call is saved, whatever the training does next. A save is skipped while
+        earlier saves use all buffers. With `wait`, it waits for a buffer, and then until the
         checkpoint can be restored, or the save has failed.
         """
         step = arguments.whole("step", step)
@@ -213,7 +220,7 @@ class Checkpointer:
         finalize = arguments.functions("finalize", finalize)
         handle = self._begin(step, state, to_root, occasion, finalize, waits=wait)
         if wait and handle:
-            # Whoever ends this training in a while takes an end for what has a bound.
+            # A preempted training is killed after a while: this wait has a bound.
             handle.wait(self._exit_within_s if occasion == "preemption" else None)
             self._queue.maybe_finalize()
         return handle
@@ -231,50 +238,52 @@ class Checkpointer:
         if not self._is_open:  # nobody would wait for it
             reason = "its Checkpointer was closed before: close it last"
             return self._handle(self._queue.refuse(step, "plan", reason))
-        wish = Wish(
+        request = SaveRequest(
             step=step,
             to_root=to_root and bool(self._root),
-            round=self._way_back.round,
+            round=self._restorer.round,
             occasion=occasion,
             wait=waits,
             has_data_position=has_position(state.values()),
-            user=self._way_back.texts(),
+            user=self._restorer.texts(),
             finalize=finalize,
         )
         with self._queue.beginning(step) as refused:
             if refused is not None:
                 return self._handle(refused)
-            self._way_back.close()  # the memory of what it has checked may be made anew
+            self._restorer.close()  # the memory of what it has checked may be made anew
             # Later saves need the memory of this one, whatever the mode is in which it is made.
             with torch.inference_mode(mode=False), torch.no_grad():
-                begun = self._saver.save(wish, state)
+                begun = self._saver.save(request, state)
         handle = self._handle(begun)
-        if isinstance(begun, Save) and wish.to_root:
+        if isinstance(begun, Save) and request.to_root:
             self._last_step, self._last_save = step, handle
-            if self._pacing is not None:
-                self._pacing.saved(begun.stall_s)
+            if self._schedule is not None:
+                self._schedule.saved(begun.stall_s)
         return handle
 
     def save_last(self, step: int, state: State) -> SaveHandle:
-        """Save what the training ends with, unless the save of that step was begun already.
+        """Save the last state of the training, unless the save of that step was begun already.
 
-        It waits for memory, and no longer than an end may take; `close` waits until it is durable.
+        It waits for a buffer, at most `exit_within_s`; `close` waits until the save is durable.
         """
         step = arguments.whole("step", step)
         arguments.state(state)
         if not self._root:
-            return self._handle(NotBegun(step, "there is no root: what is kept ends with the job"))
+            return self._handle(
+                NotBegun(step, "there is no root: states in memory end with the job")
+            )
         if step == self._last_step:
             there = NotBegun(step, f"step {step} was restored, and there has been none since")
             return self._last_save or self._handle(there)
         return self._begin(step, state, to_root=True, occasion="end", waits=True)
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
-        """Call what was to be called after the saves that are durable; their numbers."""
+        """Call the `finalize` functions of saves that are durable; returns the saves' numbers."""
         return self._queue.maybe_finalize(*waiting(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
-        """Wait for the last save, with a bound, or abandon it; then leave nothing behind."""
+        """Wait for the last save, with a bound, or abandon it; then release all resources."""
         failure = self._close(abort=abort, is_failing=False)
         if failure is not None:
             raise failure
@@ -288,35 +297,35 @@ class Checkpointer:
         error: "BaseException | None",
         trace: "TracebackType | None",
     ) -> None:
-        is_failing = error is not None and not leaving.is_good_end(error)
+        is_failing = error is not None and not script_end.is_good_end(error)
         failure = self._close(abort=False, is_failing=is_failing)
         if failure is not None and not is_failing:
             raise failure
 
     def _await_all(self) -> SaveError | None:
-        """Wait for what was begun, with a bound; the failure that the training must end with."""
+        """Wait for all saves, with a bound; the failure that must end the training."""
         with self._wait_section("last save"):
             self._saver.settle()
             return self._queue.await_all()
 
     def _prepare(self, state: State) -> None:
-        """Have memory made before the first save is due: after a step, optimizers have a state."""
+        """Allocate memory before the first save is due: after a step, optimizers have a state."""
         if not self._is_prepared and self._is_open:
             self._is_prepared = True
             with torch.inference_mode(mode=False), torch.no_grad():
                 self._saver.prepare(state)
 
     def _is_due(self, step: int) -> bool:
-        if self._pacing is None:  # what a restore has found of earlier rounds counts
-            self._pacing = self._way_back.pacing(self._every)
-        return self._pacing.is_due(step, is_saving=self._queue.unfinished > 0)
+        if self._schedule is None:  # what a restore has found of earlier rounds counts
+            self._schedule = self._restorer.schedule(self._every)
+        return self._schedule.is_due(step, is_saving=self._queue.unfinished > 0)
 
     def _close(self, *, abort: bool, is_failing: bool) -> SaveError | None:
         if not self._is_open or os.getpid() != self._pid:
             return None
         self._is_open = False
-        leaving.forget(self._ending)
-        self._way_back.close()
+        script_end.forget(self._ending)
+        self._restorer.close()
         keeps_images = True  # also where what is called after a save fails
         try:
             with self._wait_section("last save"):
@@ -324,22 +333,22 @@ class Checkpointer:
                 failure = self._queue.close(abort)
             keeps_images = is_failing or failure is not None
         finally:
-            self._way_back.saves_are_over()
+            self._restorer.saves_are_over()
             self._saver.close(keeps_images=keeps_images)
         return failure
 
     def _wait_section(self, name: str) -> Section:
-        """Whoever waits for a save has not stalled."""
+        """A section in which the rank waits for a save, so that the agent sees no stall."""
         return self._session.section(name, "checkpoint")
 
     def _handle(self, save: Save | NotBegun) -> SaveHandle:
-        return SaveHandle(save, self._queue.delivery.hurry, lambda: self._wait_section("save"))
+        return SaveHandle(save, self._queue.hurry, lambda: self._wait_section("save"))
 
 
 class _StepCounter:
-    """Counts steps for the session of a script that counts none itself.
+    """Counts steps for the session, if the script does not count them itself.
 
-    Whether the script does is known once a whole step has passed: its call may come after ours.
+    Whether the script counts is known after one whole step: its call may come after ours.
     """
 
     def __init__(self, session: Session) -> None:
@@ -362,7 +371,7 @@ def _steps_of(session: Session) -> int:
 
 
 def _number(value: SupportsFloat) -> SupportsFloat:
-    """A loss; what is no number at all is a mistake of the script's, not a loss that failed."""
+    """The loss; `TypeError` for a value of another type, which is a mistake of the script."""
     if isinstance(value, (str, bytes)) or not hasattr(type(value), "__float__"):
         raise TypeError(f"a loss must be a number, and is {arguments.shown(value)}")
     return value

@@ -1,34 +1,35 @@
-"""What a checkpoint says of itself: whose it is, what belongs to it, and the hash of every byte.
+"""The documents of a checkpoint: whose state it is, which files it has, and the hash of each.
 
-A rank writes its `Part` beside its shard; a `Manifest` of all parts makes the checkpoint visible.
-An image, which is a rank's state in the memory of a node, has its `ImageIndex` beside it.
+A rank writes its `RankPart` beside its shard; a `Manifest` of all parts makes the checkpoint
+visible. An image, which is a rank's state in the memory of a node, has its `ImageIndex` beside it.
 """
 
 from typing import TypeVar
 
 import msgspec
-import xxhash
+
+from trainer_sdk.checkpoint.hashing import hash_of
 
 VERSION = 1
 MANIFEST = "manifest.json"
-"""Whoever has it is complete: it is written last."""
+"""Written last: a folder that has it is complete."""
 METADATA = ".metadata"
-"""What torch's own loader reads."""
+"""For torch's own loader."""
 IMAGE = "image"
 INDEX = "index.json"
-"""Beside an image, written when the image is whole."""
+"""Next to an image, written when the image is whole."""
 
 
 class BadManifestError(Exception):
-    """It is not what was written, or was written by a newer release."""
+    """A document is not what was written, or a newer release wrote it."""
 
 
 class NewerManifestError(BadManifestError):
-    """A newer release has written it: nothing speaks against it but this one's age."""
+    """A newer release wrote the document: this release cannot read it, and it may be good."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose state it is. A state of another identity is never loaded."""
+    """Which state it is. A state of another identity is never loaded."""
 
     job: str
     round: int
@@ -41,7 +42,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """What is greater is newer: a later round may begin at an earlier step."""
+        """Greater is newer: a later round may begin at an earlier step."""
         return self.round, self.step
 
 
@@ -52,11 +53,11 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """Relative to the manifest."""
     size_bytes: int
     hash: str
-    """The xxh3-128 of its bytes, in hex."""
+    """Of its bytes, in hex; `hashing` names the algorithm."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank has made durable."""
+class RankPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The files that one rank has made durable."""
 
     identity: Identity
     rank: int
@@ -78,11 +79,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`interval`, `requested`, `preemption` or `end`."""
     has_data_position: bool = False
     user: dict[str, str] = {}
-    """What the training wants to find again, as short texts."""
+    """Short texts that the training keeps for later."""
     saving: str = ""
-    """The name that this save had until it could be seen: no other save has the same."""
+    """The name of this save until it was visible: no other save has the same."""
     is_readable: bool = False
-    """Each value that is no tensor was read back before it was written, as a restore reads it."""
+    """Each value but tensors was read back, as a restore does it, before it was written."""
     version: int = VERSION
 
     @property
@@ -91,7 +92,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.size_bytes for one in self.files)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class ImageEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A tensor, or another value, in an image."""
 
     key: str
@@ -99,36 +100,36 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Of its bytes in the image."""
     length: int
     dtype: str = ""
-    """As `torch.float32`; empty for a value that is no tensor, which is what `torch.save` makes."""
+    """As `torch.float32`; empty for the output of `torch.save`, which every other value is."""
     shape: tuple[int, ...] = ()
 
 
 class ImageIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in an image: all that one rank needs to go on."""
+    """The index of an image, which has all that one rank needs to go on."""
 
     identity: Identity
     rank: int
     size_bytes: int
     hash: str
-    """The xxh3-128 of these bytes, in hex."""
-    entries: tuple[Entry, ...]
+    """Of these bytes, in hex."""
+    entries: tuple[ImageEntry, ...]
     version: int = VERSION
 
 
 _CHECK, _END = b',"check":"', b'"}'
-Document = TypeVar("Document", Part, Manifest, ImageIndex)
+Document = TypeVar("Document", RankPart, Manifest, ImageIndex)
 
 
-def encode(document: Part | Manifest | ImageIndex) -> bytes:
-    """As JSON, for people too. Its last field is the hash of all that comes before."""
+def encode(document: RankPart | Manifest | ImageIndex) -> bytes:
+    """The document as JSON, whose last field is the hash of all before it."""
     said = msgspec.json.encode(document).removesuffix(b"}")
-    return said + _CHECK + xxhash.xxh3_128_hexdigest(said).encode() + _END
+    return said + _CHECK + hash_of(said).encode() + _END
 
 
 def decode(octets: bytes, of: type[Document], place: str) -> Document:
-    """What was written; `place` is named if it is not that."""
+    """The document that was written; `BadManifestError` names `place` if it has changed."""
     said, _, check = octets.rpartition(_CHECK)
-    if check != xxhash.xxh3_128_hexdigest(said).encode() + _END:
+    if check != hash_of(said).encode() + _END:
         raise BadManifestError(f"{place} is not what was written: it is cut short, or has changed")
     try:
         document = msgspec.json.decode(octets, type=of)
@@ -143,11 +144,11 @@ def decode(octets: bytes, of: type[Document], place: str) -> Document:
 
 
 def step_name(step: int) -> str:
-    """The folder, or prefix, of a step."""
+    """The name of the folder, or prefix, of a step."""
     return f"step-{step:09d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of such a name."""
+    """The step of such a name; None if it is another name."""
     head, _, digits = name.partition("-")
     return int(digits) if head == "step" and digits.isdigit() else None

@@ -31,7 +31,7 @@ from everstep_services.catalog.operations import CheckpointOperations
 from everstep_services.catalog.scanner import Scanner
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
-from trainer_sdk.checkpoint.storage.leavings import Leaving
+from trainer_sdk.checkpoint.storage.leftovers import Leftover
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class StoreLeftovers:
     """What failed saves have left in a root, and may be removed."""
 
     root: str
-    leavings: Sequence[Leaving]
+    leavings: Sequence[Leftover]
 
 
 class Cleanup:

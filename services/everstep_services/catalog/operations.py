@@ -25,7 +25,7 @@ from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.indexer import Indexer
 from everstep_services.catalog.scanner import Scanner
 from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
-from trainer_sdk.checkpoint.storage.shelf import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import Mark
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The [catalog] section: retention, verification, and the repair of copies."""
 
 from everstep.settings import Settings
-from trainer_sdk.checkpoint.storage.leavings import ABANDONED_S
+from trainer_sdk.checkpoint.storage.leftovers import ABANDONED_S
 
 
 class CatalogSettings(Settings, frozen=True, kw_only=True):

@@ -10,24 +10,24 @@ from typing import TypeVar, cast
 
 from everstep.errors import EverstepError
 from trainer_sdk.checkpoint.manifest import step_name
+from trainer_sdk.checkpoint.schedule.rate import Throttle
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
-from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
-from trainer_sdk.checkpoint.storage.shelf import (
+from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
     GoneError,
     Mark,
-    Shelved,
-    Verdict,
+    StoredCheckpoint,
+    Verification,
     look,
     mark,
     owner_of,
     quarantine,
-    shelved,
+    stored_checkpoints,
     unmark,
     verify,
 )
-from trainer_sdk.checkpoint.throttle import Throttle
+from trainer_sdk.checkpoint.storage.leftovers import Leftover, leftovers, sweep
 
 T = TypeVar("T")
 _SOON_S = 2.0
@@ -44,7 +44,7 @@ class StoreContents:
 
     root: str
     job: str
-    checkpoints: Sequence[Shelved]
+    checkpoints: Sequence[StoredCheckpoint]
 
 
 class CheckpointStores:
@@ -60,7 +60,7 @@ class CheckpointStores:
             storage = storage_for(root)
             job = _owner(storage, root)
             if steps is None:
-                found = shelved(storage)
+                found = stored_checkpoints(storage)
             else:
                 looked = (look(storage, step) for step in sorted(steps))
                 found = [one for one in looked if one is not None]
@@ -74,13 +74,13 @@ class CheckpointStores:
         listed = self._with(job, root, lambda storage: storage.folders())
         return set(await _soon(root, listed, _GLANCE_S))
 
-    async def look(self, job: str, root: str, step: int) -> Shelved | None:
+    async def look(self, job: str, root: str, step: int) -> StoredCheckpoint | None:
         """One checkpoint as its files show it; None if it is not there."""
         return await _soon(root, self._with(job, root, lambda storage: look(storage, step)))
 
     async def verify(
         self, job: str, root: str, step: int, manifest_hash: str = ""
-    ) -> tuple[Verdict | None, float]:
+    ) -> tuple[Verification | None, float]:
         """Compare every byte, at the allowed rate; return the verdict and the seconds it took.
 
         There is no verdict if the checkpoint is not there, goes while it is read, or was replaced.
@@ -93,7 +93,7 @@ class CheckpointStores:
             if not throttle.let(passed):
                 raise OutOfReachError("the caller has stopped waiting")
 
-        def work(storage: Storage) -> tuple[Verdict | None, float]:
+        def work(storage: Storage) -> tuple[Verification | None, float]:
             began = time.monotonic()
             found = look(storage, step)
             verdict = None
@@ -123,15 +123,15 @@ class CheckpointStores:
 
     async def leavings(
         self, job: str, root: str, after_s: float, live_round: int | None
-    ) -> Sequence[Leaving]:
+    ) -> Sequence[Leftover]:
         """What failed saves have left in a root."""
 
-        def work(storage: Storage) -> Sequence[Leaving]:
-            return leavings(storage, after_s=after_s, live_round=live_round)
+        def work(storage: Storage) -> Sequence[Leftover]:
+            return leftovers(storage, after_s=after_s, live_round=live_round)
 
         return await self._with(job, root, work)
 
-    async def sweep(self, job: str, root: str, found: Sequence[Leaving]) -> tuple[int, int]:
+    async def sweep(self, job: str, root: str, found: Sequence[Leftover]) -> tuple[int, int]:
         """Remove leftovers that have not changed since; return their number and bytes."""
 
         def work(storage: Storage) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class CheckpointStores:
         return await _in_thread(owned)
 
 
-def _is_expected(found: Shelved, manifest_hash: str) -> bool:
+def _is_expected(found: StoredCheckpoint, manifest_hash: str) -> bool:
     """The checkpoint has the expected manifest, or one that cannot be read."""
     return found.manifest is None or manifest_hash in ("", found.manifest_hash)
 

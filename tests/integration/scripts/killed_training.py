@@ -23,16 +23,16 @@ from tests.killing_server import sent
 from tests.scripted import apart
 from tests.small_pieces import PIECE_BYTES
 from tests.waiting import until
-from trainer_sdk.checkpoint import staging, writing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler, RngState
-from trainer_sdk.checkpoint.delivery import Delivery
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
-from trainer_sdk.checkpoint.save import Save
+from trainer_sdk.checkpoint.save import staging, writer_process
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import Save
 from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints, verify
 from trainer_sdk.checkpoint.storage.names import SAVING
-from trainer_sdk.checkpoint.storage.shelf import shelved, verify
-from trainer_sdk.checkpoint.writer.orders import Done, Kept, WriteState
+from trainer_sdk.checkpoint.writer.protocol import ImageKept, SaveDone, WriteState
 
 DATA = torch.arange(64 * 16).view(64, 16).sin()
 STEPS = 12
@@ -83,24 +83,28 @@ class Telling:
         self._counter = count(1)
         self._last = last
         self._amid = amid
-        hear, filled = Delivery._hear, Delivery.filled
+        hear, filled = SaveQueue._hear, SaveQueue.filled
 
-        def hear_and_count(delivery: Delivery, line: Any) -> None:
-            save = delivery.saves.get(line.save)
-            if save is not None and save.step is not None and isinstance(line, (Done, Kept)):
+        def hear_and_count(queue: SaveQueue, line: Any) -> None:
+            save = queue._saves.get(line.save)
+            if (
+                save is not None
+                and save.step is not None
+                and isinstance(line, (SaveDone, ImageKept))
+            ):
                 self.tell("lasts", save.step)
-            hear(delivery, line)
+            hear(queue, line)
             self.count()
 
-        def fill_and_count(delivery: Delivery, save: Save, end: int) -> None:
-            filled(delivery, save, end)
+        def fill_and_count(queue: SaveQueue, save: Save, end: int) -> None:
+            filled(queue, save, end)
             if self._amid and save.is_filling and save.is_sent and next(self._counter) == last:
                 until(lambda: _has_begun(save), "the writer has written some", despite=OSError)
                 self.tell("amid", save.step or 0)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Delivery._hear = hear_and_count  # type: ignore[assignment,method-assign]
-        Delivery.filled = fill_and_count  # type: ignore[assignment,method-assign]
+        SaveQueue._hear = hear_and_count  # type: ignore[assignment,method-assign]
+        SaveQueue.filled = fill_and_count  # type: ignore[assignment,method-assign]
 
     def tell(self, what: str, step: int, more: str = "") -> None:
         os.write(self._told, f"{what} {step} {more}\n".encode())
@@ -188,14 +192,14 @@ class Record:
 def flaws(root: str) -> list[tuple[int, str]]:
     """Of the newest two that can be seen."""
     storage = storage_for(root)
-    read = [(one.step, verify(storage, one).flaw) for one in shelved(storage)[:2]]
+    read = [(one.step, verify(storage, one).flaw) for one in stored_checkpoints(storage)[:2]]
     return [(step, flaw) for step, flaw in read if flaw]
 
 
 def main(folder: Path, root: str, kills: int, seed: int, most: int) -> None:
     chance, record = random.Random(seed), Record()
     (folder / "images").mkdir(mode=0o700)
-    staging._PIECE_BYTES, writing._MODULE = PIECE_BYTES, "tests.small_pieces"
+    staging._PIECE_BYTES, writer_process._MODULE = PIECE_BYTES, "tests.small_pieces"
     killed = number = 0
     while killed < kills and not record.wrong:
         number += 1

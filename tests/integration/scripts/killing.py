@@ -41,9 +41,14 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
 )
 from trainer_sdk.checkpoint.storage import Storage, storage_for
-from trainer_sdk.checkpoint.storage.leavings import leavings, sweep
-from trainer_sdk.checkpoint.storage.shelf import OWNER, Shelved, shelved, verify
-from trainer_sdk.checkpoint.writer.parts import part_name
+from trainer_sdk.checkpoint.storage.checkpoints import (
+    OWNER,
+    StoredCheckpoint,
+    stored_checkpoints,
+    verify,
+)
+from trainer_sdk.checkpoint.storage.leftovers import leftovers, sweep
+from trainer_sdk.checkpoint.writer.files import part_name
 
 RANKS = (0, 1)
 SPARED = 1_000_000
@@ -141,10 +146,10 @@ class Job:
                 for one in hidden
                 if one.is_file() or any(one.iterdir())
             )
-        for one in leavings(storage, after_s=-60):  # the store's clock counts seconds
+        for one in leftovers(storage, after_s=-60):  # the store's clock counts seconds
             sweep(storage, one)
         known = {OWNER}
-        for there in shelved(storage):
+        for there in stored_checkpoints(storage):
             assert there.manifest is not None
             inside = there.manifest.files[0].name.partition("/")[0]
             names = [one.name for one in there.manifest.files]
@@ -157,7 +162,7 @@ class Job:
         """What is wrong with what can be seen, and the good steps, of which two stay."""
         storage = storage_for(self.root)
         wrong, steps = [], []
-        for one in shelved(storage):
+        for one in stored_checkpoints(storage):
             verdict = verify(storage, one)
             if not verdict.is_good:
                 wrong.append(f"step {one.step} can be seen: {verdict.flaw}")
@@ -200,7 +205,7 @@ class Job:
         return was_killed, is_over
 
 
-def _shard(storage: Storage, one: Shelved, rank: int) -> bytes:
+def _shard(storage: Storage, one: StoredCheckpoint, rank: int) -> bytes:
     assert one.manifest is not None
     (name,) = [file.name for file in one.manifest.files if file.name.endswith(shard_name(rank))]
     return storage.read(f"{step_name(one.step)}/{name}")

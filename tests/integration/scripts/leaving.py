@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from trainer_sdk.checkpoint import Checkpointer, Timeouts
-from trainer_sdk.checkpoint.save import OnError
+from trainer_sdk.checkpoint.save.request import OnError
 
 
 def main(root: Path, way: str, on_error: OnError, storage: str) -> None:
@@ -28,8 +28,8 @@ def main(root: Path, way: str, on_error: OnError, storage: str) -> None:
     signal.signal(signal.SIGTERM, leave)
     state = {"a": torch.arange(1 << 20)}
     assert saves.save(1, state, wait=True).durable
-    writer = saves._queue.delivery.writer_pid
-    print(writer, saves._saver._readying.arena._folder, flush=True)
+    writer = saves._queue.writer_pid
+    print(writer, saves._saver._preparation.arena._folder, flush=True)
     if storage == "fails":
         root.rename(root.with_name("away"))
         root.touch()

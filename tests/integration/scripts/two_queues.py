@@ -21,7 +21,7 @@ def main(folder: Path, how: str) -> None:
     if how == "fails":
         (folder / "other").touch()
     if how == "hangs":
-        writer = other._queue.delivery.writer_pid
+        writer = other._queue.writer_pid
         assert writer is not None
         os.kill(writer, signal.SIGSTOP)
     assert other.save(1, {"a": torch.full((1 << 20,), 1.0)})

@@ -1,1 +1,1 @@
-"""Coming back: ranks look for what they have, agree on one checkpoint, verify it, and load it."""
+"""Restores: ranks discover what they have, agree on one checkpoint, verify it, and load it."""

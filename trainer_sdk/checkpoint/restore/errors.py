@@ -1,8 +1,8 @@
-"""Why nothing, or not this, can be restored."""
+"""Errors of a restore."""
 
 
 class RestoreError(Exception):
-    """The training must not go on: nothing can be loaded, or loading broke off."""
+    """The training must not go on: nothing can be loaded, or loading failed halfway."""
 
 
 class UnfitError(Exception):
@@ -10,4 +10,4 @@ class UnfitError(Exception):
 
 
 class CorruptError(UnfitError):
-    """Its files are not what was saved: nobody is to load it, and it need not stay."""
+    """The files are not what was saved: no rank may load them, and they need not stay."""

@@ -1,17 +1,22 @@
 """A checkpoint of the global tier: its files checked by all ranks together, then read by each."""
 
 import io
+import pathlib
+import pickle  # noqa: TID251 - nothing but the classes below is ever called
+from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapreplace
+from typing import Any
 
 import torch
-import xxhash
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
+from trainer_sdk.checkpoint.hashing import Hasher, hash_of
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,
@@ -23,23 +28,72 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.fitting import (
+from trainer_sdk.checkpoint.restore.target import (
+    Target,
     check_fit,
     check_parameters,
     check_values,
+    fill,
 )
-from trainer_sdk.checkpoint.restore.metadata import read_metadata
-from trainer_sdk.checkpoint.restore.target import Target, fill
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.ranges import Range, read_ranges
-from trainer_sdk.checkpoint.template import inside
+from trainer_sdk.checkpoint.storage.port import ByteRange, read_ranges
+from trainer_sdk.checkpoint.torch_format import inside
 
 _BLOCK_BYTES = 16 << 20
+_PLAIN: dict[tuple[str, str], Any] = {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,  # noqa: SLF001 - how torch writes a layout
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,  # noqa: SLF001 - what torch writes
+    **{
+        (metadata.__name__, name): getattr(metadata, name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    },
+    **{
+        (module, name): pathlib.PurePosixPath
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath", "Path")
+    },
+}
 
 
-class Shards:
-    """One step of the global tier."""
+class _OnlyDescriptions(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = _PLAIN.get((module, name))
+        if (
+            found is None
+            and module == "torch"
+            and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            found = getattr(torch, name)
+        if found is None:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
+        return found
+
+
+def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
+    """Unpickle torch's metadata; only torch's own descriptions are allowed."""
+    try:
+        found = _OnlyDescriptions(io.BytesIO(octets)).load()
+    except Exception as error:
+        raise UnfitError(f"{place} cannot be read: {error}") from error
+    if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
+        raise UnfitError(f"{place} is not what torch writes there")
+    return found
+
+
+class StoredShards:
+    """A checkpoint of the global tier."""
 
     def __init__(self, storage: Storage, name: str, identity: Identity) -> None:
         self._storage = storage
@@ -54,7 +108,7 @@ class Shards:
         self._plan = LoadPlan([])
         self._values: dict[str, object] = {}
         self.ignored: tuple[str, ...] = ()
-        """The keys for which no rank has a place."""
+        """The keys that no rank has a place for."""
 
     def verify(self, rank: int, world_size: int) -> None:
         """Read a rank's share of the files, and compare it with what was saved."""
@@ -76,7 +130,7 @@ class Shards:
                 self._check(file)
 
     def fit(self, target: Target) -> None:
-        """Compare it with the live state, and read what is no tensor."""
+        """Compare it with the live state, and read the values that are not tensors."""
         with self._unless_gone():
             described = self._read_metadata()
         kinds = described.state_dict_metadata
@@ -101,7 +155,7 @@ class Shards:
         self._metadata, self._plan = described, plan
 
     def load(self, target: Target) -> int:
-        """Read it into the live state; how many bytes that were."""
+        """Read it into the live state; returns how many bytes were read."""
         size = 0
         tensors = [
             one
@@ -122,11 +176,11 @@ class Shards:
         return size
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is open."""
 
     @contextmanager
     def _unless_gone(self) -> Generator[None]:
-        """What was removed while it was read, or has made room for another, is not corrupt."""
+        """Turn damage into `UnfitError` if the checkpoint was removed or replaced meanwhile."""
         try:
             yield
         except CorruptError as error:
@@ -142,7 +196,7 @@ class Shards:
 
     def _check(self, file: ShardFile) -> None:
         place = f"{self._place}/{file.name}"
-        found = xxhash.xxh3_128()
+        found = Hasher()
         try:
             size = self._storage.size(f"{self._name}/{file.name}")
             if size != file.size_bytes:
@@ -155,7 +209,7 @@ class Shards:
         _compare(place, found.hexdigest(), file)
 
     def _read_metadata(self) -> Metadata:
-        """What every rank needs, so every rank checks it."""
+        """Read torch's metadata; every rank needs it, and verifies it."""
         file = next((one for one in self._files.values() if _is_metadata(one)), None)
         if file is None:
             raise UnfitError(f"{self._place}/{METADATA} is not in the manifest")
@@ -164,14 +218,14 @@ class Shards:
             octets = self._storage.read(f"{self._name}/{file.name}")
         except StorageError as error:
             raise UnfitError(str(error)) from error
-        _compare(place, xxhash.xxh3_128_hexdigest(octets), file)
+        _compare(place, hash_of(octets), file)
         # In an object store the files of a save are in a folder of their own.
         self._inside = file.name.removesuffix(METADATA)
         self._metadata = read_metadata(octets, place)
         return self._metadata
 
     def _read(self, items: Sequence[ReadItem]) -> Iterator[tuple[ReadItem, memoryview]]:
-        """What was saved of each, in the order in which it lies there."""
+        """The saved bytes of each item, in the order of the files."""
         ranges = [self._range(one) for one in items]
         try:
             for number, octets in read_ranges(self._storage, ranges):
@@ -180,7 +234,7 @@ class Shards:
             raise UnfitError(str(error)) from error
 
     def _form(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Of the tensor that was saved, or of the part of it that this is read from."""
+        """The type and shape of the saved tensor, or of the saved part that is read."""
         assert self._metadata is not None
         at, about = item.storage_index, self._metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(about, TensorStorageMetadata)
@@ -189,7 +243,7 @@ class Shards:
             chunk = next(one for one in about.chunks if one.offsets == at.offset)
         return about.properties.dtype, tuple(chunk.sizes)
 
-    def _range(self, item: ReadItem) -> Range:
+    def _range(self, item: ReadItem) -> ByteRange:
         assert self._metadata is not None
         where = self._metadata.storage_data[item.storage_index]
         name = self._inside + where.relative_path
@@ -199,11 +253,11 @@ class Shards:
             raise UnfitError(
                 f"{item.dest_index.fqn} is stored by an extension of torch, as {where}"
             )
-        return Range(f"{self._name}/{name}", where.offset, where.length)
+        return ByteRange(f"{self._name}/{name}", where.offset, where.length)
 
 
 def share(files: Sequence[ShardFile], rank: int, world_size: int) -> list[ShardFile]:
-    """The files that this rank checks: the largest are dealt out first, each to the least laden."""
+    """The files that this rank verifies: largest first, each to the rank with the least bytes."""
     laden = [(0, number) for number in range(world_size)]
     own = []
     for file in sorted(files, key=lambda one: (-one.size_bytes, one.name)):

@@ -1,6 +1,7 @@
 """The live state that a checkpoint is loaded into: tensors by key, as torch flattens them."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,10 +10,100 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from trainer_sdk.checkpoint.reading import Flat, Piece, read_form
-from trainer_sdk.checkpoint.restore.optimizers import Form, give_state, is_blank, state_like
+from trainer_sdk.checkpoint.flat_state import FlatState, StatePiece, read_form
+from trainer_sdk.checkpoint.restore.errors import UnfitError
 
 State = MutableMapping[str, Any]
+Form = tuple[torch.dtype, tuple[int, ...]]
+"""Type and shape of a tensor."""
+_NAMED = 3
+
+
+def is_blank(value: object) -> bool:
+    """Whether it is an optimizer without a state."""
+    return isinstance(value, Optimizer) and not value.state
+
+
+def give_state(optimizer: Optimizer) -> bool:
+    """Let it make its state by a step of zero gradients and no rate, which changes nothing else.
+
+    False where its step needs an argument, or fails: it has no state then. Hooks are passed by:
+    nobody may take it for a step of the training. Gradients stay as they are.
+    """
+    step: Any = type(optimizer).step
+    try:
+        with _at_rest(optimizer):
+            getattr(step, "__wrapped__", step)(optimizer)
+    except Exception:  # noqa: BLE001 - a step of the user's may raise anything
+        optimizer.state.clear()
+        return False
+    return True
+
+
+@contextmanager
+def _at_rest(optimizer: Optimizer) -> Generator[None]:
+    """Set rates and gradients to zero, and restore them afterwards."""
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    rates = [group.get("lr") for group in groups]
+    gradients = [(one, one.grad) for one in _parameters(optimizer)]
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[int, dict[str, Any]]:
+    """A state as `state_dict` has it, to load into, from the keys that were saved in one.
+
+    `saved` has the form of each tensor, and None for another value.
+    """
+    parameters = _parameters(optimizer)
+    tree: dict[Any, Any] = {}
+    for key, form in saved.items():
+        number, *path = (int(one) if one.isdigit() else one for one in key.split("."))
+        if not isinstance(number, int) or number >= len(parameters) or not path:
+            continue
+        holder = tree.setdefault(number, {})
+        for one in path[:-1]:
+            holder = holder.setdefault(one, {})
+        holder[path[-1]] = None if form is None else _zeros(form, parameters[number])
+    return {
+        number: {name: _with_lists(one) for name, one in values.items()}
+        for number, values in tree.items()
+    }
+
+
+def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
+    """Sharded as its parameter where it has the same shape."""
+    dtype, shape = form
+    if isinstance(parameter, DTensor):
+        local = parameter.to_local()
+        if shape in (tuple(parameter.shape), tuple(local.shape)):
+            return torch.zeros_like(parameter.detach(), dtype=dtype)
+        parameter = local
+    return torch.zeros(shape, dtype=dtype, device=parameter.device)
+
+
+def _with_lists(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    inner = {name: _with_lists(one) for name, one in values.items()}
+    if inner.keys() == set(range(len(inner))):
+        return [inner[number] for number in range(len(inner))]
+    return inner
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 class Target:
@@ -57,7 +148,7 @@ class Target:
 
     @property
     def is_open(self) -> bool:
-        """The form of a part of it is known only once a checkpoint is."""
+        """Whether the form of a part is unknown until a checkpoint is chosen."""
         return bool(self._open)
 
     def begin_with(self, saved: Mapping[str, Form | None]) -> None:
@@ -84,31 +175,31 @@ class Target:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every value by its key."""
+        """All values, by key."""
         return {key: holder[name] for key, (holder, name) in self._slots.items()}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that are filled in place."""
+        """The tensors, which are filled in place."""
         return {key: one for key, one in self.values.items() if isinstance(one, torch.Tensor)}
 
     def tensors_of(self, name: str) -> Iterator[torch.Tensor]:
-        """Those of one of its parts."""
+        """The tensors of one part."""
         inside = f"{name}."
         return (one for key, one in self.tensors.items() if key.startswith(inside))
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """The form of its tensors, as ranks tell each other."""
+    def pieces(self) -> tuple[StatePiece, ...]:
+        """The form of its tensors, as ranks send it to each other."""
         tensors = {
             key: one
             for key, one in self.tensors.items()
             if not self._saved or key in self._saved or not self.is_optional(key)
         }
-        return read_form(Flat(tensors, dict.fromkeys(tensors, ()))).pieces
+        return read_form(FlatState(tensors, dict.fromkeys(tensors, ()))).pieces
 
     def is_optional(self, key: str) -> bool:
-        """The training goes on without it, too."""
+        """Whether a checkpoint may lack this key."""
         return key.startswith(tuple(self._optional))
 
     def is_of_rank(self, key: str) -> bool:
@@ -135,26 +226,26 @@ class Target:
         return ""
 
     def put(self, key: str, value: object) -> None:
-        """Replace a value that is no tensor."""
+        """Replace a value that is not a tensor."""
         holder, name = self._slots[key]
         holder[name] = value
         self.loaded(key)
 
     def loaded(self, key: str) -> None:
-        """Note that it has its saved value now."""
+        """Note that this key has its saved value."""
         self._loaded.add(key)
 
     def keep(self, keys: Collection[str]) -> None:
-        """Leave these as they are."""
+        """Leave these keys as they are."""
         self._kept |= set(keys)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """What stays as it is."""
+        """The keys that stay as they are."""
         return tuple(sorted(self._kept))
 
     def is_kept(self, key: str) -> bool:
-        """It stays as it is."""
+        """Whether this key stays as it is."""
         return key in self._kept
 
     def finish(self) -> None:
@@ -186,7 +277,7 @@ class Target:
                     del states[number]
 
     def undo(self) -> None:
-        """Nothing is loaded: take back what was made to load into."""
+        """Remove the optimizer states that were made to load into."""
         for optimizer in self._made.values():
             optimizer.state.clear()
 
@@ -247,3 +338,88 @@ def _is_whole(values: list[Any]) -> bool:
         isinstance(one, (torch.Tensor, Mapping)) or (isinstance(one, list) and not _is_whole(one))
         for one in values
     )
+
+
+def check_fit(
+    target: Target, wanted: Mapping[str, Form], saved: Mapping[str, Form], others: Collection[str]
+) -> tuple[str, ...]:
+    """Every value of the live state has its like among those saved, and no tensor is left over.
+
+    A tensor that the state of another rank has is not left over. `others` are the saved values that
+    are no tensors; those that no rank has a place for are returned. Where the state may differ,
+    what has no like is kept as it is, and the tensors that are left over are returned, too.
+    """
+    lacking = _lacking(target, wanted, saved, others)
+    unlike = [key for key, form in wanted.items() if key in saved and saved[key] != form]
+    left_over = [one for one in saved if one not in target.of_all and one not in wanted]
+    unread = [one for one in others if one not in target.of_all and not target.is_of_rank(one)]
+    if target.is_strict:
+        _refuse("lacks", lacking)
+        _refuse("has, and the state to load into lacks,", left_over)
+        for key in unlike:
+            raise UnfitError(f"{key} is {_words(saved[key])} there, and {_words(wanted[key])} here")
+        return tuple(sorted(unread))
+    if len(lacking) + len(unlike) == len(target.values):
+        raise UnfitError("it has nothing of what the state to load into has")
+    target.keep((*lacking, *unlike))
+    _keep_optimizers(target, {*lacking, *unlike, *left_over})
+    return tuple(sorted((*left_over, *unread)))
+
+
+def _lacking(
+    target: Target, wanted: Mapping[str, Form], saved: Mapping[str, Form], others: Collection[str]
+) -> list[str]:
+    plain = target.values.keys() - target.tensors.keys()
+    lacking = [one for one in wanted if one not in saved and not target.is_optional(one)]
+    lacking += [one for one in plain if one not in others and not target.is_optional(one)]
+    for key in lacking:
+        if target.is_of_one_world(key):
+            raise UnfitError(
+                f"{key.partition('.')[0]} has a place for each rank, and was saved by another "
+                "number of ranks: restore with that number, use PositionedSampler, or leave it "
+                "out of the state to begin the data anew"
+            )
+    return lacking
+
+
+def _keep_optimizers(target: Target, differing: Collection[str]) -> None:
+    """One whose parameters are others is loaded whole or not at all: it knows them by number."""
+    for name in target.optimizers:
+        inside = f"{name}."
+        if any(one.startswith(inside) for one in differing):
+            target.keep([one for one in target.values if one.startswith(inside)])
+
+
+def check_parameters(target: Target, values: Mapping[str, object]) -> None:
+    """Keep optimizers that have another number of parameters than was saved."""
+    if target.is_strict:
+        return
+    present = target.values
+    for name in target.optimizers:
+        inside = f"{name}.param_groups."
+        for key, value in values.items():
+            if key.startswith(inside) and key.endswith(".params") and value != present[key]:
+                _keep_optimizers(target, [key])
+
+
+def check_values(target: Target, values: Mapping[str, object]) -> None:
+    """Every object of the live state that can tell may go on from these."""
+    why = target.why_unfit({key: one for key, one in values.items() if not target.is_kept(key)})
+    if why:
+        raise UnfitError(why)
+
+
+def _refuse(what: str, keys: list[str]) -> None:
+    if keys:
+        raise UnfitError(f"it {what} {named(keys)} (strict=False loads the rest)")
+
+
+def named(keys: Collection[str]) -> str:
+    """The first of these keys, and how many more there are."""
+    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+    return f"{', '.join(sorted(keys)[:_NAMED])}{more}"
+
+
+def _words(form: Form) -> str:
+    dtype, shape = form
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"

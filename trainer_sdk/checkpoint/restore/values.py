@@ -1,4 +1,4 @@
-"""Values that are no tensors: read without calling anything, and checked when they are saved."""
+"""Values that are not tensors: read without calling anything, and checked when they are saved."""
 
 import importlib
 import io
@@ -11,22 +11,22 @@ from typing import Any
 import torch
 
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.storage.values import DATA, why_unread
+from trainer_sdk.checkpoint.storage.pickled_values import DATA, why_unread
 
 _PLAIN = frozenset({int, float, str, bool, bytes, complex, type(None)})
 _CONTAINERS = frozenset({list, tuple, set, frozenset})
 _LARGEST_BITS = 2000
 _ELSEWHERE = {"pathlib._local": "pathlib", "numpy.core.multiarray": "numpy._core.multiarray"}
-"""Where the releases that are installed have what others name so."""
+"""The modules in the installed releases, for names of other releases."""
 _reading = threading.Lock()
 
 
 class UnreadableValueError(Exception):
-    """A value that no restore would read, with its key and what to save instead."""
+    """A value that a restore would refuse; the text has its key and what to save instead."""
 
 
 def read_value(octets: bytes | bytearray, key: str) -> Any:
-    """A value that is no tensor, if it consists of plain data and tensors."""
+    """Unpickle a value that consists of plain data and tensors; `UnfitError` otherwise."""
     try:
         # What torch allows is allowed for the whole process meanwhile.
         with _reading, torch.serialization.safe_globals(_allowed(b"numpy" in octets)):
@@ -65,7 +65,7 @@ def check_readable(key: str, value: object, as_bytes: AsBytes, octets: bytes | N
 
 
 def is_plain(value: object) -> bool:
-    """It is data of Python's own, of which it is known that it is read."""
+    """Whether it consists of Python's own types, which a restore reads."""
     kind = type(value)
     if kind is int:
         return bool(value.bit_length() < _LARGEST_BITS)  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def is_plain(value: object) -> bool:
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
-    """Its memory says all of it, and is the memory of a CPU or a GPU."""
+    """Whether it is a plain strided tensor on a CPU or a GPU."""
     return bool(
         tensor.layout == torch.strided
         and tensor.device.type in ("cpu", "cuda")
@@ -88,14 +88,14 @@ def is_strided(tensor: torch.Tensor) -> bool:
 
 
 def _is_of_second_hour(value: object) -> bool:
-    """A time of the hour that a change of clocks repeats; torch's files do not say so."""
+    """Whether a time has `fold` set, which torch's files lose."""
     return bool(getattr(value, "fold", 0)) or any(
         _is_of_second_hour(one) for _, one in _parts(value)
     )
 
 
 def _culprit(key: str, value: object, as_bytes: AsBytes) -> tuple[str, object]:
-    """The innermost part that is not read, and how it is called."""
+    """The innermost part that a restore would refuse, and its key."""
     for name, one in _parts(value):
         try:
             check_readable(f"{key}[{name!r}]", one, as_bytes)
@@ -131,7 +131,7 @@ def _remedy(value: object) -> str:
 _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda one: hasattr(one, "state_dict") and hasattr(one, "load_state_dict"),
-        "give it a name of its own at the top of the state, as what is inside another is not",
+        "give it a name of its own at the top of the state: state_dict is not called deeper",
     ),
     (lambda one: type(one) is int, "save str(…) of so large a number"),
     (lambda one: isinstance(one, Enum), "save its .value"),
@@ -150,7 +150,7 @@ _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 @lru_cache(maxsize=2)
 def _allowed(with_numpy: bool) -> list[Any]:
-    """As torch wants them: each with its name in the file."""
+    """The allowed names as torch takes them: each with its name in the file."""
     found: list[Any] = []
     for named in sorted(DATA):
         module, _, name = named.rpartition(".")

@@ -1,4 +1,4 @@
-"""Where checkpoints of the global tier are kept: a folder, or an object store by its URL.
+"""Storages of the global tier: a folder, or an object store by its URL.
 
 Imports no torch. The client of object stores is imported only where one is used.
 """
@@ -16,7 +16,7 @@ _SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", _OF_A_PROCESS)
 
 
 def storage_for(place: str) -> Storage:
-    """The storage at a path or URL. Nothing is created, and nobody is asked, before it is used."""
+    """The storage at a path or URL. It creates and contacts nothing before it is used."""
     scheme, separator, _ = place.partition("://")
     if not separator:
         return Folder(place)
@@ -37,7 +37,7 @@ def storage_for(place: str) -> Storage:
 
 
 def lasting(place: str) -> str:
-    """The place from every working directory, if what is saved there outlives this process."""
+    """The place as an absolute path or URL; an error if it does not outlive this process."""
     if place.startswith(f"{_OF_A_PROCESS}://"):
         raise StorageError(
             f"{place} is in the memory of one process, and a writer of its own saves: nothing "
@@ -45,12 +45,14 @@ def lasting(place: str) -> str:
             "nodes, no root and keep_memory=True"
         )
     if any("\ud800" <= one <= "\udfff" for one in place):
-        raise StorageError(f"{place!r} is no text in UTF-8, as what is said of a place must be")
+        raise StorageError(f"{place!r} is not valid UTF-8, as a place must be")
     return os.path.abspath(place) if place and "://" not in place else place
 
 
 def _path_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise StorageError(f"{url} is no folder of this machine: write file:///path, with three /")
+        raise StorageError(
+            f"{url} is not a folder of this machine: write file:///path, with three /"
+        )
     return unquote(parts.path)

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint without a manifest: found, and taken over.
+"""Finds and adopts plain checkpoints of torch.distributed.checkpoint, without a manifest.
 
 A plain one has torch's metadata and no manifest, so nobody knows whether it is whole; nothing takes
 it over unasked.
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import msgspec
-import xxhash
 
+from trainer_sdk.checkpoint.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,
@@ -22,11 +22,15 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
     step_name,
 )
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
+from trainer_sdk.checkpoint.storage.pickled_values import (
+    UnreadablePickleError,
+    values_in,
+    why_unread,
+)
 from trainer_sdk.checkpoint.storage.port import Storage, StorageError
-from trainer_sdk.checkpoint.storage.shelf import OWNER, owner_of
-from trainer_sdk.checkpoint.storage.values import UnreadableError, values_in, why_unread
 
 _SHARD = ".distcp"
 _READ_BYTES = 8 << 20
@@ -41,7 +45,7 @@ def plain_ones(storage: Storage) -> list[str]:
 
 
 def offer(storage: Storage) -> str:
-    """How to take over the plain checkpoints that are there, in one line; empty without any."""
+    """A line about how to adopt the plain checkpoints there; empty if there are none."""
     found = plain_ones(storage)
     if not found:
         return ""
@@ -55,7 +59,7 @@ def offer(storage: Storage) -> str:
 
 
 def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
-    """Make a checkpoint of the root from a plain one; where it is, and how large.
+    """Make a checkpoint of the root from a plain one; returns its place and size.
 
     Its files are hashed as they stand, and linked, or copied to another file system; the source
     stays. A value in it that no restore reads refuses it.
@@ -97,8 +101,8 @@ def _files_of(source: str) -> list[str]:
         names = sorted(one for one in os.listdir(source) if one.endswith(_SHARD))
     if not names or not os.path.isfile(os.path.join(source, METADATA)):
         raise StorageError(
-            f"{source} is no checkpoint of torch.distributed.checkpoint: it wants {METADATA} and "
-            f"files that end in {_SHARD}"
+            f"{source} is not a checkpoint of torch.distributed.checkpoint: it needs {METADATA} "
+            f"and files that end in {_SHARD}"
         )
     return [*names, METADATA]
 
@@ -110,7 +114,7 @@ def _check_values(source: str) -> None:
             why = why_unread(storage.read(file, begin, length))
             if why:
                 raise StorageError(f"{key} of {source} cannot be restored: {why}")
-    except UnreadableError as error:
+    except UnreadablePickleError as error:
         raise StorageError(f"{source}/{METADATA} cannot be read by a restore: {error}") from error
 
 
@@ -120,7 +124,7 @@ def _taken(source: str, inside: str, name: str) -> ShardFile:
         os.link(os.path.join(source, name), target)
     except OSError:
         shutil.copyfile(os.path.join(source, name), target)
-    hasher = xxhash.xxh3_128()
+    hasher = Hasher()
     with open(target, "rb") as file:
         while piece := file.read(_READ_BYTES):
             hasher.update(piece)
@@ -131,7 +135,7 @@ def _taken(source: str, inside: str, name: str) -> ShardFile:
 
 
 def _ranks(names: list[str]) -> int:
-    """How many ranks have saved it, by the names that torch gives their files."""
+    """The number of ranks that have saved it, by the names of torch's files."""
     return max(1, len({one.split("_")[2] for one in names if one.startswith("__")}))
 
 

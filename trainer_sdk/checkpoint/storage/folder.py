@@ -9,7 +9,13 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
+from trainer_sdk.checkpoint.storage.port import (
+    MissingError,
+    Octets,
+    StorageError,
+    StoredFile,
+    checked,
+)
 
 _REMOVING = ".removing"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -24,11 +30,11 @@ class Folder:
 
     @property
     def url(self) -> str:
-        """Where it is, the same from every working directory."""
+        """Its absolute path."""
         return self.path
 
     def put(self, name: str, parts: Iterable[Octets]) -> int:
-        """Keep these bytes, in the place of what was there; how many they are."""
+        """Write a file, or replace it; returns its size."""
         path = self._at(name)
         with _told(path, "written"), _beside(path) as temporary:
             size = _write(temporary, parts)
@@ -37,7 +43,7 @@ class Folder:
             return size
 
     def put_beside(self, name: str, data: bytes) -> None:
-        """Keep these bytes in a folder that is there."""
+        """Write a file in a folder that exists."""
         path = self._at(name)
         with _told(path, "written"), _beside(path, makes_folder=False) as temporary:
             _write(temporary, (data,))
@@ -45,7 +51,7 @@ class Folder:
             sync_folder(os.path.dirname(path))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Keep these bytes unless others are there: one of many who try wins."""
+        """Write a file unless there is one: of several writers, one wins."""
         path = self._at(name)
         with _told(path, "written"), _beside(path) as temporary:
             _write(temporary, (data,))
@@ -57,7 +63,7 @@ class Folder:
             return True
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """So many bytes from there on, or all."""
+        """Read `length` bytes, or all."""
         path = self._at(name)
         with _told(path, "read"), open(path, "rb", buffering=0) as file:
             file.seek(start)
@@ -75,7 +81,7 @@ class Folder:
             return bytes(buffer)
 
     def size(self, name: str) -> int | None:
-        """How long it is; None when it is not there."""
+        """The size of a file; None if it does not exist."""
         with _told(self._at(name), "read"):
             try:
                 return os.stat(self._at(name)).st_size
@@ -83,7 +89,7 @@ class Folder:
                 return None
 
     def folders(self, inside: str = "") -> Sequence[str]:
-        """The folders in it, or in one of them, in order, without those that begin with a dot."""
+        """The names of its folders, or of those in `inside`, sorted; none begins with a dot."""
         path = self._at(inside) if inside else self.path
         with _told(path, "listed"):
             try:
@@ -92,10 +98,10 @@ class Folder:
                 return []
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
 
-    def files(self, folder: str) -> Sequence[Found]:
-        """Everything below a folder, in the order of names."""
+    def files(self, folder: str) -> Sequence[StoredFile]:
+        """All files below a folder, sorted by name."""
         top = self._at(folder)
-        found: list[Found] = []
+        found: list[StoredFile] = []
         with _told(top, "listed"):
             for where, _, names in os.walk(top):
                 for name in names:
@@ -103,17 +109,19 @@ class Folder:
                     with suppress(FileNotFoundError):  # it went meanwhile
                         about = os.stat(path)
                         found.append(
-                            Found(os.path.relpath(path, self.path), about.st_size, _changed(about))
+                            StoredFile(
+                                os.path.relpath(path, self.path), about.st_size, _changed(about)
+                            )
                         )
         return sorted(found, key=lambda one: one.name)
 
     def delete(self, name: str) -> None:
-        """Remove it, if it is there."""
+        """Remove a file, if it exists."""
         with _told(self._at(name), "removed"), suppress(FileNotFoundError):
             os.unlink(self._at(name))
 
     def remove(self, folder: str) -> int:
-        """Remove a folder: one rename takes it out of sight, whatever comes after."""
+        """Remove a folder; one rename hides it at once."""
         path = self._at(folder)
         freed = sum(one.size_bytes for one in self.files(folder))
         hidden = os.path.join(self.path, _REMOVING, f"{os.path.basename(path)}-{uuid.uuid4().hex}")
@@ -127,16 +135,16 @@ class Folder:
         return freed
 
     def now(self) -> datetime:
-        """By the clock of the file system, which may be a server's."""
+        """The time by the clock of the file system, which may be a server's."""
         path = self._at("clock")
         with _told(path, "written"), _beside(path) as temporary:
             _write(temporary, (b"",))
             return _changed(os.stat(temporary))
 
     def publish(self, hidden: str, name: str) -> bool:
-        """Let a folder be seen under its name, durably; False when the name is taken.
+        """Rename a hidden folder to its visible name, durably; False if the name is taken.
 
-        Its files were synced by whoever wrote them.
+        Its files must be synced already.
         """
         path = self._at(name)
         with _told(path, "published"):
@@ -151,10 +159,9 @@ class Folder:
             return True
 
     def exchange(self, hidden: str, name: str) -> None:
-        """Let a folder be seen under the name of another, durably, which is hidden then.
+        """Exchange the names of a hidden and a visible folder, durably.
 
-        Whoever looks sees the one or the other; where the file system has no such move, neither
-        for a moment.
+        A reader sees one of them; or neither for a moment, where the file system cannot exchange.
         """
         one, other = self._at(hidden), self._at(name)
         with _told(other, "published"):
@@ -168,7 +175,7 @@ class Folder:
             sync_folder(self.path)
 
     def put_aside(self, hidden: str, name: str) -> None:
-        """Give a folder that nobody sees another name."""
+        """Rename a hidden folder."""
         path = self._at(name)
         with _told(path, "written"):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -179,7 +186,7 @@ class Folder:
 
 
 def sync_folder(path: str) -> None:
-    """Make durable which names are in a folder."""
+    """Make the names in a folder durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -188,7 +195,7 @@ def sync_folder(path: str) -> None:
 
 
 def _exchanged(one: str, other: str) -> bool:
-    """Each has the other's name, in one move; False where that cannot be done."""
+    """Exchange two names in one call; False where the system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
     move = getattr(library, "renameat2", None)  # of Linux and its C library
     if move is None:
@@ -220,7 +227,7 @@ def _write(path: str, parts: Iterable[Octets]) -> int:
 
 @contextmanager
 def _beside(path: str, *, makes_folder: bool = True) -> Generator[str]:
-    """A name in the same folder; nothing of that name is left."""
+    """A temporary name in the same folder; its file is removed at the end."""
     folder, name = os.path.split(path)
     if makes_folder:
         os.makedirs(folder, exist_ok=True)
@@ -234,7 +241,7 @@ def _beside(path: str, *, makes_folder: bool = True) -> Generator[str]:
 
 @contextmanager
 def _told(path: str, done: str) -> Generator[None]:
-    """Say where it happened, and what to do."""
+    """Turn an error of the system into one that names path and remedy."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What is called how beside the checkpoints that can be seen: saves under way, what made room."""
+"""The names of hidden folders: saves in progress, copies in progress, replaced checkpoints."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trainer_sdk.checkpoint.manifest import step_of
 
 SAVING = ".saving"
-"""In a folder, what is not whole yet; in an object store that is below its step."""
+"""The folder of saves in progress; an object store has them below their step."""
 REPLACED = ".replaced"
 """In a folder, what was quarantined and had to make room for another save of its step.
 
@@ -18,23 +18,23 @@ _PULLING, _BEFORE = "pull-", "-before-"
 
 @dataclass(frozen=True, slots=True)
 class SavingName:
-    """What the name of a save says, which it has until it can be seen."""
+    """The parts of the name that a save has until it is visible."""
 
     step: int
     round: int
     mark: str
-    """Of the trainer, made anew with each of its starts."""
+    """A random mark of the training process."""
     count: int
-    """Of the saves of that trainer."""
+    """The number of the save, of this process."""
 
 
 def saving_name(step: int, round_: int, mark: str, count: int) -> str:
-    """The name of a save until it can be seen: two saves never have the same."""
+    """The name of a save until it is visible; unique to the save."""
     return f"{step}-r{round_}-{mark}-{count}"
 
 
 def saving_of(name: str) -> SavingName | None:
-    """What such a name says."""
+    """The parts of such a name; None if it is another name."""
     found = _SAVING.fullmatch(name)
     if found is None:
         return None
@@ -43,21 +43,21 @@ def saving_of(name: str) -> SavingName | None:
 
 
 def pulling_name(step: str) -> str:
-    """The name of a copy until it is whole."""
+    """The name of a copy until it is complete."""
     return f"{_PULLING}{step}"
 
 
 def pulling_of(name: str) -> int | None:
-    """The step of such a name."""
+    """The step of such a name; None if it is another name."""
     return step_of(name.removeprefix(_PULLING)) if name.startswith(_PULLING) else None
 
 
 def replaced_name(step: str, saving: str) -> str:
-    """The name of what made room for a save."""
+    """The name of a checkpoint that another save has replaced."""
     return f"{step}{_BEFORE}{saving}"
 
 
 def replaced_of(name: str) -> int | None:
-    """The step of such a name."""
+    """The step of such a name; None if it is another name."""
     step, _, saving = name.partition(_BEFORE)
     return step_of(step) if saving_of(saving) is not None else None

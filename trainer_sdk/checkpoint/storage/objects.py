@@ -23,14 +23,20 @@ from obstore.exceptions import (
 from obstore.store import MemoryStore, from_url
 
 from trainer_sdk.checkpoint.manifest import MANIFEST
-from trainer_sdk.checkpoint.storage.port import Found, MissingError, Octets, StorageError, checked
+from trainer_sdk.checkpoint.storage.port import (
+    MissingError,
+    Octets,
+    StorageError,
+    StoredFile,
+    checked,
+)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion
     from obstore.store import ObjectStore, RetryConfig
 
 RETRIES: "RetryConfig" = {"max_retries": 10, "retry_timeout": timedelta(minutes=3)}
-"""How long an object store that is away, or says that it is busy, is asked again."""
+"""How long to retry an object store that is unreachable or busy."""
 _PART_BYTES = 16 << 20
 _AT_ONCE = 8
 _LISTED_AT_ONCE = 1000
@@ -41,25 +47,25 @@ _memory_lock = threading.Lock()
 
 
 class Objects:
-    """One prefix of a bucket. Nobody is asked before it is used."""
+    """One prefix of a bucket. It is not contacted before it is used."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.username or parts.password or parts.query:
             raise StorageError(
-                f"{parts.scheme}://…{parts.path} says more than a bucket and a prefix: secrets and "
-                "options belong into the environment, as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+                f"{parts.scheme}://…{parts.path} has more than a bucket and a prefix: secrets and "
+                "options belong in the environment, as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
             )
         self._url = url.rstrip("/")
         self._store = _opened(url, parts.scheme)
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its URL."""
         return self._url
 
     def put(self, name: str, parts: Iterable[Octets]) -> int:
-        """Keep these bytes, in the place of what was there; how many they are."""
+        """Write an object, or replace it; returns its size."""
         counted = _Counted(parts)
         with self._told(name, "written"):
             obstore.put(
@@ -73,11 +79,11 @@ class Objects:
         return counted.size
 
     def put_beside(self, name: str, data: bytes) -> None:
-        """Keep these bytes, whatever is beside them."""
+        """Write an object; there are no folders that could be gone."""
         self.put(name, (data,))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Keep these bytes unless others are there: the store itself decides who wins."""
+        """Write an object unless there is one: the store itself decides which writer wins."""
         with self._told(name, "written"):
             try:
                 obstore.put(self._store, checked(name), data, mode="create", use_multipart=False)
@@ -91,10 +97,10 @@ class Objects:
         return True
 
     def replace(self, name: str, data: bytes, before: bytes) -> bool:
-        """Keep these bytes in the place of those; False when others are there.
+        """Replace an object that has the bytes `before`; False if it has others.
 
-        True when they are there now, also when they were before. Whoever reads sees the ones or
-        the others: the store itself decides (If-Match).
+        True if the object has the new bytes, also if it had them already. The store itself decides
+        (If-Match), and a reader sees the old or the new bytes.
         """
         with self._told(name, "written"):
             found = obstore.get(self._store, checked(name))
@@ -114,7 +120,7 @@ class Objects:
         return True
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """So many bytes from there on, or all."""
+        """Read `length` bytes, or all."""
         with self._told(name, "read"):
             if length is None and not start:
                 return obstore.get(self._store, checked(name)).bytes().to_bytes()
@@ -130,7 +136,7 @@ class Objects:
             return obstore.get_range(self._store, checked(name), start=start, end=end).to_bytes()
 
     def size(self, name: str) -> int | None:
-        """How long it is; None when it is not there."""
+        """The size of an object; None if it does not exist."""
         try:
             with self._told(name, "read"):
                 return self._size(name)
@@ -138,26 +144,26 @@ class Objects:
             return None
 
     def folders(self, inside: str = "") -> Sequence[str]:
-        """The first parts of all names, or of those in a folder; none that begins with a dot."""
+        """The first parts of all names, or of those in `inside`; none that begins with a dot."""
         with self._told(inside, "listed"):
             prefix = checked(inside) if inside else None
             found = obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]
         names = (one.rstrip("/").rpartition("/")[2] for one in found)
         return sorted(one for one in names if not one.startswith("."))
 
-    def files(self, folder: str) -> Sequence[Found]:
-        """Everything below a folder, in the order of names."""
+    def files(self, folder: str) -> Sequence[StoredFile]:
+        """All objects below a folder, sorted by name."""
         with self._told(folder, "listed"):
             pages = obstore.list(self._store, checked(folder), chunk_size=_LISTED_AT_ONCE)
             found = [
-                Found(one["path"], one["size"], one["last_modified"])
+                StoredFile(one["path"], one["size"], one["last_modified"])
                 for page in pages
                 for one in page
             ]
         return sorted(found, key=lambda one: one.name)
 
     def delete(self, name: str) -> None:
-        """Remove it, if it is there."""
+        """Remove an object, if it exists."""
         with self._told(name, "removed"):
             try:
                 obstore.delete(self._store, checked(name))
@@ -165,7 +171,7 @@ class Objects:
                 return
 
     def remove(self, folder: str) -> int:
-        """Remove everything below a folder, its manifest before the rest."""
+        """Remove all objects below a folder, its manifest first."""
         found, manifest = self.files(folder), f"{folder}/{MANIFEST}"
         self.delete(manifest)
         rest = [one.name for one in found if one.name != manifest]
@@ -175,7 +181,7 @@ class Objects:
         return sum(one.size_bytes for one in found)
 
     def now(self) -> datetime:
-        """By the clock of the store."""
+        """The time by the store's clock."""
         name = f".clock/{uuid.uuid4().hex}"
         with self._told(name, "written"):
             obstore.put(self._store, name, b"now", use_multipart=False)
@@ -196,7 +202,7 @@ class Objects:
 
     @contextmanager
     def _told(self, name: str, done: str) -> Generator[None]:
-        """Say where it happened; the client's own words may be a page of XML."""
+        """Turn a client's error, which may quote a page of XML, into one line with the place."""
         place = f"{self._url}/{name}".rstrip("/")
         try:
             yield
@@ -215,7 +221,7 @@ class Objects:
 
 
 class _Counted:
-    """Parts, and how long they were."""
+    """Counts the bytes of parts as they pass."""
 
     def __init__(self, parts: Iterable[Octets]) -> None:
         self._parts = parts
@@ -229,14 +235,14 @@ class _Counted:
 
 
 def _said(error: Exception) -> str:
-    """In one line: what the client says, and of the server's XML what people read."""
+    """The client's text in one line, with code and message of the server's XML."""
     own, _, theirs = str(error).partition("Debug source:")[0].partition("<?xml")
     found = re.findall(r"<(?:Code|Message)>([^<]*)<", theirs)
     return " ".join(f"{own}{': '.join(found)}".split())[:_SAID_MOST].rstrip(": ")
 
 
 def _version(about: "ObjectMeta") -> "UpdateVersion":
-    """Of an object, by which its store knows that nobody has written over it."""
+    """The version of an object, by which the store detects that it was replaced."""
     found: UpdateVersion = {}
     if about["e_tag"]:
         found["e_tag"] = about["e_tag"]
@@ -252,4 +258,4 @@ def _opened(url: str, scheme: str) -> "ObjectStore":
     try:
         return from_url(url, retry_config=RETRIES)
     except (BaseError, ValueError) as error:
-        raise StorageError(f"{url} is no place in an object store: {_said(error)}") from error
+        raise StorageError(f"{url} is not a place in an object store: {_said(error)}") from error

@@ -1,28 +1,32 @@
-"""What checkpoints need of a storage, and nothing more.
+"""The operations that checkpoints need of a storage; and reads of many ranges at once.
 
 Names are relative to the storage's place, with `/` between their parts. A name that would lead out
 of it is refused, because names come from manifests, and manifests from outside.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Octets = bytes | bytearray | memoryview
 """Bytes, or a region of a mapping."""
+_MOST_BYTES = 16 << 20
+"""The most bytes of ranges that are read at once."""
+_MOST_BETWEEN_BYTES = 256 << 10
+"""A gap of this size is read, too, as that is faster than another request."""
 
 
 class StorageError(Exception):
-    """Something cannot be kept or read; its text names the place and what to do."""
+    """A storage cannot write or read; the text names the place and the remedy."""
 
 
 class MissingError(StorageError):
-    """There is nothing of that name."""
+    """There is no file of that name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredFile:
     """A file or an object."""
 
     name: str
@@ -36,64 +40,114 @@ class Storage(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, without a slash at its end: an absolute path, or a URL."""
+        """Its absolute path, or URL, without a slash at the end."""
         ...
 
     def put(self, name: str, parts: Iterable[Octets]) -> int:
-        """Keep these bytes, in the place of what was there; how many they are.
+        """Write a file, or replace it; returns its size.
 
-        On return they are durable. Nobody ever sees a part of them.
+        On return it is durable. A reader never sees a part of it.
         """
         ...
 
     def put_beside(self, name: str, data: bytes) -> None:
-        """Keep these bytes in a folder that is there; `MissingError` when it has gone.
+        """Write a file in a folder that exists; `MissingError` if the folder is gone.
 
-        In an object store there are no folders, and so none comes of it.
+        An object store has no folders, and so no such error.
         """
         ...
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Keep these bytes unless others are there: one of many who try wins.
+        """Write a file unless there is one: of several writers, one wins.
 
-        True when they are there now, also when they were before.
+        True if the file has these bytes now, also if it had them before.
         """
         ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """So many bytes from there on, or all. Fewer there are than asked for: `StorageError`."""
+        """Read `length` bytes, or all; `StorageError` if the file has fewer."""
         ...
 
     def size(self, name: str) -> int | None:
-        """How long it is; None when it is not there."""
+        """The size of a file; None if it does not exist."""
         ...
 
     def folders(self, inside: str = "") -> Sequence[str]:
-        """The folders in it, or in one of them, in order, without those that begin with a dot."""
+        """The names of its folders, or of those in `inside`, sorted; none begins with a dot."""
         ...
 
-    def files(self, folder: str) -> Sequence[Found]:
-        """Everything below a folder, in the order of names."""
+    def files(self, folder: str) -> Sequence[StoredFile]:
+        """All files below a folder, sorted by name."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove it, if it is there."""
+        """Remove a file, if it exists."""
         ...
 
     def remove(self, folder: str) -> int:
-        """Remove a checkpoint with all that is in its folder; how many bytes that frees.
+        """Remove the folder of a checkpoint; returns how many bytes that frees.
 
-        It goes out of sight at once: its manifest before the rest, or all in one rename.
+        The checkpoint disappears at once: its manifest first, or the folder by one rename.
         """
         ...
 
     def now(self) -> datetime:
-        """By its own clock: of a mark that is written for this, and removed again."""
+        """The time by the storage's clock, from a file that is written for this and removed."""
         ...
 
 
 def checked(name: str) -> str:
-    """The name, if it stays within its place."""
+    """The name; `StorageError` if it leads out of the storage."""
     if not name or name.startswith("/") or any(one in ("", ".", "..") for one in name.split("/")):
-        raise StorageError(f"{name!r} is no name in a checkpoint: it may lead out of its folder")
+        raise StorageError(f"{name!r} is not a name in a checkpoint: it may lead out of its folder")
     return name
+
+
+class ByteRange(NamedTuple):
+    """A range of bytes in a file."""
+
+    file: str
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte."""
+        return self.offset + self.length
+
+
+def read_ranges(storage: Storage, ranges: Sequence[ByteRange]) -> Iterator[tuple[int, memoryview]]:
+    """The bytes of each range, with the range's number, in the order of the files.
+
+    The number of requests grows with the bytes, and not with the number of pieces.
+    """
+    for numbers in _near(ranges):
+        file, begin, _ = ranges[numbers[0]]
+        end = max(ranges[number].end for number in numbers)
+        octets = memoryview(storage.read(file, begin, end - begin))
+        for number in numbers:
+            one = ranges[number]
+            yield number, octets[one.offset - begin : one.end - begin]
+
+
+def _near(ranges: Sequence[ByteRange]) -> Iterator[list[int]]:
+    """The numbers of ranges that are read together."""
+    near: list[int] = []
+    begin = end = 0
+    for number in sorted(range(len(ranges)), key=ranges.__getitem__):
+        one = ranges[number]
+        is_near = (
+            bool(near)
+            and one.file == ranges[near[0]].file
+            and one.offset - end <= _MOST_BETWEEN_BYTES
+            and one.end - begin <= _MOST_BYTES
+        )
+        if near and not is_near:
+            yield near
+            near = []
+        if not near:
+            begin = end = one.offset
+        near.append(number)
+        end = max(end, one.end)
+    if near:
+        yield near

@@ -1,4 +1,4 @@
-"""Large writes past the page cache, with the hash made beside them."""
+"""Large writes past the page cache, hashed in parallel, as soon as bytes are there, at a limit."""
 
 import errno
 import os
@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from xxhash import xxh3_128
-
-from trainer_sdk.checkpoint.writer.passage import Passage
+from trainer_sdk.checkpoint.hashing import Hasher
+from trainer_sdk.checkpoint.schedule.rate import Throttle
 
 CHUNK_BYTES = 16 << 20
 _MOST_CHUNK_BYTES = 64 << 20
@@ -19,25 +18,75 @@ _THREADS = 2  # one writes while the other is on its way into the kernel; more g
 Going = Callable[[], None]
 
 
-class Hashing:
-    """The hash of so many bytes as they come; `then` is called once all have."""
+class GivenUpByRankError(Exception):
+    """The rest of a state will not come."""
 
-    def __init__(self, size: int, then: Callable[[xxh3_128], None]) -> None:
+
+class WriteGate:
+    """When bytes of a state may be written: once in the buffer, and at most at the limit."""
+
+    def __init__(self, there: int, stall_s: float = 0.0, bytes_per_s: int = 0) -> None:
+        self._there = there
+        """All bytes before this one are in the buffer."""
+        self.stall_s = stall_s
+        """How long the training has waited; known once all has come."""
+        self._is_given_up = False
+        self._news = threading.Condition()
+        self._throttle = Throttle(bytes_per_s)
+
+    def come(self, end: int, stall_s: float) -> None:
+        """Note that all before `end` is, or was, in the buffer."""
+        with self._news:
+            self._there, self.stall_s = max(self._there, end), stall_s
+            self._news.notify_all()
+
+    def give_up(self) -> None:
+        """Note that nothing more comes."""
+        with self._news:
+            self._is_given_up = True
+            self._news.notify_all()
+
+    def wait_for(self, end: int) -> None:
+        """Wait until all bytes before `end` have come."""
+        with self._news:
+            self._news.wait_for(lambda: self._is_given_up or self._there >= end)
+            if self._there < end:
+                raise GivenUpByRankError
+
+    def let(self, begin: int, end: int) -> None:
+        """Wait until this stretch may be written or sent."""
+        self.wait_for(end)
+        self._throttle.let(begin)
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether a limit holds."""
+        return not self._throttle.is_lifted
+
+    def hurry(self) -> None:
+        """Lift the limit."""
+        self._throttle.lift()
+
+
+class StreamHash:
+    """The hash of `size` bytes as they come; `then` is called with it once all have come."""
+
+    def __init__(self, size: int, then: Callable[[Hasher], None]) -> None:
         self._left = size
-        self._hasher = xxh3_128()
+        self._hasher = Hasher()
         self._then = then
         if not size:
             then(self._hasher.copy())
 
     def update(self, octets: memoryview | bytes) -> None:
-        """Add these."""
+        """Add these bytes."""
         self._hasher.update(octets)
         self._left -= len(octets)
         if not self._left:
             self._then(self._hasher.copy())
 
     def hexdigest(self) -> str:
-        """Of what has come."""
+        """The hash of the bytes so far, in hex."""
         return self._hasher.hexdigest()
 
 
@@ -45,23 +94,23 @@ def write_hashed(
     path: str,
     size: int,
     windows: Iterable[memoryview],
-    hashing: Hashing | None,
-    passage: Passage,
+    hashing: StreamHash | None,
+    gate: WriteGate,
     going: Going,
 ) -> None:
-    """Write a file of whole pages, window after window, and sync it; `going` hears of progress."""
+    """Write a file of whole pages, window after window, and sync it; calls `going` at progress."""
     descriptor, at = _open(path), 0
     try:
         _check_room(descriptor, size)
         for octets in windows:
-            _write(_Line(descriptor, at, octets, passage), hashing, going)
+            _write(_Line(descriptor, at, octets, gate), hashing, going)
             at += len(octets)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _write(line: "_Line", hashing: Hashing | None, going: Going) -> None:
+def _write(line: "_Line", hashing: StreamHash | None, going: Going) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="write") as pool:
         writing = [pool.submit(line.work) for _ in range(_THREADS)]
         try:
@@ -77,7 +126,7 @@ def _write(line: "_Line", hashing: Hashing | None, going: Going) -> None:
             one.result()
 
 
-def hash_in_parts(octets: memoryview, hashing: Hashing | xxh3_128, going: Going) -> None:
+def hash_in_parts(octets: memoryview, hashing: StreamHash | Hasher, going: Going) -> None:
     """Add these bytes to a hash."""
     for at in range(0, len(octets), CHUNK_BYTES):
         hashing.update(octets[at : at + CHUNK_BYTES])
@@ -85,22 +134,22 @@ def hash_in_parts(octets: memoryview, hashing: Hashing | xxh3_128, going: Going)
 
 
 class _Line:
-    """Chunks that wait to be written; each is taken by one thread."""
+    """Chunks that wait to be written; one thread takes each."""
 
-    def __init__(self, descriptor: int, begin: int, octets: memoryview, passage: Passage) -> None:
+    def __init__(self, descriptor: int, begin: int, octets: memoryview, gate: WriteGate) -> None:
         self._descriptor = descriptor
         self._begin = begin
         self._octets = octets
-        self._passage = passage
+        self._gate = gate
         self._taken, self._chunk = 0, CHUNK_BYTES
         self._taking = threading.Lock()
         self._written = self._told = 0
 
     def work(self) -> None:
-        """Write until there is nothing left."""
+        """Write chunks until none is left."""
         while (taken := self._take()) is not None:
             at, end = taken
-            self._passage.let(self._begin + at, self._begin + end)
+            self._gate.let(self._begin + at, self._begin + end)
             began = time.monotonic()
             while at < end:
                 at += os.pwrite(self._descriptor, self._octets[at:end], self._begin + at)
@@ -108,18 +157,18 @@ class _Line:
             self._adapt(time.monotonic() - began)
 
     def once_all_is_there(self) -> memoryview:
-        """The same for the hash, which is quick: whoever copies them has the processor."""
-        self._passage.wait_for(self._begin + len(self._octets))
+        """All bytes for the hash, once they are there: until then the copy has the processor."""
+        self._gate.wait_for(self._begin + len(self._octets))
         return self._octets
 
     def stop(self) -> None:
-        """Take nothing more."""
+        """Take no more chunks."""
         with self._taking:
             self._taken = len(self._octets)
-        self._passage.hurry()
+        self._gate.hurry()
 
     def news_for(self, going: Going) -> None:
-        """Tell of progress, if there was some."""
+        """Call `going` if there was progress."""
         if self._written != self._told:
             self._told = self._written
             going()
@@ -130,8 +179,8 @@ class _Line:
             return (at, self._taken) if at < self._taken else None
 
     def _adapt(self, took_s: float) -> None:
-        """Long writes while the disk takes them at once: each wakes a thread on a busy machine."""
-        if took_s < _SHORT_S and not self._passage.is_throttled:
+        """Adapt the size of chunks: long ones while the disk is fast, as each wakes a thread."""
+        if took_s < _SHORT_S and not self._gate.is_throttled:
             self._chunk = min(2 * self._chunk, _MOST_CHUNK_BYTES)
         elif took_s > _LONG_S:
             self._chunk = CHUNK_BYTES
@@ -148,7 +197,7 @@ def _open(path: str) -> int:
 
 
 def _check_room(descriptor: int, needed: int) -> None:
-    """Before anything is written that would be in the way of others."""
+    """Check the free space before anything is written."""
     about = os.fstatvfs(descriptor)
     if about.f_blocks and about.f_bavail * about.f_frsize < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,27 +1,227 @@
-"""One file or object, in the place of what was there, whole or not at all."""
+"""The files that a writer makes durable: a rank's shard and its part, an image, a single file."""
 
 import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
+
+from trainer_sdk.checkpoint.hashing import Hasher, hash_of
+from trainer_sdk.checkpoint.image_folder import put_durably, sync_file, sync_names
+from trainer_sdk.checkpoint.manifest import (
+    INDEX,
+    MANIFEST,
+    BadManifestError,
+    ImageEntry,
+    ImageIndex,
+    Manifest,
+    RankPart,
+    ShardFile,
+    decode,
+    encode,
+    step_name,
+)
 from trainer_sdk.checkpoint.storage import lasting, storage_for
-from trainer_sdk.checkpoint.storage.folder import sync_folder
-from trainer_sdk.checkpoint.writer.disk import CHUNK_BYTES, Going, write_hashed
-from trainer_sdk.checkpoint.writer.passage import Passage
+from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
+from trainer_sdk.checkpoint.storage.names import SAVING
+from trainer_sdk.checkpoint.storage.port import MissingError, Storage
+from trainer_sdk.checkpoint.writer.disk import (
+    CHUNK_BYTES,
+    Going,
+    StreamHash,
+    WriteGate,
+    hash_in_parts,
+    write_hashed,
+)
+from trainer_sdk.checkpoint.writer.protocol import WriteState
 
+_ABOVE_RANK = 2
+"""Folders between a rank's own and the one that its agent has made: own/, and that itself."""
 _SAVING = ".everstep-saving"
 _MOST_OF_NAME = 50
 """Characters of at most four bytes each: with what is added, it is a name, however long it was."""
 _LEFT_S = 3600.0
-"""Nobody has written to it for so long: where locks do not reach other nodes, it tells as much."""
+"""The least age of a file to remove, as locks may not reach other nodes."""
 _cleared: set[str] = set()
 
 
+@dataclass(frozen=True, slots=True)
+class SavePlace:
+    """Where the files of a save are, before and after it is visible."""
+
+    storage: Storage
+    step: str
+    """Its name once it is visible."""
+    before: str
+    """The folder in which its files are written."""
+    inside: str
+    """The prefix of the files' names in the manifest."""
+
+    def path(self, name: str) -> str:
+        """The path of a file, for people."""
+        return f"{self.storage.url}/{self.before}/{name}"
+
+
+def place_of(root: str, saving: str, step: int) -> SavePlace:
+    """The place of a save: a hidden folder; in an object store, a prefix below the step."""
+    storage, name = storage_for(root), step_name(step)
+    if isinstance(storage, Folder):
+        return SavePlace(storage, name, f"{SAVING}/{saving}", "")
+    return SavePlace(storage, name, f"{name}/{saving}", f"{saving}/")
+
+
+def part_name(rank: int) -> str:
+    """The name of the file that lists what a rank has made durable."""
+    return f"part-{rank:05d}.json"
+
+
+def failure_name(rank: int) -> str:
+    """The name of the file with the reason why a rank has given up."""
+    return f"failed-{rank:05d}.json"
+
+
+def part_of(place: SavePlace, rank: int) -> RankPart | None:
+    """The part of a rank, until the checkpoint is visible; None if it is not there."""
+    name = f"{place.before}/{part_name(rank)}"
+    try:
+        return decode(place.storage.read(name), RankPart, f"{place.storage.url}/{name}")
+    except MissingError:
+        return None
+
+
+def visible(place: SavePlace) -> tuple[Manifest, str] | None:
+    """The visible checkpoint of the step, and the hash of its manifest; None if there is none."""
+    name = f"{place.step}/{MANIFEST}"
+    try:
+        octets = place.storage.read(name)
+        found = decode(octets, Manifest, f"{place.storage.url}/{name}")
+    except (MissingError, BadManifestError):
+        return None
+    return found, hash_of(octets)
+
+
+def is_ours(there: Manifest, order: WriteState) -> bool:
+    """Whether this save has made it visible."""
+    return there.saving == order.saving
+
+
+def write_shard(
+    order: WriteState,
+    windows: Iterable[memoryview],
+    hashing: StreamHash,
+    gate: WriteGate,
+    going: Going,
+) -> float:
+    """Write a rank's shard, hash it, and write its part; returns how long that took.
+
+    Files that an earlier attempt has made durable are not touched: rank 0 may be publishing them.
+    """
+    place, began = place_of(order.root, order.saving, order.identity.step), time.monotonic()
+    if _is_durable(order, place):
+        _hash(windows, hashing, gate, going)
+        return time.monotonic() - began
+    if isinstance(place.storage, Folder):
+        with _whole(os.path.join(place.storage.path, place.before), order) as path:
+            write_hashed(path, order.file_bytes, windows, hashing, gate, going)
+    else:
+        if order.keep:  # its image is needed sooner than all of it can be sent
+            windows = tuple(windows)
+            _hash(windows, hashing, gate, going)
+        parts = _parts(windows, gate, going)
+        name = f"{place.before}/{order.shard}"
+        place.storage.put(name, parts if order.keep else _hashed(parts, hashing))
+    file = ShardFile(name=order.shard, size_bytes=order.file_bytes, hash=hashing.hexdigest())
+    part = RankPart(
+        identity=order.identity,
+        rank=order.rank,
+        files=(file,),
+        stall_s=gate.stall_s,
+        write_s=time.monotonic() - began,
+    )
+    place.storage.put(f"{place.before}/{part_name(order.rank)}", (encode(part),))
+    return part.write_s
+
+
+def _is_durable(order: WriteState, place: SavePlace) -> bool:
+    """Whether an earlier attempt has written this rank's part, which may be published already."""
+    if part_of(place, order.rank) is not None:
+        return True
+    found = visible(place)
+    return found is not None and is_ours(found[0], order)
+
+
+@contextmanager
+def _whole(folder: str, order: WriteState) -> Generator[str]:
+    """A temporary path for a shard, which is renamed when it is complete, and else removed.
+
+    An earlier attempt may still write its part: its writer may hang where even SIGKILL waits.
+    """
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f".{order.shard}")
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # that writer may still have it
+    try:
+        yield path
+        os.replace(path, os.path.join(folder, order.shard))
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+            # Another rank may be about to say in it that it fails.
+            if order.identity.world_size == 1:
+                os.rmdir(folder)
+        raise
+
+
+def keep_image(order: WriteState, octets: memoryview, hasher: Hasher, going: Going) -> str:
+    """Hash the rest of an image, make it durable, and write its index; returns the hash."""
+    hash_in_parts(octets[order.file_bytes : order.image_bytes], hasher, going)
+    begin, length = order.entries
+    index = ImageIndex(
+        identity=order.identity,
+        rank=order.rank,
+        size_bytes=order.image_bytes,
+        hash=hasher.hexdigest(),
+        entries=msgspec.json.decode(octets[begin : begin + length], type=tuple[ImageEntry, ...]),
+    )
+    sync_file(order.image, going)  # whoever sees the index may rely on all of it
+    put_durably(Path(order.folder) / INDEX, encode(index))
+    sync_names(os.path.dirname(order.folder), _ABOVE_RANK)
+    return index.hash
+
+
+def _hash(
+    windows: Iterable[memoryview], hashing: StreamHash, gate: WriteGate, going: Going
+) -> None:
+    for octets in windows:
+        gate.wait_for(len(octets))
+        hash_in_parts(octets, hashing, going)
+
+
+def _parts(windows: Iterable[memoryview], gate: WriteGate, going: Going) -> Iterator[bytes]:
+    """The chunks, copied: the client may use one after the window has changed."""
+    passed = 0
+    for octets in windows:
+        for at in range(0, len(octets), CHUNK_BYTES):
+            begin, passed = passed, passed + len(octets[at : at + CHUNK_BYTES])
+            gate.let(begin, passed)
+            yield bytes(octets[at : at + CHUNK_BYTES])
+            going()
+
+
+def _hashed(parts: Iterable[bytes], hashing: StreamHash) -> Iterator[bytes]:
+    for part in parts:
+        hashing.update(part)
+        yield part
+
+
 def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
-    """Write so many of these bytes; `octets` goes on to the end of the last page."""
+    """Write the first `size` bytes; `octets` extends to the end of the last page."""
     folder, _, name = path.rpartition("/")
     if "://" in path:
         parts = (octets[at : min(at + CHUNK_BYTES, size)] for at in range(0, size, CHUNK_BYTES))
@@ -30,7 +230,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
     with _held(f"{folder}/.{name[:_MOST_OF_NAME]}.{os.getpid()}{_SAVING}") as beside:
         _clear(folder or "/", os.stat(beside).st_mtime)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        write_hashed(beside, whole, (octets[:whole],), None, Passage(whole), going)
+        write_hashed(beside, whole, (octets[:whole],), None, WriteGate(whole), going)
         _cut(beside, size)
         _liken(beside, path)
         os.replace(beside, path)
@@ -39,7 +239,7 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
 
 @contextmanager
 def _held(path: str) -> Generator[str]:
-    """A file that is made, of which everybody can see by its lock that its writer lives."""
+    """Create a temporary file, whose lock shows that its writer lives."""
     while True:
         held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with suppress(OSError):  # a file system without locks, where nothing is cleared away
@@ -57,7 +257,7 @@ def _held(path: str) -> Generator[str]:
 
 
 def _clear(folder: str, now: float) -> None:
-    """Remove what writers have left that were killed; once is enough. `now` is the storage's."""
+    """Remove, once, the temporary files of killed writers. `now` is by the storage's clock."""
     if folder in _cleared:
         return
     _cleared.add(folder)
@@ -71,7 +271,7 @@ def _clear(folder: str, now: float) -> None:
 
 
 def _liken(new: str, old: str) -> None:
-    """Who may read the file that is there may read the new one, and nobody else."""
+    """Give the new file the owner and mode of the old one."""
     with suppress(FileNotFoundError):
         about = os.stat(old)
         with suppress(PermissionError):

@@ -22,7 +22,7 @@ from everstep_services.agent.checkpoints.talk import (
     Stored,
 )
 from everstep_services.agent.checkpoints.tls import refusal
-from trainer_sdk.checkpoint.marks import RestoredState
+from trainer_sdk.checkpoint.image_folder import RestoredState
 
 _CONNECTS_WITHIN_S = 3.0
 _ANSWERS_WITHIN_S = 30.0

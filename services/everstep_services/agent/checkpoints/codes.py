@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from typing import Protocol
 
 import msgspec
-import xxhash
+
+from trainer_sdk.checkpoint.hashing import Hasher
 
 _ROW_BYTES = 256 << 10
 Octets = bytes | memoryview
@@ -118,7 +119,7 @@ def code_of(needed: int, parts: int) -> Code:
 def encode(asked: Encode) -> Made:
     """Write the parts; their sizes and hashes."""
     code = code_of(asked.needed, asked.parts)
-    hashes = [xxhash.xxh3_128() for _ in asked.paths]
+    hashes = [Hasher() for _ in asked.paths]
     sizes = [0] * asked.parts
     room = memoryview(bytearray(asked.needed * _ROW_BYTES))
     with ExitStack() as stack:
@@ -136,7 +137,7 @@ def encode(asked: Encode) -> Made:
 
 def decode(asked: Decode) -> Made:
     """Write the state; its size and hash."""
-    code, hashed = code_of(asked.needed, asked.parts), xxhash.xxh3_128()
+    code, hashed = code_of(asked.needed, asked.parts), Hasher()
     with ExitStack() as stack:
         image = stack.enter_context(open(asked.image, "r+b"))
         files = [stack.enter_context(open(path, "rb")) for path in asked.paths]

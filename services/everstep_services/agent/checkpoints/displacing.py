@@ -8,8 +8,8 @@ Whoever sends a state says what its training has gone on from.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.checkpoint.marks import RestoredState
 
 
 @dataclass(frozen=True, slots=True)

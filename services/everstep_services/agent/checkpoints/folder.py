@@ -25,7 +25,7 @@ from everstep_services.agent.checkpoints.keep import CODED
 from everstep_services.agent.ranks import tree
 from everstep_services.agent.workplace import private_dir
 from trainer_sdk import layout
-from trainer_sdk.checkpoint.durability import ON_DISK, sync_names
+from trainer_sdk.checkpoint.image_folder import ON_DISK, sync_names
 from trainer_sdk.checkpoint.manifest import INDEX
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,8 @@ import msgspec
 from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
-from trainer_sdk.checkpoint.durability import put_durably
+from trainer_sdk.checkpoint.image_folder import ASIDE_INDEX, put_durably
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
-from trainer_sdk.checkpoint.marks import ASIDE_INDEX
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import xxhash
-
 from everstep_services.agent.checkpoints.displacing import Course, Sender
 from everstep_services.agent.checkpoints.held import (
     INCOMING,
@@ -29,7 +27,8 @@ from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
-from trainer_sdk.checkpoint.durability import sync_file, sync_names
+from trainer_sdk.checkpoint.hashing import Hasher
+from trainer_sdk.checkpoint.image_folder import sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE
 
 _KEPT = 2
@@ -52,7 +51,7 @@ class Incoming:
     offset: int = 0
     is_busy: bool = True
     sender: Sender | None = None
-    hash: "xxhash.xxh3_128" = field(default_factory=xxhash.xxh3_128)
+    hash: Hasher = field(default_factory=Hasher)
 
     def room(self, most: int) -> memoryview:
         """For the next bytes; empty at the end."""
@@ -66,7 +65,7 @@ class Incoming:
 
     def start_over(self) -> None:
         """What came so far is not what was announced."""
-        self.offset, self.hash = 0, xxhash.xxh3_128()
+        self.offset, self.hash = 0, Hasher()
         self.memory.begin_again(self.path)
 
 

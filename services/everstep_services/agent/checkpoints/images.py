@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
+from trainer_sdk.checkpoint.image_folder import RestoredState, restored_state
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, VERSION, Identity
-from trainer_sdk.checkpoint.marks import RestoredState, restored_state
 
 log = logging.getLogger(__name__)
 

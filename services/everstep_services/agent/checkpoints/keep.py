@@ -21,7 +21,7 @@ from everstep_services.agent.checkpoints.sending import Failed, Sending
 from everstep_services.agent.checkpoints.server import ReplicaServer
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.witness import Witness
-from trainer_sdk.checkpoint.marks import release_images
+from trainer_sdk.checkpoint.image_folder import release_images
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from everstep_services.agent.checkpoints.mapping import Readings
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.talk import ReplicaError
 from everstep_services.agent.checkpoints.threads import in_thread, threads
-from trainer_sdk.checkpoint.marks import RestoredState
+from trainer_sdk.checkpoint.image_folder import RestoredState
 
 log = logging.getLogger(__name__)
 

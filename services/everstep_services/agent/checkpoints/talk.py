@@ -18,7 +18,7 @@ import msgspec
 
 from everstep.errors import EverstepError
 from everstep_services.agent.checkpoints.tls import Tls, fingerprint
-from trainer_sdk.checkpoint.marks import RestoredState
+from trainer_sdk.checkpoint.image_folder import RestoredState
 
 _NONCE = 32
 _LENGTH = struct.Struct("!I")
@@ -58,7 +58,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     size_bytes: int
     hash: str
-    """The xxh3-128 of these bytes."""
+    """Of these bytes, in hex."""
     index: bytes
     """The `ImageIndex` of the whole state, as it was written."""
     part: int = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.clock import Clock
-from trainer_sdk.checkpoint.durability import put_durably
+from trainer_sdk.checkpoint.image_folder import put_durably
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from everstep.messages.stamp import FactStamp
 from everstep_services.catalog.domain.facts import decide
 from everstep_services.catalog.domain.index import Index
 from trainer_sdk.checkpoint.manifest import step_name
-from trainer_sdk.checkpoint.storage.shelf import Mark, Shelved
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
 
 
 def compare(
     index: Index,
     root: str,
-    found: Sequence[Shelved],
+    found: Sequence[StoredCheckpoint],
     now: FactStamp,
     *,
     steps: Collection[int] | None = None,
@@ -47,7 +47,9 @@ def compare(
     return new, len(missing)
 
 
-def doubts(index: Index, root: str, found: Sequence[Shelved], now: FactStamp) -> Collection[int]:
+def doubts(
+    index: Index, root: str, found: Sequence[StoredCheckpoint], now: FactStamp
+) -> Collection[int]:
     """The steps at which files and index differ.
 
     Listing files takes time. The index already has what was saved, deleted or unpinned meanwhile,
@@ -110,7 +112,9 @@ def _of_files(checkpoint: KnownCheckpoint | None) -> tuple[object, ...]:
     return (checkpoint.manifest_hash, pin, checkpoint.quarantined_for, checkpoint.missing_since)
 
 
-def _take_over(index: Index, seen: Shelved, known: KnownCheckpoint | None, now: FactStamp) -> None:
+def _take_over(
+    index: Index, seen: StoredCheckpoint, known: KnownCheckpoint | None, now: FactStamp
+) -> None:
     if seen.manifest is None:
         _take_broken(index, seen, known, now)
         return
@@ -162,7 +166,7 @@ def _cause(mark: Mark) -> str:
 
 
 def _take_broken(
-    index: Index, seen: Shelved, known: KnownCheckpoint | None, now: FactStamp
+    index: Index, seen: StoredCheckpoint, known: KnownCheckpoint | None, now: FactStamp
 ) -> None:
     if known is None:
         index.put(KnownCheckpoint(step=seen.step, path=seen.path))
@@ -171,7 +175,7 @@ def _take_broken(
 
 
 def _quarantine(
-    index: Index, seen: Shelved, *, cause: str, reason: str, by: str, now: FactStamp
+    index: Index, seen: StoredCheckpoint, *, cause: str, reason: str, by: str, now: FactStamp
 ) -> None:
     decide(
         index,

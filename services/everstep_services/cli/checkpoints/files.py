@@ -21,24 +21,24 @@ from everstep_services.cli.output import cell, echo, print_record, print_records
 from trainer_sdk.checkpoint.manifest import step_name, step_of
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.adoption import adopt
-from trainer_sdk.checkpoint.storage.leavings import Leaving, leavings, sweep
-from trainer_sdk.checkpoint.storage.port import MissingError
-from trainer_sdk.checkpoint.storage.shelf import (
+from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
     GoneError,
     Mark,
-    Shelved,
-    Verdict,
+    StoredCheckpoint,
+    Verification,
     look,
     mark,
     owner_of,
     pull,
     quarantine,
-    shelved,
+    stored_checkpoints,
     unmark,
     verify,
 )
+from trainer_sdk.checkpoint.storage.leftovers import Leftover, leftovers, sweep
+from trainer_sdk.checkpoint.storage.port import MissingError
 
 VERIFY_COLUMNS = ("step", "state", "size", "took", "place", "reason")
 
@@ -132,7 +132,7 @@ def collect_shelf(
         storage = storage_for(place)
         known = _with_a_good_one(storage, _all(place))
         found = judged(known, RetentionRules(*keep))
-        left = leavings(storage)
+        left = leftovers(storage)
         rows = [_judged_record(one) for one in found]
         print_judged(invocation, rows + [_left_record(storage, one) for one in left])
         doomed = [one.checkpoint for one in found if not one.is_kept]
@@ -178,9 +178,9 @@ def _mark(reason: str, cause: str = "") -> Mark:
     return Mark(by=asker(), reason=reason, cause=cause, at=datetime.now(UTC).isoformat())
 
 
-def _all(place: str) -> Sequence[Shelved]:
+def _all(place: str) -> Sequence[StoredCheckpoint]:
     storage = storage_for(place)
-    found = shelved(storage)
+    found = stored_checkpoints(storage)
     if not found and owner_of(storage) is None:
         raise CliError(
             f"{place} has no checkpoints: there is neither owner.json nor a step-… folder",
@@ -189,7 +189,7 @@ def _all(place: str) -> Sequence[Shelved]:
     return found
 
 
-def _one(storage: Storage, step: int) -> Shelved:
+def _one(storage: Storage, step: int) -> StoredCheckpoint:
     found = look(storage, step)
     if found is None:
         raise CliError(f"{storage.url} has no checkpoint of step {step}", Exit.NOT_FOUND)
@@ -203,7 +203,7 @@ def _of_folder(place: str) -> tuple[str, int | None]:
     return (place, None) if step is None else (root or ".", step)
 
 
-def _all_verified(storage: Storage, found: Sequence[Shelved]) -> Generator[dict[str, Any]]:
+def _all_verified(storage: Storage, found: Sequence[StoredCheckpoint]) -> Generator[dict[str, Any]]:
     """But for those that retention has removed meanwhile."""
     for one in found:
         try:
@@ -212,9 +212,9 @@ def _all_verified(storage: Storage, found: Sequence[Shelved]) -> Generator[dict[
             say(str(error))
 
 
-def _verified(storage: Storage, one: Shelved) -> dict[str, Any]:
+def _verified(storage: Storage, one: StoredCheckpoint) -> dict[str, Any]:
     began = time.monotonic()
-    verdict: Verdict = verify(storage, one)
+    verdict: Verification = verify(storage, one)
     return {
         "step": one.step,
         "state": "good" if verdict.is_good else "NOT GOOD",
@@ -226,7 +226,7 @@ def _verified(storage: Storage, one: Shelved) -> dict[str, Any]:
     }
 
 
-def _with_a_good_one(storage: Storage, found: Sequence[Shelved]) -> list[KnownCheckpoint]:
+def _with_a_good_one(storage: Storage, found: Sequence[StoredCheckpoint]) -> list[KnownCheckpoint]:
     """All of them as the catalog knows them, the newest that is good read back."""
     known = {one.step: _known(one) for one in found}
     for one in found:
@@ -252,7 +252,7 @@ def _with_a_good_one(storage: Storage, found: Sequence[Shelved]) -> list[KnownCh
     return list(known.values())
 
 
-def _known(one: Shelved) -> KnownCheckpoint:
+def _known(one: StoredCheckpoint) -> KnownCheckpoint:
     pinned, quarantined = one.pinned, one.quarantined
     return KnownCheckpoint(
         step=one.step,
@@ -266,7 +266,7 @@ def _known(one: Shelved) -> KnownCheckpoint:
     )
 
 
-def _record(one: Shelved) -> dict[str, Any]:
+def _record(one: StoredCheckpoint) -> dict[str, Any]:
     """As REST shows it, as far as the files say it."""
     manifest = one.manifest
     said = [one.flaw]
@@ -304,7 +304,7 @@ def _judged_record(one: RetentionDecision) -> dict[str, Any]:
     }
 
 
-def _left_record(storage: Storage, one: Leaving) -> dict[str, Any]:
+def _left_record(storage: Storage, one: Leftover) -> dict[str, Any]:
     return {
         "step": one.step,
         "is_kept": False,

@@ -1,0 +1,178 @@
+"""What a rank reports of its checkpoints: facts to its agent, and lines for people."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.checkpoint.restore.choice import Tier
+from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError
+from trainer_sdk.checkpoint.writer.protocol import (
+    ImageKept,
+    PartWritten,
+    SaveDone,
+    SaveFailed,
+    WriteState,
+)
+from trainer_sdk.saying import say
+
+Event = Literal[
+    "committed",
+    "delayed",
+    "failed",
+    "fresh",
+    "image",
+    "interval",
+    "part_written",
+    "quarantine",
+    "refused",
+    "restore_failed",
+    "restored",
+    "save_started",
+]
+"""What a rank reports; the agent makes a fact of each."""
+_NAMED = 8
+
+
+class Reporter:
+    """Reports for one rank; without an agent, only lines. It never waits and never raises."""
+
+    def __init__(self, rank: int, link: Link | None) -> None:
+        self._rank = rank
+        self._link = link
+
+    def report(self, event: Event, **body: object) -> None:
+        """Send an event to the agent; `body` has the fields that the agent cannot know."""
+        if self._link is not None:
+            said = msgspec.json.encode(body).decode()
+            self._link.say("checkpointed", f'"event":"{event}","body":{said}')
+
+    def warn(self, text: str) -> None:
+        """Print one line for people."""
+        say(text, self._rank)
+
+
+class SaveEvents:
+    """What a rank reports of its saves; each event once."""
+
+    def __init__(self, rank: int, reporter: Reporter, on_error: OnError) -> None:
+        self._rank = rank
+        self._reporter = reporter
+        self._on_error = on_error
+
+    def kept(self, save: Save, order: WriteState, line: ImageKept) -> None:
+        """Report that an image is whole."""
+        self._reporter.report(
+            "image",
+            step=save.step,
+            folder=order.folder,
+            size_bytes=order.image_bytes,
+            hash=line.hash,
+            world_size=order.identity.world_size,
+            stall_s=save.stall_s,
+            settle_s=save.settle_s,
+            lag_s=_age(save),
+        )
+
+    def written(self, save: Save, order: WriteState, line: PartWritten) -> None:
+        """Report that the rank's part is durable."""
+        self._reporter.report(
+            "part_written",
+            step=save.step,
+            tier="global",
+            size_bytes=line.size_bytes,
+            ranks=(self._rank,),
+            world_size=order.identity.world_size,
+            stall_s=save.stall_s,
+            settle_s=save.settle_s,
+            write_s=line.write_s,
+            waves=-(-order.file_bytes // order.window_bytes) if order.window_bytes else 1,
+        )
+
+    def done(self, save: Save, order: WriteState, line: SaveDone) -> None:
+        """Report that the checkpoint is visible; only rank 0 does."""
+        if line.given_up:
+            self._reporter.warn(f"step {save.step} was not saved again: {line.given_up}")
+        elif not self._rank:
+            self._reporter.report(
+                "committed",
+                step=save.step,
+                tier="global",
+                path=line.place,
+                size_bytes=line.size_bytes,
+                shards=line.shards,
+                world_size=order.identity.world_size,
+                manifest_hash=line.manifest_hash,
+                lag_s=_age(save),
+                stall_s=save.stall_s,
+                write_s=save.write_s,
+                occasion=order.occasion,
+                has_data_position=order.has_data_position,
+            )
+
+    def failed(
+        self,
+        step: int | None,
+        failed: SaveFailed,
+        *,
+        tier: Tier,
+        attempt: int,
+        last_good: int | None,
+    ) -> None:
+        """Report that a save has failed; it may be tried again."""
+        if failed.error == "other_rank":
+            return  # the other rank reports it
+        self._reporter.report(
+            "failed",
+            step=step,
+            tier=tier,
+            stage=failed.stage,
+            reason=failed.reason,
+            rank=self._rank,
+            path=failed.place,
+            error=failed.error,
+            policy=self._on_error,
+            attempt=attempt,
+            last_good_step=last_good,
+        )
+
+    def given_up(self, error: SaveError) -> None:
+        """Print that a save has failed and is not tried again."""
+        self._reporter.warn(str(error).partition(": ")[2])
+
+    def delayed(self, save: Save, waiting: Sequence[Save], *, is_first: bool) -> None:
+        """Report that a save makes no progress: a line once, the lag to the agent each time."""
+        ranks = ", ".join(map(str, save.waits_for[:_NAMED]))
+        cause = f"the parts of rank {ranks} are missing" if ranks else "the storage takes nothing"
+        self._delay(save.told_lag_s, waiting, cause)
+        if is_first:
+            self._reporter.warn(
+                f"step {save.step} is not durable after {save.told_lag_s:.0f} s: {cause} "
+                f"({save.place}); the training goes on, later saves wait"
+            )
+
+    def skipped(self, step: int, waiting: Sequence[Save]) -> None:
+        """Report that a step is not saved, because earlier saves use all buffers."""
+        oldest = waiting[0]
+        cause = f"the save of step {oldest.step} is not durable yet"
+        self._delay(_age(oldest), waiting, f"step {step} was skipped: {cause}")
+        self._reporter.warn(
+            f"step {step} was not saved: {cause}, after {_age(oldest):.0f} s; "
+            "save less often, or give in_flight=2 for more memory"
+        )
+
+    def goes_on(self) -> None:
+        """Report that no save is delayed any more."""
+        self._delay(0.0, (), "it goes on")
+
+    def _delay(self, lag_s: float, waiting: Sequence[Save], reason: str) -> None:
+        size = sum(one.buffer.size for one in waiting)
+        self._reporter.report(
+            "delayed", lag_s=lag_s, waiting=len(waiting), waiting_bytes=size, reason=reason
+        )
+
+
+def _age(save: Save) -> float:
+    return time.monotonic() - save.called_at

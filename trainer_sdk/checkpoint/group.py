@@ -1,0 +1,94 @@
+"""The ranks of a job exchange values as JSON through a process group, never as pickles."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Said = TypeVar("Said")
+
+
+class RankGroup:
+    """The ranks that agree. All of them make each call, in the same order."""
+
+    def __init__(self, group: "ProcessGroup | None") -> None:
+        self._group = group
+        self.rank = 0 if group is None else group.rank()
+        self.size = 1 if group is None else group.size()
+
+    def gather(self, own: Said, of: type[Said]) -> list[Said]:
+        """The value of every rank, in the order of ranks."""
+        if self._group is None:
+            return [own]
+        octets = msgspec.json.encode(own)
+        lengths = self._all(torch.tensor([len(octets)], device="cpu"))
+        longest = int(max(lengths))
+        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+        padded[: len(octets)] = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+        return [
+            msgspec.json.decode(said[: int(length)].numpy().tobytes(), type=of)
+            for said, length in zip(self._all(padded), lengths, strict=True)
+        ]
+
+    def follow(self, own: Said, of: type[Said]) -> Said:
+        """The value of rank 0, on all ranks."""
+        if self._group is None:
+            return own
+        octets = bytearray(msgspec.json.encode(own))
+        length = self._first(torch.tensor([len(octets)], device="cpu"))
+        said = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+        if self.rank == 0:
+            said = torch.frombuffer(octets, dtype=torch.uint8)
+        return msgspec.json.decode(self._first(said).numpy().tobytes(), type=of)
+
+    def highest(self, own: Sequence[int]) -> list[int]:
+        """The highest value over all ranks, for each of these numbers."""
+        if self._group is None:
+            return list(own)
+        said = torch.tensor(own, device="cpu")
+        dist.all_reduce(said, dist.ReduceOp.MAX, self._group)
+        return [int(one) for one in said]
+
+    def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
+        assert self._group is not None
+        heard = [torch.empty_like(own) for _ in range(self.size)]
+        self._group.allgather([heard], [own]).wait()
+        return heard
+
+    def _first(self, own: torch.Tensor) -> torch.Tensor:
+        assert self._group is not None
+        self._group.broadcast(own, 0).wait()
+        return own
+
+
+class NoGroupError(RuntimeError):
+    """Other ranks were launched with this one, and there is no process group to reach them."""
+
+    def __init__(self, world_size: str) -> None:
+        super().__init__(
+            f"WORLD_SIZE is {world_size}, and this rank has no process group to agree with the "
+            "others: call torch.distributed.init_process_group before Checkpointer(…); where each "
+            "rank trains by itself, give it WORLD_SIZE=1 and a root of its own"
+        )
+
+
+def group_of_all(world_size: str = "") -> RankGroup:
+    """The group of all ranks; of this rank alone, where there is no process group.
+
+    `world_size` is WORLD_SIZE as the launcher has set it. Where collectives need a device, this
+    makes a gloo group of its own: all ranks call it together.
+    """
+    has_group = dist.is_available() and dist.is_initialized()
+    if not has_group and world_size.isdigit() and int(world_size) > 1:
+        raise NoGroupError(world_size)
+    if not has_group or dist.get_world_size() == 1:
+        return RankGroup(None)
+    whole = dist.group.WORLD
+    if "gloo" not in dist.get_backend(whole):
+        whole = dist.new_group(backend="gloo")
+    return RankGroup(whole)

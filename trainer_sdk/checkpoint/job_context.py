@@ -1,0 +1,72 @@
+"""Job and round of this process, and where its images are."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer_sdk import launchers, layout
+from trainer_sdk.checkpoint import arguments
+
+_ALONE = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """Which job and round this process belongs to, and where its images are."""
+
+    job: str
+    round: int
+    images: str
+    """The folder of images on this node."""
+    has_keeper: bool
+    """An agent keeps the images after the ranks have ended, and removes them with the job."""
+    is_counted: bool = True
+    """An agent counts rounds over all launches; other launchers begin again at each launch."""
+    images_most_bytes: int = 0
+    """The most memory that images may take; 0 for no limit."""
+    restarts: int = 0
+    """How often this launch of the job has been restarted."""
+
+
+def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") -> JobContext:
+    """Read the context from the environment; the script, the agent or the launcher names the job.
+
+    Jobs without a name are told apart by the place of their checkpoints: a name that a launcher
+    makes up differs at the next launch.
+    """
+    place = launchers.place_of(environ)
+    found = arguments.job(job or launchers.given_job_of(environ)) or _ALONE
+    counted = environ.get(layout.ROUND_VARIABLE)
+    number = counted or (place.round if place is not None else 0)
+    images = environ.get(layout.IMAGES_VARIABLE, "")
+    restarts = place.restarts if place is not None else 0
+    if not images:
+        images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
+        return JobContext(
+            found,
+            int(number),
+            images,
+            has_keeper=False,
+            is_counted=bool(counted),
+            restarts=restarts,
+        )
+    return JobContext(
+        found,
+        int(number),
+        images,
+        has_keeper=True,
+        is_counted=bool(counted),
+        images_most_bytes=int(environ.get(layout.IMAGES_MOST_VARIABLE) or 0),
+        restarts=restarts,
+    )
+
+
+def _own_folder(job: str) -> str:
+    root = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"  # noqa: S108  ours, 0700
+    return os.path.join(root, f"everstep-{os.getuid()}", f"images-{job}")
+
+
+def _short(place: str) -> str:
+    where = place.rstrip("/") if "://" in place else os.path.abspath(place)
+    return hashlib.blake2b(where.encode(), digest_size=6).hexdigest()

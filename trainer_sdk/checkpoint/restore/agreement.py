@@ -1,0 +1,290 @@
+"""Ranks agree on a state: what each sees, what all have, and what each has verified.
+
+Every rank runs this at once, and each call to the group is made by all of them.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.flat_state import StatePiece
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.hashing import hash_of
+from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
+from trainer_sdk.checkpoint.restore.choice import (
+    GLOBAL,
+    MEMORY,
+    JobPast,
+    RejectedState,
+    RestoreChoice,
+    Sight,
+    StateOffer,
+    StateOffers,
+    choose,
+    missing,
+)
+from trainer_sdk.checkpoint.restore.discovery import (
+    EarlyVerification,
+    Forms,
+    RestoreContext,
+    lost_images,
+    published_steps,
+    see_images,
+    see_published,
+    wait_for_agent,
+)
+from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
+from trainer_sdk.checkpoint.restore.image import StoredImage
+from trainer_sdk.checkpoint.restore.quarantine import quarantine_corrupt
+from trainer_sdk.checkpoint.restore.shards import StoredShards
+from trainer_sdk.checkpoint.restore.target import Target
+from trainer_sdk.checkpoint.save.plan import layout_of
+from trainer_sdk.checkpoint.storage import StorageError
+
+_PAGE = 8
+"""How many steps of the global tier are looked at in one go."""
+
+_NAMED = 8
+
+
+class _Unfit(msgspec.Struct, frozen=True):
+    offer: StateOffer
+    reason: str
+    is_corrupt: bool
+
+
+class Agreement:
+    """One rank's part in the choice."""
+
+    def __init__(
+        self,
+        context: RestoreContext,
+        group: RankGroup,
+        reporter: Reporter,
+        step: int | None,
+        early: EarlyVerification | None,
+    ) -> None:
+        self._context = context
+        self._group = group
+        self._reporter = reporter
+        self._step = step
+        self._names: list[str] = []
+        self._steps: set[int] = set()
+        self._forms: dict[Identity, Forms] = {}
+        """The forms in this rank's images."""
+        self._early = early
+        self._sources: dict[StateOffer, StoredImage | StoredShards] = {}
+        self.passed: list[RejectedState] = []
+        """Rejected states, in the order of discovery; the same on all ranks."""
+        self.failed_at: set[int] = set()
+        """Steps whose loss was not finite after other loads."""
+        self.last_round = 0
+        """The latest round of which a rank has seen a state."""
+        self.unsure = ""
+        """Why other nodes may have states in memory that cannot be fetched."""
+        self.past = JobPast()
+        """The past of the job, when the newest checkpoint was saved."""
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys in this rank's images."""
+        return frozenset(key for forms in self._forms.values() for key in forms)
+
+    def look(self) -> StateOffers:
+        """All offers of all ranks."""
+        sights = self._group.gather(self._own_sight(), Sight)
+        for one in sights:
+            rounds = (each.round for each in (*(of.identity for of in one.offers), *one.suspect))
+            self.last_round = max(self.last_round, *rounds, 0)
+            # Ranks of one node say the same of what its memory has lost.
+            self.passed += [each for each in one.passed if each not in self.passed]
+            self.failed_at |= set(one.failed_at)
+            self.past = max(self.past, one.past)
+            self.unsure = self.unsure or one.unsure
+        return StateOffers.of(sights, self._step)
+
+    def newest(self, field: StateOffers) -> RestoreChoice | None:
+        """The newest state that every rank seems to have; it is neither read nor compared."""
+        return self._chosen(field)[1]
+
+    def _chosen(self, field: StateOffers) -> tuple[StateOffers, RestoreChoice | None]:
+        choice = choose(field)
+        while choice is None and (older := self._older()):
+            field = field.with_published(older)
+            choice = choose(field)
+        return field, choice
+
+    def agree(self, field: StateOffers, target: Target) -> RestoreChoice | None:
+        """The newest state that all ranks have verified and that fits the live one; else None."""
+        target.of_all = self._keys_of_all(target)
+        field = self._of_this_layout(field, target)
+        while True:
+            field, choice = self._chosen(field)
+            known = {one.step for one in self.passed}
+            self.passed += [one for one in missing(field, choice) if one.step not in known]
+            if choice is None:
+                return None
+            verdicts = self._group.gather(self._judge(choice, target), tuple[_Unfit, ...])
+            unfit = [(rank, one) for rank, each in enumerate(verdicts) for one in each]
+            if not unfit:
+                return choice
+            self._pass_over(unfit)
+            field = field.without([(rank, one.offer) for rank, one in unfit])
+
+    def newer(self, step: int) -> list[int]:
+        """The later steps that this rank has seen."""
+        return sorted(one for one in self._steps if one > step)
+
+    def others(self) -> str:
+        """The steps that this rank has seen, in words."""
+        newest = sorted(self._steps, reverse=True)[:_NAMED]
+        return f"there are {', '.join(map(str, newest))}" if newest else "there are no others"
+
+    def source(self, offer: StateOffer) -> StoredImage | StoredShards:
+        """The verified state of an offer; of the global tier, this rank's share is verified."""
+        known = self._sources.get(offer)
+        if known is not None:
+            return known
+        if offer.tier != GLOBAL:
+            return self._sources.setdefault(offer, self._image(offer))
+        assert self._context.storage is not None
+        shards = StoredShards(self._context.storage, offer.place, offer.identity)
+        shards.verify(self._group.rank, self._group.size)
+        return self._sources.setdefault(offer, shards)
+
+    def _image(self, offer: StateOffer) -> StoredImage:
+        image = None if self._early is None else self._early.image(offer)
+        if image is None:
+            image = StoredImage(offer.place, offer.identity)
+            image.verify()
+        return image
+
+    def _pass_over(self, unfit: Sequence[tuple[int, _Unfit]]) -> None:
+        """Reject these; damage in a file is reported once, by the first rank that found it."""
+        told = set()
+        for rank, one in sorted(unfit, key=lambda each: not each[1].is_corrupt):
+            if one.offer in told:
+                continue
+            identity, tier, path = one.offer.identity, one.offer.tier, ""
+            is_corrupt = one.is_corrupt and tier == GLOBAL
+            if tier == GLOBAL:
+                told.add(one.offer)
+                path = self._path(one.offer.place)
+            if is_corrupt and rank == self._group.rank:
+                self._condemn(one.offer.place, identity, one.reason)
+            self.passed.append(
+                RejectedState(
+                    step=identity.step,
+                    tier=tier,
+                    rank=rank,
+                    reason=one.reason,
+                    path=path,
+                    is_corrupt=is_corrupt,
+                )
+            )
+
+    def _condemn(self, name: str, identity: Identity | None, reason: str) -> None:
+        assert self._context.storage is not None
+        quarantine_corrupt(
+            self._context.storage, name, identity, reason, self._group.rank, self._reporter
+        )
+
+    def _path(self, name: str) -> str:
+        assert self._context.storage is not None
+        return f"{self._context.storage.url}/{name}"
+
+    def close(self) -> None:
+        """Close all files."""
+        if self._early is not None:
+            self._early.close()
+        for one in self._sources.values():
+            one.close()
+
+    def _own_sight(self) -> Sight:
+        late = wait_for_agent(self._context)
+        try:
+            sight, self._forms = see_images(self._context)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+            sight = Sight().with_passed(0, MEMORY, self._group.rank, _said(error))
+        self._steps |= {one.identity.step for one in sight.offers}
+        if not sight.offers:
+            sight = sight.with_more(lost_images(self._context))
+        return sight.with_more(Sight(unsure=late)).with_more(self._published())
+
+    def _published(self) -> Sight:
+        """Rank 0 looks for all ranks: thousands that list one folder would load the storage."""
+        if self._context.storage is None or self._group.rank:
+            return Sight()
+        try:
+            names = published_steps(self._context.storage)
+        except Exception as error:  # noqa: BLE001 - likewise
+            return Sight().with_passed(0, GLOBAL, 0, _said(error))
+        self._steps |= {step for one in names if (step := step_of(one)) is not None}
+        self._names = [one for one in names if self._step in (None, step_of(one))]
+        return self._next_page()
+
+    def _next_page(self) -> Sight:
+        page, self._names = self._names[:_PAGE], self._names[_PAGE:]
+        if self._context.storage is None or not page:
+            return Sight()
+        try:
+            seen = see_published(self._context.storage, self._context.job, page)
+        except Exception as error:  # noqa: BLE001 - likewise
+            return Sight().with_passed(step_of(page[0]) or 0, GLOBAL, 0, _said(error))
+        for one in seen.passed:
+            if one.is_corrupt:
+                self._condemn(step_name(one.step), None, one.reason)
+        return seen
+
+    def _older(self) -> tuple[StateOffer, ...]:
+        """The next offers of the global tier; none when all have been looked at."""
+        while True:
+            page = self._group.follow(self._next_page(), Sight)
+            self.passed += page.passed
+            if page.offers or not page.passed:
+                return page.offers
+
+    def _keys_of_all(self, target: Target) -> frozenset[str]:
+        """The keys that the state of any rank has; ranks send them only if their hashes differ."""
+        own = sorted(target.values)
+        hashes = self._group.gather(hash_of(msgspec.json.encode(own)), str)
+        if len(set(hashes)) == 1:
+            return frozenset(own)
+        return frozenset(key for each in self._group.gather(own, list[str]) for key in each)
+
+    def _of_this_layout(self, field: StateOffers, target: Target) -> StateOffers:
+        """The offers without images of other layouts: an image is a rank's whole state."""
+        if not any(field.images):
+            return field
+        if not any(self._group.gather(target.is_open, bool)):
+            told = self._group.gather(target.pieces, tuple[StatePiece, ...])
+            field, passed = field.of_layout(layout_of(told))
+            self.passed += passed
+            return field
+        for identity in list(field.newest_first()):
+            target.begin_with(self._forms.get(identity, {}))
+            told = self._group.gather(target.pieces, tuple[StatePiece, ...])
+            if layout_of(told) != identity.layout:
+                field, passed = field.without_images_of(identity)
+                self.passed += passed
+        return field
+
+    def _judge(self, choice: RestoreChoice, target: Target) -> tuple[_Unfit, ...]:
+        own = choice.offers[self._group.rank]
+        unfit = []
+        for offer in dict.fromkeys((own, *choice.published)):
+            try:
+                source = self.source(offer)
+                if offer == own:
+                    source.fit(target)
+            except Exception as error:  # noqa: BLE001 - likewise
+                unfit.append(_Unfit(offer, _said(error), isinstance(error, CorruptError)))
+        return tuple(unfit)
+
+
+def _said(error: Exception) -> str:
+    """The text of an error; ours need no class name."""
+    if isinstance(error, (UnfitError, StorageError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,342 @@
+"""What there is to restore: images in the memory of this node, manifests in the global tier."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from time import monotonic
+
+import msgspec
+
+from trainer_sdk.checkpoint.hashing import hash_of
+from trainer_sdk.checkpoint.image_folder import image_folders, is_on_disk, marked_image
+from trainer_sdk.checkpoint.manifest import (
+    IMAGE,
+    INDEX,
+    MANIFEST,
+    BadManifestError,
+    Identity,
+    ImageIndex,
+    Manifest,
+    NewerManifestError,
+    decode,
+    step_of,
+)
+from trainer_sdk.checkpoint.restore.choice import (
+    DISK,
+    GLOBAL,
+    MEMORY,
+    JobPast,
+    RejectedState,
+    Sight,
+    StateOffer,
+    Tier,
+)
+from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
+from trainer_sdk.checkpoint.restore.image import StoredImage, forms_of
+from trainer_sdk.checkpoint.restore.target import Form
+from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
+from trainer_sdk.checkpoint.storage.port import MissingError
+
+OFFER = "offer.json"
+"""The agent writes it when it has fetched what it can."""
+RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
+"""Among a manifest's texts: what the job had been through, as `JobPast` has it."""
+_LOOK_EVERY_S = 0.02
+_MOST = 2
+"""The newest may not have reached the other nodes: then all load the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreContext:
+    """Which rank restores, and where it looks for states."""
+
+    job: str
+    round: int
+    """0 if no agent counts rounds."""
+    rank: int
+    world_size: int
+    images: Path | None
+    """The base folder of images on this node; None if images are not kept."""
+    storage: Storage | None
+    """The global tier."""
+    agent_within_s: float = 0.0
+    """How long the node's agent may fetch images from other nodes; 0 without an agent."""
+
+
+class _Lost(msgspec.Struct):
+    step: int
+    reason: str
+
+
+class _Offering(msgspec.Struct):
+    round: int
+    complete: bool
+    reason: str = ""
+    is_sure: bool = True
+    lost: _Lost | None = None
+
+
+def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str:
+    """Wait until the agent has fetched what it can for this round, or `is_over` is set.
+
+    Returns why other nodes may have states in memory that cannot be fetched; empty if none may.
+    """
+    is_over = is_over or Event()
+    deadline = monotonic() + context.agent_within_s
+    while context.images is not None and context.agent_within_s:
+        try:
+            said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+        except (OSError, msgspec.DecodeError):
+            said = None
+        if said is not None and said.round >= context.round:
+            return "" if said.complete or said.is_sure else said.reason
+        if monotonic() > deadline:
+            return f"the agent has fetched nothing within {context.agent_within_s:g} s"
+        if is_over.wait(_LOOK_EVERY_S):
+            break
+    return ""
+
+
+Forms = Mapping[str, Form | None]
+"""The form of each tensor of an image, by key; None for another value."""
+
+
+def lost_images(context: RestoreContext) -> Sight:
+    """What the node's agent knows to have been in its memory, and is lost."""
+    if context.images is None or not context.agent_within_s:
+        return Sight()
+    try:
+        said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+    except (OSError, msgspec.DecodeError):
+        return Sight()
+    if said.complete or said.lost is None:
+        return Sight()
+    return Sight(
+        passed=(
+            RejectedState(step=said.lost.step, tier=_own_tier(context), reason=said.lost.reason),
+        )
+    )
+
+
+def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
+    """A rank's images on this node, and the forms of what is in each."""
+    forms: dict[Identity, Forms] = {}
+    offers, passed, suspect, failed_at = [], [], [], []
+    for kept, folder in image_folders(context.images, context.rank):
+        tier = _own_tier(context) if kept == MEMORY else kept
+        marked = marked_image(folder)
+        if marked is not None:
+            suspect.append(marked.identity)
+            failed_at.append(marked.mark.failed_at)
+            step, reason = marked.identity.step, f"{folder} is quarantined: {marked.mark.reason}"
+            passed.append(RejectedState(step=step, tier=tier, rank=context.rank, reason=reason))
+        index = _index(folder / INDEX)
+        if index is None:
+            continue  # it is being filled
+        try:
+            offers.append(_offer(context, tier, folder, index))
+            if isinstance(index, ImageIndex):
+                forms[index.identity] = forms_of(index)
+        except UnfitError as unfit:
+            step = index.identity.step if isinstance(index, ImageIndex) else 0
+            passed.append(RejectedState(step=step, tier=tier, rank=context.rank, reason=str(unfit)))
+    sight = Sight(
+        offers=tuple(offers),
+        passed=tuple(passed),
+        suspect=tuple(suspect),
+        failed_at=tuple(one for one in failed_at if one is not None),
+    )
+    return sight, forms
+
+
+def _own_tier(context: RestoreContext) -> Tier:
+    """The tier of a rank's own images: their agent marks a folder that is on a disk."""
+    return DISK if context.images is not None and is_on_disk(context.images) else MEMORY
+
+
+def published_steps(storage: Storage) -> list[str]:
+    """The names of all steps in the global tier, newest first."""
+    found = [(step, name) for name in storage.folders() if (step := step_of(name)) is not None]
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
+    """Which of these steps may be loaded, and why the others may not."""
+    sight = Sight()
+    for name in names:
+        try:
+            mark = _published_mark(storage, name)  # before the manifest, as in `checkpoints.look`
+            octets = _manifest_octets(storage, name)
+            if mark is not None and mark.is_about(hash_of(octets)):
+                reason = f"{storage.url}/{name} is quarantined: {mark.reason}"
+                sight = sight.with_more(_passed(storage, name, reason))
+                if mark.failed_at is not None:
+                    sight = sight.with_more(Sight(failed_at=(mark.failed_at,)))
+                continue
+            manifest = _manifest(storage, job, name, octets)
+        except (UnfitError, StorageError) as error:
+            is_corrupt = isinstance(error, CorruptError)
+            sight = sight.with_more(_passed(storage, name, str(error), is_corrupt=is_corrupt))
+        else:
+            offer = StateOffer(identity=manifest.identity, tier=GLOBAL, place=name)
+            sight = sight.with_more(Sight(offers=(offer,), past=_past(manifest)))
+    return sight
+
+
+def _passed(storage: Storage, name: str, reason: str, *, is_corrupt: bool = False) -> Sight:
+    passed = RejectedState(
+        step=step_of(name) or 0,
+        tier=GLOBAL,
+        rank=0,
+        reason=reason,
+        path=f"{storage.url}/{name}",
+        is_corrupt=is_corrupt,
+    )
+    return Sight(passed=(passed,))
+
+
+def _past(manifest: Manifest) -> JobPast:
+    said = manifest.user
+    try:
+        return JobPast(
+            float(said.get(RAN_S, 0.0)), int(said.get(FAILURES, 0)), int(said.get(RESTARTS, 0))
+        )
+    except ValueError:
+        return JobPast()
+
+
+def _published_mark(storage: Storage, name: str) -> Mark | None:
+    try:
+        return msgspec.json.decode(storage.read(f"{name}/{QUARANTINED}"), type=Mark)
+    except MissingError:
+        return None
+    except msgspec.DecodeError:
+        return Mark(reason=f"{QUARANTINED} in it cannot be read")
+
+
+def _manifest_octets(storage: Storage, name: str) -> bytes:
+    try:
+        return storage.read(f"{name}/{MANIFEST}")
+    except MissingError:
+        place = f"{storage.url}/{name}"
+        raise UnfitError(f"{place} has no {MANIFEST}: it was never complete") from None
+
+
+def _manifest(storage: Storage, job: str, name: str, octets: bytes) -> Manifest:
+    place = f"{storage.url}/{name}"
+    try:
+        manifest = decode(octets, Manifest, f"{place}/{MANIFEST}")
+    except NewerManifestError as error:
+        raise UnfitError(str(error)) from error
+    except BadManifestError as error:
+        raise CorruptError(str(error)) from error
+    identity = manifest.identity
+    if identity.job != job:
+        raise UnfitError(
+            f"{place} is of job {identity.job}, and this is {job}: give another path, or "
+            f"job={identity.job!r} to go on with it"
+        )
+    if identity.step != step_of(name):
+        raise UnfitError(f"{place} holds step {identity.step}: it was renamed")
+    return manifest
+
+
+def _index(path: Path) -> ImageIndex | str | None:
+    """The index of an image; None if there is none, and the reason if it cannot be read."""
+    try:
+        return decode(path.read_bytes(), ImageIndex, str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, BadManifestError) as error:
+        return str(error)
+
+
+def _offer(
+    context: RestoreContext, tier: Tier, folder: Path, index: ImageIndex | str
+) -> StateOffer:
+    if isinstance(index, str):
+        raise UnfitError(index)
+    identity = index.identity
+    told = (
+        ("job", identity.job, context.job),
+        ("rank", index.rank, context.rank),
+        ("a world of size", identity.world_size, context.world_size),
+    )
+    for what, saved, wanted in told:
+        if saved != wanted:
+            raise UnfitError(f"{folder} is of {what} {saved}, and this is {what} {wanted}")
+    if context.round and identity.round > context.round:
+        raise UnfitError(
+            f"{folder} is of round {identity.round}, and this is round {context.round}"
+        )
+    try:
+        size = (folder / IMAGE).stat().st_size
+    except OSError as error:
+        raise UnfitError(f"{folder / IMAGE} cannot be read: {error.strerror}") from error
+    if size < index.size_bytes:
+        raise UnfitError(f"{folder / IMAGE} is cut short: {size} of {index.size_bytes} bytes")
+    return StateOffer(identity=identity, tier=tier, place=str(folder))
+
+
+class EarlyVerification:
+    """Verifies a rank's newest images in a thread, until the choice is made.
+
+    It begins when the agent has fetched what it can, while the training is still being built.
+    """
+
+    def __init__(self, context: RestoreContext) -> None:
+        self._context = context
+        self._found: dict[StateOffer, StoredImage] = {}
+        self._checking: StateOffer | None = None
+        self._news = threading.Condition()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._verify, name="verify", daemon=True)
+        self._thread.start()
+
+    def image(self, offer: StateOffer) -> StoredImage | None:
+        """The chosen image, if it was verified; from now on the caller closes it.
+
+        This waits if the image is being verified, and ends all other verification.
+        """
+        with self._news:
+            if self._checking != offer:
+                self._is_over.set()
+            self._news.wait_for(lambda: self._checking != offer)
+            self._is_over.set()
+            return self._found.pop(offer, None)
+
+    def close(self) -> None:
+        """Close the images that were not taken."""
+        self._is_over.set()
+        self._thread.join()
+        for image in self._found.values():
+            image.close()
+        self._found.clear()
+
+    def _verify(self) -> None:
+        wait_for_agent(self._context, self._is_over)
+        sight, _ = see_images(self._context)
+        newest = sorted(sight.offers, key=lambda one: one.identity.age, reverse=True)
+        for offer in newest[:_MOST]:
+            with self._news:
+                if self._is_over.is_set():
+                    return
+                self._checking = offer
+            try:
+                self._check(offer)
+            finally:  # whatever happens, the restore waits for it
+                with self._news:
+                    self._checking = None
+                    self._news.notify_all()
+
+    def _check(self, offer: StateOffer) -> None:
+        image = StoredImage(offer.place, offer.identity)
+        try:
+            image.verify(self._is_over)
+        except UnfitError:
+            image.close()  # the restore finds it again, and reports it
+        else:
+            self._found[offer] = image

@@ -1,0 +1,200 @@
+"""An image in the memory of this node: checked whole, then copied into the live tensors.
+
+It is mapped, so that to check it and to load it reads it where it is, as a copy does. Nobody may
+shorten it meanwhile: that would be the death of this process. Whoever saves closes it before.
+Whoever writes another state over it takes its index away first: so that is looked at once more.
+"""
+
+import mmap
+import os
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from trainer_sdk.checkpoint.hashing import Hasher
+from trainer_sdk.checkpoint.manifest import (
+    IMAGE,
+    INDEX,
+    BadManifestError,
+    Identity,
+    ImageEntry,
+    ImageIndex,
+    decode,
+)
+from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.target import (
+    Form,
+    Target,
+    check_fit,
+    check_parameters,
+    check_values,
+    fill,
+    local,
+)
+from trainer_sdk.checkpoint.restore.values import read_value
+
+_PIECE_BYTES = 1 << 20
+_HASHED_BYTES = 16 << 20
+
+
+class StoredImage:
+    """The image of one rank, in its folder."""
+
+    def __init__(self, folder: str, identity: Identity) -> None:
+        self._folder = Path(folder)
+        self._identity = identity
+        self._index: ImageIndex | None = None
+        self._told = b""
+        """The index as it is written."""
+        self._mapping: mmap.mmap | None = None
+        self._octets: torch.Tensor | None = None
+        self._values: dict[str, object] = {}
+        self.ignored: tuple[str, ...] = ()
+        """The keys that no rank has a place for."""
+
+    def verify(self, is_over: threading.Event | None = None) -> None:
+        """Compare every byte with what was saved; `UnfitError` if one differs, or `is_over`."""
+        path = self._folder / IMAGE
+        try:
+            told = (self._folder / INDEX).read_bytes()
+            index = decode(told, ImageIndex, str(self._folder))
+            mapping = _mapped(path, index.size_bytes)
+        except (OSError, BadManifestError) as error:
+            raise UnfitError(f"{self._folder} cannot be read: {error}") from error
+        if index.identity != self._identity:
+            raise self._overwritten()
+        octets = torch.empty(0, dtype=torch.uint8, device="cpu")
+        if mapping is not None:
+            octets = torch.frombuffer(mapping, dtype=torch.uint8)
+        found = _hash(octets.numpy().data, is_over)
+        if found != index.hash:
+            raise UnfitError(
+                f"{path} is not what was saved: its hash is {found}, and was {index.hash}"
+            )
+        self._index, self._told = index, told
+        self._mapping, self._octets = mapping, octets
+
+    def fit(self, target: Target) -> None:
+        """Compare it with the live state, and read the values that are not tensors."""
+        assert self._index is not None
+        self._check_index()  # it may have been verified a while ago
+        for key, live in target.tensors.items():
+            if isinstance(live, ShardedTensor):
+                raise UnfitError(
+                    f"{key} is a ShardedTensor, which is loaded from the global tier only: use "
+                    "DTensor, as FSDP2 does"
+                )
+        forms = forms_of(self._index)
+        saved = {key: form for key, form in forms.items() if form is not None}
+        others = {one.key: one for one in self._index.entries if not one.dtype}
+        self._values.clear()
+        target.begin_with(forms)
+        wanted = {
+            key: (one.dtype, tuple(local(one).shape))
+            for key, one in target.tensors.items()
+            if key not in others  # a sparse or quantized one, which torch has written
+        }
+        self.ignored = check_fit(target, wanted, saved, others)
+        for key, entry in others.items():
+            if key in target.values:
+                self._values[key] = read_value(self._bytes(entry).numpy().tobytes(), key)
+        check_values(target, self._values)
+        check_parameters(target, self._values)
+
+    def load(self, target: Target) -> int:
+        """Copy it into the live state; returns its size."""
+        assert self._index is not None
+        tensors = target.tensors
+        for entry in self._index.entries:
+            if entry.key in tensors and entry.dtype and not target.is_kept(entry.key):
+                self._copy(entry, local(tensors[entry.key]))
+                target.loaded(entry.key)
+        self._put_values(target, tensors)
+        self._check_index()
+        return self._index.size_bytes
+
+    def close(self) -> None:
+        """Unmap the image in a thread, as that takes a while."""
+        mapping, self._mapping, self._octets = self._mapping, None, None
+        if mapping is not None:
+            threading.Thread(
+                target=_unmap, args=(mapping,), name="everstep-unmap", daemon=True
+            ).start()
+
+    def _check_index(self) -> None:
+        try:
+            found = (self._folder / INDEX).read_bytes()
+        except OSError as error:
+            raise self._overwritten() from error
+        if found != self._told:
+            raise self._overwritten()
+
+    def _overwritten(self) -> UnfitError:
+        return UnfitError(f"{self._folder} has become another state meanwhile")
+
+    def _copy(self, entry: ImageEntry, live: torch.Tensor) -> None:
+        is_direct = live.is_cpu and live.is_contiguous()
+        found = live
+        if not is_direct:
+            found = torch.empty(live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda)
+        fill(found.view(-1).view(torch.uint8), self._bytes(entry))
+        if not is_direct:
+            fill(live, found)
+
+    def _bytes(self, entry: ImageEntry) -> torch.Tensor:
+        assert self._octets is not None
+        return self._octets[entry.offset : entry.offset + entry.length]
+
+    def _put_values(self, target: Target, tensors: dict[str, torch.Tensor]) -> None:
+        for key, value in self._values.items():
+            if target.is_kept(key):
+                continue
+            if key in tensors and isinstance(value, torch.Tensor):
+                # A sparse one that is detached has values of its own once it is copied into.
+                is_sparse = value.layout != torch.strided
+                fill(tensors[key] if is_sparse else local(tensors[key]), value)
+                target.loaded(key)
+            else:
+                target.put(key, value)
+
+
+def forms_of(index: ImageIndex) -> dict[str, Form | None]:
+    """The form of each tensor in an image, and None for each other value."""
+    return {one.key: _form(one) if one.dtype else None for one in index.entries}
+
+
+def _hash(octets: memoryview, is_over: threading.Event | None) -> str:
+    hasher = Hasher()
+    for at in range(0, len(octets), _HASHED_BYTES):
+        hasher.update(octets[at : at + _HASHED_BYTES])
+        if is_over is not None and is_over.is_set():
+            raise UnfitError("the restore has ended before it was verified")
+    return hasher.hexdigest()
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap | None:
+    with path.open("rb") as file:
+        there = os.fstat(file.fileno()).st_size
+        if there < size:
+            raise UnfitError(f"{path} is cut short: {there} of {size} bytes")
+        if not size:
+            return None
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    """Unmap piece by piece: meanwhile no other thread of this process gets memory."""
+    for at in range(0, len(mapping), _PIECE_BYTES):
+        mapping.madvise(mmap.MADV_DONTNEED, at, min(_PIECE_BYTES, len(mapping) - at))
+        time.sleep(0)  # leaves the interpreter to others, too
+    mapping.close()
+
+
+def _form(entry: ImageEntry) -> Form:
+    dtype = getattr(torch, entry.dtype.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnfitError(f"{entry.key} is of type {entry.dtype}, which this torch does not know")
+    return dtype, entry.shape

@@ -1,0 +1,202 @@
+"""A loss that is no number, soon after a load: the checkpoint is not to be loaded again.
+
+What was saved since that load comes from it, and is marked, too; also what is still on its way,
+as soon as it can be seen. Nothing is deleted, and a checkpoint is marked at most once. If the loss
+fails again at the same step of the training, after another checkpoint, then the training is to
+blame, and nothing more is marked.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import SupportsFloat
+
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.image_folder import image_folders, mark_image
+from trainer_sdk.checkpoint.manifest import (
+    INDEX,
+    BadManifestError,
+    Identity,
+    ImageIndex,
+    decode,
+    step_name,
+    step_of,
+)
+from trainer_sdk.checkpoint.restore.choice import GLOBAL, MEMORY, Tier
+from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
+
+WITHIN_STEPS = 20
+_CAUSE = "nan_after_load"
+_CORRUPT = "corrupt"
+
+
+class BadLossError(Exception):
+    """The loss is not finite soon after a load."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedState:
+    """What this rank has loaded, and where later states are saved."""
+
+    identity: Identity
+    tier: Tier
+    round: int
+    """The present one."""
+    images: Path | None
+    """The base folder of images on this node."""
+    storage: Storage | None
+    failed_before: frozenset[int]
+    """Steps whose loss was not finite after earlier loads."""
+
+
+class LossWatch:
+    """Checks the loss of the first steps after a load."""
+
+    def __init__(self, loaded: LoadedState, reporter: Reporter, rank: int, within: int) -> None:
+        self._loaded = loaded
+        self._reporter = reporter
+        self._rank = rank
+        self._by = f"rank {rank}"
+        self._left = within
+        self._step = loaded.identity.step
+        self._mark: Mark | None = None
+
+    def see(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
+        """Check the loss of the next step; `BadLossError` if it is not finite.
+
+        Before the error it waits for saves on their way: the process may end at the error.
+        """
+        self._mark = None  # the script has caught the error, and trains on
+        if not self._left:
+            return
+        self._left -= 1
+        self._step += 1
+        value = float(getattr(loss, "detach", lambda: loss)())  # torch warns of a conversion
+        if math.isfinite(value):
+            return
+        self._left = 0
+        step, tier = self._loaded.identity.step, self._loaded.tier
+        said = f"the loss is {value} at step {self._step}"
+        if self._step in self._loaded.failed_before:
+            raise BadLossError(
+                f"{said}, as it was after another checkpoint: look at the data of that step and "
+                "at the learning rate; no checkpoint is to blame, and none is quarantined"
+            )
+        after = self._step - step
+        reason = f"{said}, {after} step{'s' if after > 1 else ''} after loading step {step}"
+        self._mark = Mark(by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step)
+        self.mark()
+        if self._loaded.round:
+            await_saves()
+            self.mark()
+        raise BadLossError(
+            f"{reason} from the {tier} tier: that checkpoint is quarantined, and the next restore "
+            "takes another tier or an older step"
+        )
+
+    def mark(self) -> None:
+        """If the loss was not finite, quarantine the visible states that come from the load."""
+        own, mark = self._loaded, self._mark
+        if mark is None:
+            return
+        if own.tier == GLOBAL:
+            self._mark_published(step_name(own.identity.step), mark)
+        for _, folder in image_folders(own.images, self._rank):
+            self._mark_image(folder, mark)
+        for name in self._saved_since():
+            self._mark_published(name, mark)
+
+    def _saved_since(self) -> list[str]:
+        own = self._loaded
+        if own.storage is None or not own.round:
+            return []
+        try:
+            names = own.storage.folders()
+        except StorageError as error:
+            self._reporter.warn(f"what was saved since the load cannot be quarantined: {error}")
+            return []
+        return [one for one in names if (step_of(one) or 0) > own.identity.step]
+
+    def _mark_image(self, folder: Path, mark: Mark) -> None:
+        try:
+            index = decode((folder / INDEX).read_bytes(), ImageIndex, str(folder))
+        except (OSError, BadManifestError):
+            return  # there is nothing that anybody could load
+        if self._is_tainted(index.identity):
+            mark_image(folder, index.identity, mark)
+            self._tell(index.identity.step, MEMORY, str(folder), mark)
+
+    def _mark_published(self, name: str, mark: Mark) -> None:
+        storage = self._loaded.storage
+        assert storage is not None
+        try:
+            there = look(storage, step_of(name) or 0)
+            if there is None or there.manifest is None:
+                return  # there is nothing that anybody could load
+            if self._is_tainted(there.manifest.identity) and quarantine(storage, there, mark):
+                self._tell(there.step, GLOBAL, there.path, mark)
+        except StorageError as error:
+            self._reporter.warn(f"{name} cannot be quarantined: {error}")
+
+    def _is_tainted(self, identity: Identity) -> bool:
+        """Whether it is the loaded state, or a later one of this round."""
+        own = self._loaded
+        return identity == own.identity or (
+            identity.round == own.round != 0 and identity.step > own.identity.step
+        )
+
+    def _tell(self, step: int, tier: Tier, path: str, mark: Mark) -> None:
+        self._reporter.report(
+            "quarantine",
+            step=step,
+            tier=tier,
+            cause=_CAUSE,
+            reason=mark.reason,
+            path=path,
+            by=self._by,
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def quarantine_corrupt(
+    storage: Storage,
+    name: str,
+    identity: Identity | None,
+    reason: str,
+    rank: int,
+    reporter: Reporter,
+) -> None:
+    """Quarantine a checkpoint whose files are damaged; `identity` is None if unknown.
+
+    The next restore rejects it without reading it, and a save of the same step takes its place. A
+    checkpoint that could not be read once, or does not fit this training, is left as it is.
+    """
+    by = f"rank {rank}"
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    step = step_of(name)
+    assert step is not None
+    try:
+        there = look(storage, step)
+        if there is None or (there.manifest and there.manifest.identity) != identity:
+            return  # it was replaced in the meantime
+        if not quarantine(storage, there, Mark(by=by, reason=reason, cause=_CORRUPT, at=at)):
+            return
+    except StorageError as error:
+        reporter.warn(f"{name} cannot be quarantined: {error}")
+        return
+    reporter.warn(f"{there.path} is quarantined, and no restore loads it: {reason}")
+    reporter.report(
+        "quarantine",
+        step=step,
+        tier=GLOBAL,
+        cause=_CORRUPT,
+        reason=reason,
+        path=there.path,
+        by=by,
+    )

@@ -1,0 +1,430 @@
+"""The course of a restore: look, agree, verify, agree again, load. All ranks call it together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import SupportsFloat, TypeVar
+
+import msgspec
+
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.image_folder import is_on_disk
+from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.restore.agreement import Agreement
+from trainer_sdk.checkpoint.restore.choice import (
+    NEAREST_FIRST,
+    JobPast,
+    RejectedState,
+    RestoreChoice,
+    Tier,
+)
+from trainer_sdk.checkpoint.restore.discovery import (
+    FAILURES,
+    RAN_S,
+    RESTARTS,
+    EarlyVerification,
+    RestoreContext,
+)
+from trainer_sdk.checkpoint.restore.errors import RestoreError
+from trainer_sdk.checkpoint.restore.quarantine import WITHIN_STEPS, LoadedState, LossWatch
+from trainer_sdk.checkpoint.restore.target import State, Target, named
+from trainer_sdk.checkpoint.schedule.interval import Every, IntervalBounds, IntervalEstimate
+from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
+from trainer_sdk.checkpoint.storage import StorageError, storage_for
+from trainer_sdk.checkpoint.storage.adoption import offer
+
+Made = TypeVar("Made")
+_MOST = 32
+"""The most rejected states that a fact names."""
+_SAID = 4
+"""The most rejected states that a line names."""
+_AGENT_WITHIN_S = 900.0
+"""Longer than an agent takes; a rank that has lost its agent is killed by its warden."""
+_rounds: dict[str, int] = {}
+"""The round of this launch since a restore, by root; where no agent counts rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state that was loaded."""
+
+    step: int
+    """The training goes on after it."""
+    tier: Tier
+    """From where this rank has loaded it: `memory`, `disk`, `peer` or `global`."""
+    choice: RestoreChoice = field(repr=False)
+    kept: tuple[str, ...] = field(repr=False)
+    """The keys that were not loaded on this rank; empty with `strict`."""
+    ignored: tuple[str, ...] = field(repr=False)
+    """The keys of the checkpoint that no rank has a place for."""
+    passed: tuple[RejectedState, ...]
+    """The rejected states of this step and of newer ones, each with its reason."""
+    took_s: float
+    past: JobPast = field(repr=False)
+    """The past of the job, as its files have it."""
+    failed_at: frozenset[int] = field(repr=False)
+    """Steps whose loss was not finite after other loads."""
+    last_round: int = field(default=0, repr=False)
+    """The latest round of which a rank has seen a state."""
+
+
+class _Read(msgspec.Struct, frozen=True):
+    size_bytes: int
+    read_s: float
+
+
+class Restore:
+    """One restore of one rank."""
+
+    def __init__(
+        self,
+        context: RestoreContext,
+        group: RankGroup,
+        reporter: Reporter,
+        step: int | None = None,
+        early: EarlyVerification | None = None,
+        *,
+        is_strict: bool = True,
+    ) -> None:
+        self._began = monotonic()
+        self._context = context
+        self._group = group
+        self._reporter = reporter
+        self._step = step
+        self._is_strict = is_strict
+        self._agreement = Agreement(context, group, reporter, step, early)
+
+    def restore(self, state: State, *, allow_fresh_start: bool = False) -> Restored | None:
+        """Load the newest state that all ranks can have and verify; None for a fresh start."""
+        try:
+            return self._restore(state, allow_fresh_start=allow_fresh_start)
+        finally:
+            self._agreement.close()
+
+    def _restore(self, state: State, *, allow_fresh_start: bool) -> Restored | None:
+        self._check_asked()
+        seen = self._agreement.look()
+        if self._step is None and seen.is_empty and self._has_never_been_one():
+            self._start_fresh("no_checkpoints")
+            return None
+        target = self._together(
+            "the state to load into cannot be read",
+            lambda: Target(state, self._agreement.keys, is_strict=self._is_strict),
+        )
+        choice = self._agreement.agree(seen, target)
+        if choice is not None:
+            return self._load(choice, target)
+        target.undo()
+        # One node may have been told that it is allowed, and others not: rank 0's word counts.
+        is_allowed = self._group.follow(allow_fresh_start, bool)
+        if self._step is not None or not is_allowed:
+            raise self._failed()
+        self._start_fresh("allowed")
+        return None
+
+    def _check_asked(self) -> None:
+        """`RestoreError` unless all ranks ask for the same."""
+        asked = self._group.gather((self._step, self._is_strict), tuple[int | None, bool])
+        for rank, one in enumerate(asked):
+            if one != asked[0]:
+                raise RestoreError(
+                    f"rank 0 restores with step={asked[0][0]} and strict={asked[0][1]}, and rank "
+                    f"{rank} with step={one[0]} and strict={one[1]}: give all ranks the same"
+                )
+
+    def _has_never_been_one(self) -> bool:
+        """Whether there was never a checkpoint; without a global tier, lost nodes may have one."""
+        is_sure = self._context.storage is not None or not self._agreement.unsure
+        return is_sure and not self._agreement.passed
+
+    def _load(self, choice: RestoreChoice, target: Target) -> Restored:
+        def read() -> _Read:
+            began = monotonic()
+            own = choice.offers[self._group.rank]
+            size = self._agreement.source(own).load(target)
+            target.finish()
+            return _Read(size, monotonic() - began)
+
+        own = self._together(f"loading step {choice.identity.step} broke off", read)
+        reads = self._group.gather(own, _Read)
+        took_s = monotonic() - self._began
+        passed = [one for one in self._agreement.passed if one.step >= choice.identity.step]
+        self._say_restored(choice, passed, reads, took_s)
+        offer = choice.offers[self._group.rank]
+        kept, ignored = target.kept, self._agreement.source(offer).ignored
+        self._say_partial(choice.identity.step, kept, ignored)
+        return Restored(
+            step=choice.identity.step,
+            tier=offer.tier,
+            kept=kept,
+            ignored=ignored,
+            choice=choice,
+            passed=tuple(passed),
+            took_s=took_s,
+            past=self._agreement.past,
+            failed_at=frozenset(self._agreement.failed_at),
+            last_round=self._agreement.last_round,
+        )
+
+    def _say_partial(self, step: int, kept: tuple[str, ...], ignored: tuple[str, ...]) -> None:
+        if not self._is_strict:
+            every = self._group.gather(kept, tuple[str, ...])
+            kept = tuple({key for own in every for key in own})
+        said = []
+        if kept:
+            said.append(f"{len(kept)} stay as the training has them ({named(kept)})")
+        if ignored:
+            said.append(
+                f"{len(ignored)} have no place in the state to load into ({named(ignored)})"
+            )
+        if said and not self._group.rank:
+            self._reporter.warn(f"step {step} is restored in part: {'; '.join(said)}")
+
+    def _say_restored(
+        self,
+        choice: RestoreChoice,
+        passed: list[RejectedState],
+        reads: Sequence[_Read],
+        took_s: float,
+    ) -> None:
+        if self._group.rank:
+            return
+        newer = self._agreement.newer(choice.identity.step)
+        if self._step is not None and newer:
+            self._reporter.warn(
+                f"step {self._step} is restored as asked; the newer ones, up to {newer[-1]}, are "
+                "still there, and a restore without a step takes them: quarantine or remove them"
+            )
+        saved = choice.identity.world_size
+        self._reporter.report(
+            "restored",
+            step=choice.identity.step,
+            world_size=self._group.size,
+            tiers=_by_tier(choice, reads),
+            reason=_why(passed),
+            took_s=took_s,
+            rejected=passed[:_MOST],
+            saved_world_size=None if saved == self._group.size else saved,
+            path=next((self._path(one.place) for one in choice.published), ""),
+        )
+
+    def _start_fresh(self, cause: str) -> None:
+        passed = self._agreement.passed
+        unsure = self._agreement.unsure
+        reason = f"there has never been a checkpoint in {self._places()}"
+        reason += f"; {unsure}" if unsure else ""
+        reason += f"; {plain}" if (plain := self._plain()) else ""
+        if cause == "allowed":
+            reason = f"no checkpoint can be used, and a fresh start is allowed; {_list(passed)}"
+        if not self._group.rank:
+            self._reporter.report("fresh", cause=cause, reason=reason, rejected=passed[:_MOST])
+            self._reporter.warn(f"starting from scratch: {reason}")
+
+    def _failed(self) -> RestoreError:
+        """The error, the same on every rank."""
+        passed = self._agreement.passed
+        if self._step is None:
+            reason = (
+                f"no checkpoint in {self._places()} can be used: "
+                f"{_list(passed) or self._agreement.unsure}; repair one, or begin from scratch "
+                "with everstep run --allow-fresh-start, or restore(…, allow_fresh_start=True)"
+            )
+        else:
+            reason = f"step {self._step} cannot be restored from {self._places()}: "
+            reason += _list(passed) if passed else f"there is none; {self._agreement.others()}"
+        reason += f"; {plain}" if (plain := self._plain()) else ""
+        if not self._group.rank:  # before the others know: the first that raises ends the round
+            self._reporter.report(
+                "restore_failed", reason=reason, wanted_step=self._step, rejected=passed[:_MOST]
+            )
+        return RestoreError(self._group.follow(reason, str))
+
+    def _plain(self) -> str:
+        """A hint of rank 0 about checkpoints that torch has written without a manifest."""
+        if self._context.storage is None or self._group.rank:
+            return ""
+        try:
+            return offer(self._context.storage)
+        except StorageError:
+            return ""  # the listing of our own failed, too, and was reported
+
+    def _together(self, what: str, work: Callable[[], Made]) -> Made:
+        """Do this on all ranks; if it fails on one rank, all raise `RestoreError`."""
+        made: Made | None = None
+        cause: Exception | None = None
+        try:
+            made = work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+            cause = error
+        said = "" if cause is None else f"{type(cause).__name__}: {cause}"
+        errors = self._group.gather(said, str)
+        broken = [f"rank {rank}: {one}" for rank, one in enumerate(errors) if one]
+        if broken:
+            raise RestoreError(
+                f"{what}, on {len(broken)} of {len(errors)} ranks: {broken[0]}"
+            ) from cause
+        assert made is not None
+        return made
+
+    def _path(self, name: str) -> str:
+        assert self._context.storage is not None
+        return f"{self._context.storage.url}/{name}"
+
+    def _places(self) -> str:
+        found = [] if self._context.storage is None else [self._context.storage.url]
+        if self._context.images is not None:
+            found.append(
+                f"the {'disks' if is_on_disk(self._context.images) else 'memory'} of the nodes"
+            )
+        return " and ".join(found)
+
+
+def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for tier in NEAREST_FIRST:
+        own = [read for one, read in zip(choice.offers, reads, strict=True) if one.tier == tier]
+        if own:
+            found.append(
+                {
+                    "tier": tier,
+                    "ranks": len(own),
+                    "size_bytes": sum(one.size_bytes for one in own),
+                    "read_s": max(one.read_s for one in own),
+                }
+            )
+    return found
+
+
+def _why(passed: Sequence[RejectedState]) -> str:
+    return f"the newest that all ranks have; {_list(passed)}" if passed else "the newest"
+
+
+def _list(passed: Sequence[RejectedState]) -> str:
+    """A few rejected states, in words."""
+    said = "; ".join(f"step {one.step}: {one.reason}" for one in passed[:_SAID])
+    more = len(passed) - _SAID
+    return f"{said}; and {more} more" if more > 0 else said
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest checkpoint that all ranks seem to have."""
+
+    step: int
+    tier: Tier
+    """Where this rank would have it from: `memory`, `peer` or `global`."""
+
+
+class Restorer:
+    """Restores the state of a training, and watches the losses after it."""
+
+    def __init__(
+        self,
+        about: JobContext,
+        group: RankGroup,
+        reporter: Reporter,
+        *,
+        root: str,
+        has_images: bool,
+    ) -> None:
+        self._group = group
+        self._reporter = reporter
+        self._context = RestoreContext(
+            job=about.job,
+            round=about.round if about.is_counted else 0,
+            rank=group.rank,
+            world_size=group.size,
+            images=Path(about.images) if has_images else None,
+            storage=storage_for(root) if root else None,
+            agent_within_s=_AGENT_WITHIN_S if about.has_keeper else 0.0,
+        )
+        self._early: EarlyVerification | None = (
+            None if self._context.images is None else EarlyVerification(self._context)
+        )
+        self._root = root
+        self._round = about.round
+        self._is_counted = about.is_counted
+        self._began = monotonic()
+        self._restarts = about.restarts
+        self._past = JobPast()
+        self._watch: LossWatch | None = None
+
+    @property
+    def round(self) -> int:
+        """The present round; where no agent counts rounds, later than all that a restore has seen.
+
+        Also than what another `Checkpointer` of this process has seen in the same root: the saves
+        of an earlier round are taken for those of a launch that is over.
+        """
+        return max(self._round, _rounds.get(self._root, 0))
+
+    def latest(self) -> Latest | None:
+        """The state that a restore would try first. All ranks call it together."""
+        agreement = Agreement(self._context, self._group, self._reporter, None, None)
+        try:
+            choice = agreement.newest(agreement.look())
+        finally:
+            agreement.close()
+        if choice is None:
+            return None
+        return Latest(choice.identity.step, choice.offers[self._group.rank].tier)
+
+    def restore(
+        self, state: State, *, step: int | None, allow_fresh_start: bool, strict: bool
+    ) -> Restored | None:
+        """Load the newest state that all ranks have, or this step. All ranks call it together."""
+        one = Restore(
+            self._context, self._group, self._reporter, step, self._early, is_strict=strict
+        )
+        self._early = None
+        found = one.restore(state, allow_fresh_start=allow_fresh_start)
+        if found is not None:
+            self._past = found.past
+            if not self._is_counted:
+                self._round = max(self.round, found.last_round + 1)
+                if self._root:
+                    _rounds[self._root] = self._round
+            loaded = LoadedState(
+                identity=found.choice.identity,
+                tier=found.tier,
+                round=self.round,
+                images=self._context.images,
+                storage=self._context.storage,
+                failed_before=found.failed_at,
+            )
+            self._watch = LossWatch(loaded, self._reporter, self._group.rank, WITHIN_STEPS)
+        return found
+
+    def see_loss(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
+        """Check the loss of a step; NaN soon after a load quarantines what was loaded."""
+        if self._watch is not None:
+            self._watch.see(loss, await_saves)
+
+    def saves_are_over(self) -> None:
+        """Quarantine also what has become visible since a loss was not finite."""
+        if self._watch is not None:
+            self._watch.mark()
+
+    def schedule(self, every: Every) -> SaveSchedule:
+        """The schedule of saves, by the failures of the job so far."""
+        failures = self._past.failures_by(self._restarts)
+        estimate = IntervalEstimate(
+            every, IntervalBounds(), failures=failures, ran_s=self._past.ran_s
+        )
+        return SaveSchedule(every, self._group, self._reporter, estimate)
+
+    def close(self) -> None:
+        """Close the images that were verified early, if there was no restore."""
+        if self._early is not None:
+            self._early.close()
+            self._early = None
+
+    def texts(self) -> tuple[tuple[str, str], ...]:
+        """The texts that a manifest keeps for later rounds and launches of the job."""
+        return (
+            (RAN_S, f"{self._past.ran_s + monotonic() - self._began:.0f}"),
+            (FAILURES, str(self._past.failures_by(self._restarts))),
+            (RESTARTS, str(self._restarts)),
+        )

@@ -1,0 +1,379 @@
+"""The memory that a rank's state is copied into, save after save: shared with the writer, mapped.
+
+Fresh memory costs thirty times what a copy costs, so it is made once and used again. Where images
+are kept, it outlives the process, and the next one of the same rank has the state that it holds.
+"""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from trainer_sdk.checkpoint.image_folder import (
+    ASIDE_INDEX,
+    MARKED_INDEX,
+    RESTORED,
+    RestoredState,
+    is_on_disk,
+    mark_restored,
+)
+from trainer_sdk.checkpoint.manifest import (
+    IMAGE,
+    INDEX,
+    BadManifestError,
+    Identity,
+    ImageIndex,
+    decode,
+)
+
+_PAGE = 4096
+_MADV_POPULATE_WRITE = 23
+_ENTERED_BYTES = 64 << 20
+_library = ctypes.CDLL(None)
+_NAMES = "abcdefgh"
+MOST_BUFFERS = len(_NAMES)
+_LOCK = "lock"
+_LOOK_EVERY_S = 0.02
+_WITHIN_S = 10.0
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_NEVER = 1 << 62
+
+
+def available_bytes(descriptor: int | None) -> int:
+    """The free memory; if there is a file, also limited by its file system."""
+    room = min(_of_machine(), _of_group())
+    return room if descriptor is None else min(room, free_bytes(descriptor))
+
+
+def free_bytes(descriptor: int) -> int:
+    """The free bytes of this file's file system."""
+    about = os.fstatvfs(descriptor)
+    return about.f_bavail * about.f_frsize
+
+
+def _of_machine() -> int:
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return _NEVER
+    return next(
+        (int(one.split()[1]) << 10 for one in lines if one.startswith("MemAvailable")), _NEVER
+    )
+
+
+def _of_group() -> int:
+    """What the limit of the container leaves; its inactive page cache counts as free."""
+    try:
+        most = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        details = (_CGROUP / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):
+        return _NEVER
+    if most == "max":
+        return _NEVER
+    cache = sum(int(one.split()[1]) for one in details if one.startswith(("inactive_file ",)))
+    return max(0, int(most) - used + cache)
+
+
+class NoRoomError(Exception):
+    """There is not enough memory for a save; nothing was begun."""
+
+    def __init__(self, place: str, needed_bytes: int, room_bytes: int, said: str = "") -> None:
+        super().__init__(
+            said
+            or f"{place} has {room_bytes >> 20} MiB left, and the save needs "
+            f"{-(-needed_bytes >> 20)} MiB there: give more (--shm-size or --memory of a "
+            "container), or memory_limit to save in waves"
+        )
+        self.place = place
+        self.needed_bytes = needed_bytes
+        self.available_bytes = room_bytes
+
+
+class TakenError(Exception):
+    """Another process, or another Checkpointer of this one, uses these images."""
+
+
+class Buffer:
+    """Memory for one state: a file in a folder, or without a name, to end with the process."""
+
+    def __init__(self, folder: str = "", *, is_on_disk: bool = False) -> None:
+        self.folder = folder
+        self._is_on_disk = is_on_disk
+        self.path = os.path.join(folder, IMAGE) if folder else ""
+        """The path by which the writer opens it."""
+        self.size = 0
+        self.filled_for: object = None
+        """The plan whose fixed parts are in the buffer."""
+        self.targets: list[torch.Tensor] = []
+        """The places of that plan's pieces."""
+        self.holds = _held_in(folder)
+        """The state whose whole image it holds; None if there is none."""
+        self.is_left = False
+        """The training has gone back to an older state."""
+        self.is_free = True
+        self._descriptor = -1
+        self._octets: torch.Tensor | None = None
+        self._mapped: mmap.mmap | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The step of the image that it holds."""
+        return None if self.holds is None else self.holds.step
+
+    @property
+    def octets(self) -> torch.Tensor:
+        """All bytes, as a tensor."""
+        assert self._octets is not None, "a buffer is fitted before it is used"
+        return self._octets
+
+    @property
+    def mapped(self) -> mmap.mmap:
+        """All bytes, as a mapping."""
+        assert self._mapped is not None, "a buffer is fitted before it is used"
+        return self._mapped
+
+    def fit(self, size: int) -> None:
+        """Resize, and allocate all of the memory; `NoRoomError` if there is not enough."""
+        if self.size == size:
+            return
+        self.forget()
+        self.close()
+        self._descriptor = self._open(size)
+        held = os.fstat(self._descriptor).st_blocks * 512
+        place = self.folder or "the memory of this machine"
+        room = held + self._available_bytes()
+        if size > room:
+            self.close()
+            raise self._no_room(place, size, room)
+        try:
+            os.ftruncate(self._descriptor, size)
+            os.posix_fallocate(self._descriptor, 0, size)
+            self._mapped = mmap.mmap(self._descriptor, size)
+        except OSError as error:
+            self.close()
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise
+            raise self._no_room(place, size, room) from error
+        self._octets = torch.frombuffer(self._mapped, dtype=torch.uint8)
+        _enter_pages(self._octets)
+        _pin(self._octets)
+        self.size = size
+
+    def forget(self) -> None:
+        """Remove the index: the image is not whole any more."""
+        if self.folder:
+            _unlink(self.folder, ASIDE_INDEX, INDEX)
+        self.holds, self.is_left = None, False
+
+    def close(self) -> None:
+        """Release the memory; a file stays."""
+        if self._octets is not None:
+            _unpin(self._octets)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+        self._octets = self._mapped = None
+        self.size = 0
+        self.filled_for = None
+        self.targets = []
+
+    def remove(self) -> None:
+        """Release the memory, and remove the file."""
+        self.forget()
+        self.close()
+        if self.folder:
+            _unlink(self.folder, MARKED_INDEX, IMAGE)
+            with suppress(FileNotFoundError):
+                os.rmdir(self.folder)
+
+    def _available_bytes(self) -> int:
+        if self._is_on_disk:
+            return free_bytes(self._descriptor)
+        return available_bytes(self._descriptor if self.folder else None)
+
+    def _no_room(self, place: str, size: int, room: int) -> NoRoomError:
+        said = (
+            f"the disk of {place} has {room >> 20} MiB left, and the save needs "
+            f"{-(-size >> 20)} MiB there: free some space, or have local_root on a larger disk"
+        )
+        return NoRoomError(place, size, room, said if self._is_on_disk else "")
+
+    def _open(self, size: int) -> int:
+        if self.folder:
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            with suppress(FileNotFoundError):
+                if os.stat(self.path).st_size > size:
+                    os.unlink(self.path)  # truncated, it would kill whatever has it mapped
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.memfd_create("everstep-save", os.MFD_CLOEXEC)
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        return descriptor
+
+
+class Arena:
+    """The buffers of a rank; with a folder, their images outlive this process."""
+
+    def __init__(self, count: int, folder: str = "") -> None:
+        self._folder = folder
+        self._lock = _locked(folder) if folder else -1
+        names = _NAMES[:count]
+        on_disk = bool(folder) and is_on_disk(os.path.dirname(os.path.dirname(folder)))
+        self.buffers = [
+            Buffer(os.path.join(folder, one) if folder else "", is_on_disk=on_disk) for one in names
+        ]
+
+    def restored(self, state: RestoredState) -> None:
+        """Note the state that was restored: newer images are overwritten first."""
+        for one in self.buffers:
+            one.is_left = one.holds is not None and one.holds.age > state.identity.age
+        if self._folder:
+            with suppress(OSError):  # the agent will send what nobody needs, no more
+                mark_restored(Path(self._folder), state)
+
+    def next(self) -> Buffer | None:
+        """The buffer for the next save; None while all are in use."""
+        return min(self.spare(), key=_age, default=None)
+
+    def spare(self) -> list[Buffer]:
+        """Those that may be filled. The newest whole image stays until there is a newer one.
+
+        What the training has left does not count: another rank may not have it.
+        """
+        whole = [one for one in self.buffers if one.holds is not None and not one.is_left]
+        newest = max(whole, key=_age, default=None) if self._folder else None
+        return [one for one in self.buffers if one.is_free and one is not newest]
+
+    def close(self, *, keeps_images: bool) -> None:
+        """Release the memory; images stay with `keeps_images`."""
+        for one in self.buffers:
+            if keeps_images:
+                one.close()
+            else:
+                one.remove()
+        if self._lock < 0:
+            return
+        if not keeps_images:
+            _unlink(self._folder, RESTORED, _LOCK)
+            _remove_empty(self._folder)
+        if self._lock in _locks:  # else we are a fork of whoever holds it
+            _locks.remove(self._lock)
+            os.close(self._lock)
+        self._lock = -1
+
+
+def folder_of(images: str, rank: int) -> str:
+    """The folder of a rank's own buffers."""
+    return os.path.join(images, "own", f"rank-{rank}")
+
+
+def _age(buffer: Buffer) -> tuple[int, int]:
+    return (-1, -1) if buffer.holds is None or buffer.is_left else buffer.holds.age
+
+
+def _held_in(folder: str) -> Identity | None:
+    path = os.path.join(folder, INDEX)
+    try:
+        with open(path, "rb") as file:
+            return decode(file.read(), ImageIndex, path).identity
+    except (OSError, BadManifestError):
+        return None
+
+
+def _locked(folder: str) -> int:
+    """Lock the folder while this process lives; the previous process may just be ending."""
+    if _is_held_here(folder):
+        raise TakenError(
+            f"another Checkpointer of this process has the images in {folder}, and there is one "
+            "state of a rank in memory: close that one first, or give this one neither keep_memory "
+            "nor memory_every"
+        )
+    deadline = time.monotonic() + _WITHIN_S
+    while True:
+        with suppress(FileNotFoundError):  # the last one has just removed all of it
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            held = _lock_in(folder)
+            if held is not None:
+                _locks.add(held)
+                return held
+        if time.monotonic() > deadline:
+            raise TakenError(
+                f"another process has the images in {folder}: give this training a job of its own "
+                "(job=… or EVERSTEP_JOB)"
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _lock_in(folder: str) -> int | None:
+    """Take the lock; None if another process has it, or has just removed it."""
+    path = os.path.join(folder, _LOCK)
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), os.stat(path)):
+            return held
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(held)
+    return None
+
+
+_locks: set[int] = set()
+
+
+def _is_held_here(folder: str) -> bool:
+    """Whether this process has the lock."""
+    with suppress(FileNotFoundError):
+        there = os.stat(os.path.join(folder, _LOCK))
+        return any(os.path.samestat(os.fstat(one), there) for one in _locks)
+    return False
+
+
+def _let_go() -> None:
+    """In a forked child, as of a data loader: it may outlive its rank for seconds."""
+    for one in _locks:
+        os.close(one)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _unlink(folder: str, *names: str) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
+
+
+def _remove_empty(folder: str) -> None:
+    with suppress(OSError):
+        for _ in range(3):
+            os.rmdir(folder)
+            folder = os.path.dirname(folder)
+
+
+def _enter_pages(octets: torch.Tensor) -> None:
+    """Fault in all pages before the copy; other threads run in the meantime."""
+    for at in range(0, octets.numel(), _ENTERED_BYTES):
+        part = octets[at : at + _ENTERED_BYTES]
+        where = ctypes.c_void_p(part.data_ptr())
+        if _library.madvise(where, ctypes.c_size_t(part.numel()), _MADV_POPULATE_WRITE):
+            part[::_PAGE].add_(0)  # before Linux 5.14
+
+
+def _pin(octets: torch.Tensor) -> None:
+    """Pin the memory, so that CUDA copies into it asynchronously."""
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostRegister(octets.data_ptr(), octets.numel(), 0)  # type: ignore[no-untyped-call]
+
+
+def _unpin(octets: torch.Tensor) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostUnregister(octets.data_ptr())  # type: ignore[no-untyped-call]

@@ -1,0 +1,343 @@
+"""Which rank saves what, and where it is in that rank's image; made once, and used while it fits.
+
+Every rank tells all others what it has, and each makes the same plan from that: by torch's own
+planner, so that what is saved is what `torch.distributed.checkpoint` reads.
+"""
+
+import io
+import pickle  # noqa: TID251 - torch's metadata is one; it is written here, and never read
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+
+from trainer_sdk.checkpoint.flat_state import FlatState, LocalForm, StatePiece, found_at, read_form
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.hashing import hash_of
+from trainer_sdk.checkpoint.manifest import ImageEntry
+from trainer_sdk.checkpoint.restore.values import UnreadableValueError
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.torch_format import around
+
+PAGE_BYTES = 4096
+_ALIGNED = 64
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a rank sends to the others."""
+
+    pieces: tuple[StatePiece, ...]
+    mark: str
+    error: str = ""
+
+
+class PlanError(Exception):
+    """The state of a rank cannot be saved at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """The place of a piece of the state in the image."""
+
+    number: int
+    """The number of the piece, among this rank's."""
+    offset: int
+    """Of the data of the piece."""
+    length: int
+    head: bytes = b""
+    tail: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a rank writes at each save, and where."""
+
+    local: LocalForm
+    """The form of the states that the plan fits."""
+    placed: tuple[PlacedPiece, ...]
+    """First the pieces of the shard file, then those that other ranks write for all."""
+    values: tuple[int, ...]
+    """The numbers of the pieces that are copied as bytes."""
+    file_bytes: int
+    image_bytes: int
+    entries: bytes
+    """The entries of the image, as JSON."""
+    metadata: bytes
+    """For torch's loader; only rank 0 has it."""
+    layout: str
+    mark: str
+    """A random mark of rank 0, the same on all ranks."""
+
+    @property
+    def beside(self) -> bytes:
+        """What the writer needs in addition, after the image."""
+        return self.metadata + self.entries
+
+    @property
+    def arena_bytes(self) -> int:
+        """The size of image and `beside`."""
+        return self.image_bytes + self.beside_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """The size of `beside`, in whole pages."""
+        return _up(len(self.metadata) + len(self.entries), PAGE_BYTES)
+
+
+def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -> Plan:
+    """Plan with all ranks, which all call it; `with_all` puts a rank's whole state in its image."""
+    local, error = _form_of(flat)
+    told = group.gather(_Told(local.pieces, mark, error), _Told)
+    for rank, one in enumerate(told):
+        if one.error:
+            raise PlanError(f"rank {rank} has a state that cannot be saved: {one.error}")
+    planner = DefaultSavePlanner()
+    plans, metadata = planner._create_global_plan([_as_torch(one.pieces) for one in told])  # noqa: SLF001 - the public one keeps plans for the whole process
+    mine = _kept(local.pieces, plans[group.rank])
+    placed, file_bytes = _place(local.pieces, mine, 0)
+    file_bytes = _up(file_bytes, PAGE_BYTES)
+    image_bytes = file_bytes
+    if with_all:
+        others = sorted(set(range(len(local.pieces))) - set(mine))
+        more, image_bytes = _place_bare(local.pieces, others, file_bytes)
+        placed += more
+        image_bytes = _up(image_bytes, PAGE_BYTES)
+    if group.rank == 0:
+        metadata.storage_data = _storage_data(told, plans)
+        metadata.version = CURRENT_DCP_VERSION
+    return Plan(
+        local=local,
+        placed=tuple(placed),
+        values=tuple(at.number for at in placed if not local.pieces[at.number].is_bare),
+        file_bytes=file_bytes,
+        image_bytes=image_bytes,
+        entries=msgspec.json.encode(_entries(local.pieces, placed)) if with_all else b"",
+        metadata=_pickled(metadata) if group.rank == 0 else b"",
+        layout=layout_of([one.pieces for one in told]),
+        mark=told[0].mark,
+    )
+
+
+def shard_name(rank: int) -> str:
+    """The file of a rank, as torch names it."""
+    return f"__{rank}_0.distcp"
+
+
+def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
+    """The hash of keys, shapes, dtypes and shardings of all ranks."""
+    said = [
+        [(one.key, one.dtype, one.shape, one.offsets, one.sizes) for one in rank if one.dtype]
+        for rank in pieces
+    ]
+    return hash_of(msgspec.json.encode(said))
+
+
+def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
+    """The form of a state, and what is wrong with it: the other ranks wait for that."""
+    try:
+        return read_form(flat), ""
+    except UnreadableValueError as error:
+        return LocalForm((), (), ()), str(error)
+    except Exception as error:  # noqa: BLE001 - what a class of the user's may raise
+        return LocalForm((), (), ()), f"{type(error).__name__}: {error}"
+
+
+def _as_torch(pieces: Sequence[StatePiece]) -> SavePlan:
+    return SavePlan(
+        [_write_item(one) for one in pieces],
+        planner_data={one.key: one.path for one in pieces},
+    )
+
+
+def _write_item(piece: StatePiece) -> WriteItem:
+    if not piece.dtype:
+        return WriteItem(MetadataIndex(piece.key), WriteItemType.BYTE_IO)
+    return WriteItem(
+        index=MetadataIndex(piece.key, piece.offsets),
+        type=WriteItemType.SHARD if piece.is_shard else WriteItemType.TENSOR,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)),
+            properties=TensorProperties(
+                dtype=getattr(torch, piece.dtype), requires_grad=piece.requires_grad
+            ),
+            size=torch.Size(piece.shape),
+        ),
+    )
+
+
+def _kept(pieces: Sequence[StatePiece], plan: SavePlan) -> list[int]:
+    wanted = {item.index for item in plan.items}
+    return [number for number, one in enumerate(pieces) if _index(one) in wanted]
+
+
+def _index(piece: StatePiece) -> MetadataIndex:
+    return MetadataIndex(piece.key, piece.offsets if piece.dtype else None)
+
+
+def _place(
+    pieces: Sequence[StatePiece], numbers: Sequence[int], at: int
+) -> tuple[list[PlacedPiece], int]:
+    """Place pieces as in a file: with the bytes that `torch.save` writes around each tensor."""
+    placed = []
+    for number in numbers:
+        piece = pieces[number]
+        head, tail = (
+            around(getattr(torch, piece.dtype), piece.sizes) if piece.is_bare else (b"",) * 2
+        )
+        end = at + len(head) + piece.length + len(tail)
+        tail += bytes(_up(end, _ALIGNED) - end)
+        placed.append(PlacedPiece(number, at + len(head), piece.length, head, tail))
+        at = _up(end, _ALIGNED)
+    return placed, at
+
+
+def _place_bare(
+    pieces: Sequence[StatePiece], numbers: Sequence[int], at: int
+) -> tuple[list[PlacedPiece], int]:
+    placed = []
+    for number in numbers:
+        placed.append(PlacedPiece(number, at, pieces[number].length))
+        at = _up(at + pieces[number].length, _ALIGNED)
+    return placed, at
+
+
+def _storage_data(
+    told: Sequence[_Told], plans: Sequence[SavePlan]
+) -> dict[MetadataIndex, _StorageInfo]:
+    found = {}
+    for rank, (one, plan) in enumerate(zip(told, plans, strict=True)):
+        for placed in _place(one.pieces, _kept(one.pieces, plan), 0)[0]:
+            begin = placed.offset - len(placed.head)
+            length = len(placed.head) + placed.length + len(placed.tail)
+            index = _index(one.pieces[placed.number])
+            found[index] = _StorageInfo(shard_name(rank), begin, length)
+    return found
+
+
+def _entries(pieces: Sequence[StatePiece], placed: Sequence[PlacedPiece]) -> tuple[ImageEntry, ...]:
+    times = Counter(one.key for one in pieces)
+    return tuple(_entry(pieces[one.number], one, times) for one in placed)
+
+
+def _entry(piece: StatePiece, placed: PlacedPiece, times: Mapping[str, int]) -> ImageEntry:
+    shard = f"@{','.join(map(str, piece.offsets))}" if times[piece.key] > 1 else ""
+    return ImageEntry(
+        key=piece.key + shard,
+        offset=placed.offset,
+        length=placed.length,
+        dtype=f"torch.{piece.dtype}" if piece.is_bare else "",
+        shape=piece.sizes if piece.is_bare else (),
+    )
+
+
+def _pickled(metadata: Metadata) -> bytes:
+    octets = io.BytesIO()
+    pickle.dump(metadata, octets)
+    return octets.getvalue()
+
+
+def _up(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def fill(buffer: Buffer, plan: Plan) -> None:
+    """Write the parts of a buffer that are the same at each save."""
+    octets, pieces = buffer.octets, plan.local.pieces
+    buffer.targets = []
+    for one in plan.placed:
+        end = one.offset + one.length
+        put(buffer, one.offset - len(one.head), one.head, len(one.head))
+        put(buffer, end, one.tail, len(one.tail))
+        buffer.targets.append(_as_tensor(octets[one.offset : end], pieces[one.number]))
+    put(buffer, plan.image_bytes, plan.beside, plan.beside_bytes)
+    buffer.filled_for = plan
+
+
+def _as_tensor(octets: torch.Tensor, piece: StatePiece) -> torch.Tensor:
+    """The place of a piece in the buffer, as a tensor of its type and shape."""
+    if not piece.is_bare:
+        return octets
+    dtype = getattr(torch, piece.dtype)
+    if not piece.length:
+        return torch.empty(piece.sizes, dtype=dtype, device="cpu")
+    return octets.view(dtype).view(piece.sizes)
+
+
+def put(buffer: Buffer, at: int, octets: bytes, room: int) -> None:
+    """Write some bytes, and zeros up to the end of their place."""
+    if octets:
+        source = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+        buffer.octets[at : at + len(octets)].copy_(source)
+    buffer.octets[at + len(octets) : at + room].zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class FileStretch:
+    """A stretch of the file, whose bytes are made when a window needs them."""
+
+    begin: int
+    length: int
+    make: Callable[[], torch.Tensor]
+
+
+def window_for(plan: Plan, limit_bytes: int) -> int:
+    """How many bytes of the file fit into the memory, with what the writer needs in addition."""
+    return (limit_bytes - plan.beside_bytes) // PAGE_BYTES * PAGE_BYTES
+
+
+def stretches(plan: Plan, flat: FlatState, values: dict[int, bytes]) -> list[FileStretch]:
+    """The stretches of the whole file."""
+    found = []
+    for placed in plan.placed:
+        octets = values.get(placed.number)
+        found.append(_of_bytes(placed.offset - len(placed.head), placed.head))
+        if octets is None:
+            bare = partial(_bare, flat, plan.local.indices[placed.number])
+            found.append(FileStretch(placed.offset, placed.length, bare))
+        else:
+            found.append(_of_bytes(placed.offset, octets))
+        found.append(_of_bytes(placed.offset + placed.length, placed.tail))
+    return [one for one in found if one.length]
+
+
+def fill_window(window: torch.Tensor, at: int, whole: list[FileStretch]) -> None:
+    """Fill a window that begins at `at`."""
+    end = at + len(window)
+    window.zero_()
+    for one in whole:
+        first, last = max(one.begin, at), min(one.begin + one.length, end)
+        if first < last:
+            window[first - at : last - at].copy_(one.make()[first - one.begin : last - one.begin])
+
+
+def windows(size: int, window: int) -> Iterator[tuple[int, int]]:
+    """The begin and length of each window."""
+    return ((at, min(window, size - at)) for at in range(0, size, window))
+
+
+def _of_bytes(begin: int, octets: bytes) -> FileStretch:
+    return FileStretch(
+        begin, len(octets), lambda: torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+    )
+
+
+def _bare(flat: FlatState, index: MetadataIndex) -> torch.Tensor:
+    found: torch.Tensor = found_at(flat, index)
+    return found.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,351 @@
+"""Before a rank copies its state: the plan, the memory, and whether all ranks have both."""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.flat_state import FlatState, as_bytes, fits, flatten, found_at
+from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.image_folder import RestoredState
+from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.restore.values import check_readable
+from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
+from trainer_sdk.checkpoint.save.plan import (
+    PAGE_BYTES,
+    Plan,
+    PlanError,
+    fill,
+    make_plan,
+    window_for,
+)
+from trainer_sdk.checkpoint.save.queue import SaveQueue
+from trainer_sdk.checkpoint.save.request import NotBegun, SaveRequest, Timeouts
+from trainer_sdk.checkpoint.save.staging import Waiting
+from trainer_sdk.checkpoint.writer.protocol import Stage
+
+_LOOK_EVERY_S = 0.005
+
+
+class _Hindrance(IntEnum):
+    """Why a save is not begun; the highest value over all ranks decides for all."""
+
+    NONE = 0
+    BUSY = 1
+    NO_ROOM = 2
+    BROKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SaverSetup:
+    """The settings of all saves of a rank."""
+
+    context: JobContext
+    group: RankGroup
+    root: str
+    keeps: bool
+    """Images are kept in the memory of the node."""
+    is_lazy: bool
+    buffers: int
+    memory_limit: int
+    """Of all buffers; 0 for none."""
+    write_bytes_per_s: int | None
+    """For a save that nobody waits for; 0 for no limit, None for a limit by the measured steps."""
+    timeouts: Timeouts
+    waiting: Waiting = nullcontext
+    """The context in which the training waits for a copy, so that it is not taken for a stall."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSave:
+    """All that is needed to copy a state."""
+
+    plan: Plan
+    flat: FlatState
+    values: dict[int, bytes]
+    """The pieces that are copied as bytes, by number."""
+    buffer: Buffer
+    window: int
+    """How many bytes of the file fit into the buffer, if not all; else 0."""
+
+
+class Preparation:
+    """Prepares the saves of a rank, together with all others. One thread calls it."""
+
+    def __init__(self, setup: SaverSetup, queue: SaveQueue, reporter: Reporter) -> None:
+        self._setup = setup
+        self._queue = queue
+        self._reporter = reporter
+        self._group = setup.group
+        self.arena = Arena(
+            setup.buffers,
+            folder_of(setup.context.images, setup.group.rank) if setup.keeps else "",
+        )
+        self._keeps = setup.keeps
+        self._former: Arena | None = None
+        """The arena of images that are not kept any more."""
+        self.plan: Plan | None = None
+        self._mark = os.urandom(4).hex()
+        self._no_room: NoRoomError | None = None
+        self._placeless = "there is no place for it: give a root, or keep_memory=True"
+        self._is_placeless_said = False
+        self._broken = ""
+        self._fitting = threading.Lock()
+        self._making: threading.Thread | None = None
+
+    def prepare(
+        self, state: Mapping[str, Any], restored: Identity | None = None, round_: int = 0
+    ) -> None:
+        """Plan with all ranks, and allocate memory in the background, for the first save."""
+        if restored is not None:
+            self.arena.restored(RestoredState(identity=restored, round=round_))
+        if not (self._setup.root or self._keeps):
+            return
+        flat = self._flatten(state)
+        if self._group.highest([flat is None]) == [1] or flat is None:
+            return
+        with suppress(PlanError):  # the first save says it
+            plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
+            if self._may_keep(plan):
+                self.plan = plan
+                self._make_memory(plan)
+
+    def close(self, *, keeps_images: bool) -> None:
+        """Release the memory; images stay with `keeps_images`, or where an agent keeps them."""
+        if self._making is not None:
+            self._making.join()
+        keeps = self._setup.keeps and (keeps_images or self._setup.context.has_keeper)
+        self.arena.close(keeps_images=keeps)
+        if self._former is not None:
+            self._former.close(keeps_images=keeps)
+
+    def ready(self, request: SaveRequest, state: Mapping[str, Any]) -> PreparedSave | NotBegun:
+        """Prepare a save on all ranks, or on none; then the reason was reported."""
+        if self._has_no_place(request):
+            _, _, *said = self._together([0, 0, *_bounds(request)], None)
+            return self._refused(request, said) or self._refused_a_place(request)
+        flat = self._flatten(state)
+        plan = self.plan
+        values = self._values(plan, flat) if plan is not None and flat is not None else None
+        buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
+        if plan is not None and values is not None:
+            buffer, hindrance = self._buffer(request, plan)
+        is_new, worst, *said = self._together(
+            [values is None, hindrance, *_bounds(request)], buffer
+        )
+        if (refused := self._refused(request, said)) is not None:
+            _release(buffer)
+            return refused
+        if is_new and worst != _Hindrance.BROKEN and flat is not None:
+            _release(buffer)
+            try:
+                plan = self._planned(flat, request)
+            except PlanError as error:  # on all ranks
+                return self._queue.refuse(request.step, "plan", str(error))
+            self.plan = plan
+            if self._has_no_place(request):
+                return self._refused_a_place(request)
+            values = self._values(plan, flat)
+            buffer, hindrance = self._buffer(request, plan)
+            (worst,) = self._together([hindrance], buffer)
+            self._make_memory(plan)
+        if worst or flat is None or plan is None or values is None or buffer is None:
+            _release(buffer)
+            return self._hindered(request, _Hindrance(worst), of_other=worst > hindrance)
+        return PreparedSave(plan, flat, values, buffer, self._window(plan))
+
+    def _together(self, own: Sequence[int], buffer: Buffer | None) -> list[int]:
+        """The highest values over all ranks; frees the buffer if another rank has died."""
+        try:
+            return self._group.highest(own)
+        except BaseException:  # another rank has died, or Ctrl-C
+            _release(buffer)
+            raise
+
+    def _planned(self, flat: FlatState, request: SaveRequest) -> Plan:
+        """Plan with all ranks; without images from now on, if those of any rank are too large."""
+        plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
+        if self._may_keep(plan):
+            return plan
+        self._keeps = False
+        self._placeless = (
+            "there is no place for it: its states would take more memory than "
+            "agent.checkpoints.own_most_bytes, and there is no root: raise the one, or give the "
+            "other"
+        )
+        self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
+        if self._is_too_large(plan):
+            self._say_too_large(plan, request)
+        return make_plan(flat, self._group, self._mark, with_all=False)
+
+    def _may_keep(self, plan: Plan) -> bool:
+        """Whether no rank's images are larger than allowed. All ranks call it together."""
+        return not self._keeps or self._group.highest([self._is_too_large(plan)]) == [0]
+
+    def _is_too_large(self, plan: Plan) -> bool:
+        most = self._setup.context.images_most_bytes
+        return 0 < most < plan.arena_bytes * self._setup.buffers
+
+    def _refused(self, request: SaveRequest, highest: Sequence[int]) -> NotBegun | None:
+        """Refuse the save on all ranks if they do not save the same; None if they do."""
+        unlike = _unlike(highest)
+        return self._queue.refuse(request.step, "plan", unlike) if unlike else None
+
+    def _has_no_place(self, request: SaveRequest) -> bool:
+        return not request.to_root and not self._keeps
+
+    def _refused_a_place(self, request: SaveRequest) -> NotBegun:
+        """Refuse the save on all ranks, as it has no place; printed once."""
+        is_known, self._is_placeless_said = self._is_placeless_said, True
+        return self._queue.refuse(request.step, "keep", self._placeless, is_known=is_known)
+
+    def _flatten(self, state: Mapping[str, Any]) -> FlatState | None:
+        try:
+            return flatten(state)
+        except Exception as error:  # noqa: BLE001 - what a `state_dict` of the user's may raise
+            self._broken = f"its state cannot be read: {type(error).__name__}: {error}"
+            return None
+
+    def _values(self, plan: Plan, flat: FlatState) -> dict[int, bytes] | None:
+        """The pieces that are copied as bytes, by number; None if the plan does not fit."""
+        if plan.local.fingerprint != flat.fingerprint:
+            return None
+        found = {}
+        for number in plan.values:
+            index = plan.local.indices[number]
+            try:
+                value = found_at(flat, index)
+                octets = as_bytes(value)
+                if not isinstance(value, torch.Tensor):  # the plan has checked those of this form
+                    check_readable(index.fqn, value, as_bytes, octets)
+            except Exception:  # noqa: BLE001 - the next plan says what it is
+                return None
+            if not fits(len(octets), plan.local.pieces[number].length):
+                return None
+            found[number] = octets
+        return found
+
+    def _buffer(self, request: SaveRequest, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
+        deadline = time.monotonic() + (self._setup.timeouts.exit_within_s if request.wait else 0.0)
+        while (buffer := self.arena.next()) is None:
+            if time.monotonic() >= deadline:
+                return None, _Hindrance.BUSY
+            time.sleep(_LOOK_EVERY_S)
+        try:
+            with self._fitting:
+                buffer.fit(self._size_for(plan))
+                buffer.is_free = False
+        except NoRoomError as error:
+            self._no_room = error
+            return None, _Hindrance.NO_ROOM
+        return buffer, _Hindrance.NONE
+
+    def _size_for(self, plan: Plan) -> int:
+        size = (self._window(plan) or plan.image_bytes) + plan.beside_bytes
+        return max(size, 1)  # a rank that writes nothing has a buffer as well
+
+    def _make_memory(self, plan: Plan) -> None:
+        """Allocate the memory of all spare buffers, in a thread."""
+
+        def make() -> None:
+            for one in self.arena.spare():
+                with self._fitting, suppress(NoRoomError):
+                    if self.plan is plan and one.is_free:
+                        one.fit(self._size_for(plan))
+                        if one.holds is None and not self._window(plan):
+                            fill(one, plan)
+
+        self._making = threading.Thread(target=make, name="everstep-memory", daemon=True)
+        self._making.start()
+
+    def _window(self, plan: Plan) -> int:
+        limit = self._setup.memory_limit // self._setup.buffers
+        if not limit or plan.arena_bytes <= limit:
+            return 0
+        window = window_for(plan, limit)
+        if self._keeps:
+            raise self._too_limited(plan.arena_bytes, "a state that is kept in memory is whole")
+        if window <= 0:
+            raise self._too_limited(plan.beside_bytes + PAGE_BYTES, "metadata and index do not fit")
+        return window
+
+    def _too_limited(self, each_bytes: int, why: str) -> NoRoomError:
+        needed, limit = each_bytes * self._setup.buffers, self._setup.memory_limit
+        remedy = "raise it, or do without keep_memory and memory_every to save in waves"
+        return NoRoomError(
+            "memory_limit",
+            needed,
+            limit,
+            f"memory_limit is {limit} bytes, and {needed} are needed, as {why}: "
+            + (remedy if self._keeps else "raise it"),
+        )
+
+    def _hindered(self, request: SaveRequest, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
+        stage: Stage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
+        if hindrance is _Hindrance.BUSY:
+            if not of_other:
+                return self._queue.skip(request.step)
+            return NotBegun(request.step, "an earlier save of another rank is not durable yet")
+        if of_other:  # the rank that it is about says it; what follows is the same on all
+            reason = "another rank has said why, and no rank saves alone"
+            return self._queue.refuse(request.step, stage, reason, is_known=True)
+        if hindrance is _Hindrance.BROKEN:
+            return self._queue.refuse(request.step, stage, self._broken)
+        assert self._no_room is not None
+        self._tell_refused(request, self._no_room)
+        return self._queue.refuse(request.step, stage, str(self._no_room), is_told=True)
+
+    def _tell_refused(self, request: SaveRequest, error: NoRoomError) -> None:
+        self._reporter.report(
+            "refused",
+            step=request.step,
+            reason=str(error),
+            needed_bytes=error.needed_bytes,
+            available_bytes=error.available_bytes,
+            place=error.place,
+        )
+
+    def _say_too_large(self, plan: Plan, request: SaveRequest) -> None:
+        count, most = self._setup.buffers, self._setup.context.images_most_bytes
+        root = self._setup.root
+        reason = (
+            f"its state is not kept in memory: {count} of them need "
+            f"{-(-plan.arena_bytes * count >> 20)} MiB, and it may take {most >> 20} MiB: raise "
+            f"agent.checkpoints.own_most_bytes; "
+            + (f"saves to {root} go on" if root else "nothing is saved, as there is no other place")
+        )
+        self._reporter.warn(reason)
+        self._reporter.report(
+            "failed", step=request.step, tier="memory", stage="keep", reason=reason, error="quota"
+        )
+
+
+def _release(buffer: Buffer | None) -> None:
+    if buffer is not None:
+        buffer.is_free = True
+
+
+def _bounds(request: SaveRequest) -> list[int]:
+    """Numbers whose highest values over all ranks show whether all ranks save the same."""
+    return [request.step, -request.step, request.to_root, -request.to_root]
+
+
+def _unlike(highest: Sequence[int]) -> str:
+    """Why the ranks do not save the same; empty if they do."""
+    step, least_step, to_root, least_to_root = highest
+    if step != -least_step:
+        return (
+            f"the ranks disagree on the step: the lowest is {-least_step} and the highest {step}; "
+            "have all ranks save the same step together"
+        )
+    if to_root != -least_to_root:
+        return "some ranks save into the root and others do not: give all ranks the same to_root"
+    return ""

@@ -1,0 +1,249 @@
+"""One save: its state, how long it may take, its failure, and the handle that a script is given."""
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from trainer_sdk.checkpoint import arguments
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.writer.protocol import (
+    SaveDone,
+    SaveFailed,
+    Stage,
+    WriteFile,
+    WriteState,
+)
+
+OnError = Literal["warn", "retry", "fatal"]
+ON_ERROR = ("warn", "retry", "fatal")
+SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
+"""The state of a save.
+
+- `skipped`: it was not begun, which is not a failure; `reason` says why.
+- `staged`: it has the values at the call; they are being written.
+- `written`: this rank's part is durable; other ranks' parts may be missing.
+- `committed`: it can be restored. Without a global tier: this rank's state is whole in memory.
+  If a checkpoint of this step was there before, that one stays, and `reason` says so.
+- `failed`: there will be no checkpoint of this save; `error` says why.
+"""
+SAVE_STATES: tuple[SaveState, ...] = get_args(SaveState)
+
+Waiting = Callable[[], AbstractContextManager[object]]
+
+
+class SaveError(Exception):
+    """A save has failed; earlier checkpoints are untouched."""
+
+    def __init__(self, rank: int, step: int | None, failed: SaveFailed) -> None:
+        what = "a file" if step is None else f"step {step}"
+        where = f" of {failed.place}" if failed.place else ""
+        super().__init__(
+            f"rank {rank}: the save of {what} failed at {failed.stage}{where}: {failed.reason}"
+        )
+        self.failed = failed
+
+
+@dataclass(frozen=True, slots=True)
+class NotBegun:
+    """A save that was not begun, and why."""
+
+    step: int | None
+    reason: str
+    error: SaveError | None = None
+    """None where nothing has failed: earlier saves use all buffers, or there is nothing to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long things may take."""
+
+    delayed_after_s: float = 10.0
+    """Without progress, until a delay is reported; again each time that the delay has doubled."""
+    write_within_s: float = 1800.0
+    """For the writer, until it is killed; then as long again for the other ranks."""
+    exit_within_s: float = 600.0
+    """For the last save, when the training ends."""
+
+    def __post_init__(self) -> None:
+        for name in ("delayed_after_s", "write_within_s", "exit_within_s"):
+            found = arguments.seconds(name, getattr(self, name))
+            object.__setattr__(self, name, found)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """What the script has asked for."""
+
+    step: int
+    to_root: bool
+    """Save it in the global tier, too."""
+    round: int | None = None
+    """None for the round in which the process was started."""
+    occasion: str = "interval"
+    wait: bool = False
+    """Wait for a free buffer, rather than skip the save."""
+    has_data_position: bool = False
+    user: tuple[tuple[str, str], ...] = ()
+    finalize: tuple[Callable[[], None], ...] = ()
+
+
+@dataclass(slots=True)
+class Save:
+    """A save on its way. `SaveQueue` changes it, under its lock."""
+
+    number: int
+    step: int | None
+    buffer: Buffer
+    finalize: tuple[Callable[[], None], ...]
+    called_at: float
+    order: WriteState | WriteFile | None = None
+    news_at: float = 0.0
+    sent_at: float = 0.0
+    stage: Stage = "copy"
+    is_written: bool = False
+    """This rank's part is durable."""
+    waits_for: tuple[int, ...] = ()
+    stall_s: float = 0.0
+    settle_s: float = 0.0
+    """How long an optimizer's step waited for the rest of the copy."""
+    write_s: float = 0.0
+    attempts: int = 1
+    retry_at: float | None = None
+    is_urgent: bool = False
+    """The training waits for it."""
+    is_delayed: bool = False
+    told_lag_s: float = 0.0
+    """The lag when it was reported last."""
+    result: SaveDone | SaveError | None = None
+    has_buffer: bool = True
+    """No other save uses its buffer yet."""
+    windows: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    """Has an item when the next window may be filled, or the save is over."""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def leave_buffer(self) -> None:
+        """Free the buffer for another save, once."""
+        if self.has_buffer:
+            self.has_buffer, self.buffer.is_free = False, True
+
+    @property
+    def is_sent(self) -> bool:
+        """The writer works on it."""
+        return self.sent_at > 0 and self.result is None and self.retry_at is None
+
+    @property
+    def least_s(self) -> float:
+        """The least time that writing takes at its limit of bytes a second."""
+        if not isinstance(self.order, WriteState) or not self.order.bytes_per_s:
+            return 0.0
+        return self.order.file_bytes / self.order.bytes_per_s
+
+    @property
+    def lasts(self) -> bool:
+        """It outlives the node."""
+        return not isinstance(self.order, WriteState) or bool(self.order.root)
+
+    @property
+    def is_filling(self) -> bool:
+        """The writer has its order, and the buffer is still being filled."""
+        return isinstance(self.order, WriteState) and self.order.is_filling
+
+    @property
+    def is_in_waves(self) -> bool:
+        """Its buffer never has the whole state, so the save cannot be sent again."""
+        return isinstance(self.order, WriteState) and self.order.window_bytes > 0
+
+    @property
+    def place(self) -> str:
+        """Where it goes."""
+        match self.order:
+            case WriteFile():
+                return self.order.path
+            case WriteState():
+                return self.order.root or self.order.folder
+            case None:
+                return ""
+
+
+class SaveHandle:
+    """One save: true if it was begun. Its properties never wait; any thread may read them."""
+
+    def __init__(
+        self,
+        save: Save | NotBegun,
+        hurry: Callable[[], None],
+        waiting: Waiting = nullcontext,
+    ) -> None:
+        self._save = save
+        self._hurry = hurry
+        self._waiting = waiting
+        self._pid = os.getpid()
+
+    @property
+    def step(self) -> int | None:
+        """The step that it saves; None for a single file."""
+        return self._save.step
+
+    @property
+    def number(self) -> int:
+        """Its number among the saves of this rank, as `maybe_finalize` returns it; 0: not begun."""
+        return self._save.number if isinstance(self._save, Save) else 0
+
+    @property
+    def state(self) -> SaveState:
+        """The state of the save now."""
+        if isinstance(self._save, NotBegun):
+            return "skipped" if self._save.error is None else "failed"
+        if isinstance(self._save.result, SaveError):
+            return "failed"
+        if self._save.result is not None:
+            return "committed"
+        return "written" if self._save.is_written else "staged"
+
+    @property
+    def durable(self) -> bool:
+        """Whether it is `committed`: the checkpoint can be restored, as far as this rank knows."""
+        return self.state == "committed"
+
+    @property
+    def error(self) -> SaveError | None:
+        """Why the save has failed; None if it has not."""
+        if isinstance(self._save, NotBegun):
+            return self._save.error
+        return self._save.result if isinstance(self._save.result, SaveError) else None
+
+    @property
+    def reason(self) -> str:
+        """Why it was skipped or has failed, or which checkpoint has its place; else empty."""
+        if isinstance(self._save, NotBegun):
+            return self._save.reason
+        result = self._save.result
+        if isinstance(result, SaveError):
+            return result.failed.reason
+        return result.given_up if result is not None else ""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is committed, or never will be; whether it is `durable`.
+
+        From now on the save is written without a limit of bytes a second. Without `timeout_s`, the
+        bounds of `Timeouts` end each save. The agent does not take this wait for a stall.
+        """
+        timeout_s = None if timeout_s is None else arguments.seconds("timeout_s", timeout_s)
+        save = self._save
+        if isinstance(save, Save) and not save.over.is_set() and os.getpid() == self._pid:
+            self._hurry()
+            with self._waiting():
+                save.over.wait(timeout_s)
+        return self.durable
+
+    def __bool__(self) -> bool:
+        return isinstance(self._save, Save)
+
+    def __repr__(self) -> str:
+        about = f", {self.reason!r}" if self.reason else ""
+        what = "file" if self.step is None else f"step {self.step}"
+        return f"<SaveHandle {what}: {self.state}{about}>"

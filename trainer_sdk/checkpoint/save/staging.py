@@ -1,0 +1,406 @@
+"""Copies a state into an arena: at once, or beside the training until an optimizer's next step.
+
+What only an optimizer changes is the same from `save` until its next step. So it may be copied
+while forward and backward run, if the optimizer waits for what is left. Whoever changes it all the
+same is found out: by torch's count of changes, and for those that torch does not count by samples.
+"""
+
+import ctypes
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import torch
+
+_PIECE_BYTES = 32 << 20
+There = Callable[[int], None]
+"""Called with the end of what is filled in the arena."""
+
+
+Waiting = Callable[[], AbstractContextManager[object]]
+"""The context in which the training waits for a copy."""
+POINTS = 16
+"""Of each tensor, from its first value to about its last."""
+SMALL_BYTES = 32 << 10
+"""A tensor of this size is copied as fast as it is sampled."""
+_JOINED = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
+    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128}
+)
+"""The types that torch can join on every device; others are sampled as bytes."""
+
+
+class OwnedTensors:
+    """The tensors that only optimizers change. It has weak references to the optimizers."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._known: dict[str, tuple[int, bool]] = {}
+        """For each key, the address of the tensor at the last call, and the answer."""
+        self._storages: set[int] | None = None
+
+    def add(self, optimizers: Iterable[Any]) -> list[Any]:
+        """Add optimizers; those that are new."""
+        alive = self._alive()
+        new = [one for one in optimizers if not any(one is known for known in alive)]
+        if new or len(alive) < len(self._optimizers):
+            self._known.clear()  # also of memory that is another tensor's now
+        self._optimizers = [weakref.ref(one) for one in (*alive, *new)]
+        self._storages = None
+        return new
+
+    def has(self, key: str, source: torch.Tensor) -> bool:
+        """Whether an optimizer owns a tensor, and any other change of it would be seen."""
+        address = source.data_ptr()
+        before = self._known.get(key)
+        if before is not None and before[0] == address:
+            return before[1]
+        if self._storages is None:
+            self._storages = _storages_of(self._alive())
+        found = not source.is_inference() and _storage(source) in self._storages
+        self._known[key] = address, found
+        return found
+
+    def _alive(self) -> list[Any]:
+        return [one for known in self._optimizers if (one := known()) is not None]
+
+
+def _storages_of(optimizers: Iterable[Any]) -> set[int]:
+    found: set[int] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found.update(_storage(one) for one in group["params"])
+        for state in optimizer.state.values():
+            found.update(_storage(one) for one in state.values() if isinstance(one, torch.Tensor))
+    return found
+
+
+def optimizers_in(state: Iterable[object]) -> list[Any]:
+    """The optimizers among these objects; not what is around one and takes no hooks itself."""
+    return [one for one in state if _takes_hooks(one)]
+
+
+def _takes_hooks(found: Any) -> bool:
+    try:
+        found.register_step_pre_hook(_nothing).remove()
+    except AttributeError:
+        return False
+    return True
+
+
+def _nothing(*_: object) -> None:
+    """A hook."""
+
+
+def _storage(tensor: Any) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.untyped_storage().data_ptr())
+
+
+class Samples:
+    """Sampled values of some tensors, all on one device and larger than `SMALL_BYTES`."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._numbers: dict[torch.dtype, list[int]] = {}
+        for number, one in enumerate(tensors):
+            self._numbers.setdefault(one.dtype, []).append(number)
+        with torch.no_grad():
+            self._values = {
+                kind: torch.cat([_some(tensors[one]) for one in numbers])
+                for kind, numbers in self._numbers.items()
+            }
+
+    def go_to_host(self, stream: torch.cuda.Stream) -> None:
+        """Copy the samples to the host, in this stream, which is the current one."""
+        for kind, values in self._values.items():
+            values.record_stream(stream)
+            self._values[kind] = values.to("cpu", non_blocking=True)
+
+    def first_other(self, other: "Samples") -> int | None:
+        """The number of the first tensor whose samples differ, bit by bit. Both are on the host."""
+        for kind, numbers in self._numbers.items():
+            ours, theirs = (
+                one._values[kind].view(torch.uint8).view(len(numbers), -1)  # noqa: SLF001 - ours
+                for one in (self, other)
+            )
+            if not torch.equal(ours, theirs):
+                return numbers[int((ours != theirs).any(1).nonzero()[0])]
+        return None
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    found = tensor if tensor.dtype in _JOINED else tensor.view(torch.uint8)
+    step = (found.numel() - 1) // (POINTS - 1)
+    if found.is_contiguous():
+        return found.as_strided((POINTS,), (step,))
+    at = torch.arange(POINTS, device=found.device) * step
+    return found[torch.unravel_index(at, found.shape)]
+
+
+class ChangedError(Exception):
+    """A tensor was changed while it was being copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCopy:
+    """A tensor, and where its bytes go."""
+
+    key: str
+    source: torch.Tensor
+    target: torch.Tensor
+    """A tensor of the source's type and shape, in the arena."""
+    begin: int = 0
+    """The offset of the target in the arena."""
+    version: int = 0
+    """torch's count of changes of the source when the save began."""
+
+    @property
+    def end(self) -> int:
+        """The end of the target in the arena."""
+        return self.begin + self.source.nbytes
+
+
+@dataclass(slots=True)
+class DeviceCopies:
+    """The tensors of one device that are copied later, and samples to see whether they changed."""
+
+    copies: Sequence[TensorCopy]
+    before: Samples
+    """Samples of the sources, at the call."""
+    after: Samples | None = None
+    """Samples of the sources, once they are copied."""
+
+
+@dataclass(slots=True)
+class Staging:
+    """A state on its way into the arena."""
+
+    later: Sequence[TensorCopy]
+    then: Callable[[Exception | None], None]
+    """Called from another thread when all is copied, or with the error."""
+    there: There = lambda _: None
+    """Called while the host copies, in the arena's order."""
+    waited: Callable[[float], None] = lambda _: None
+    """Called with the time that the training has waited for the copy."""
+    events: list[Any] = field(default_factory=list)
+    """The events of GPU copies."""
+    watched: list[DeviceCopies] = field(default_factory=list)
+    is_dropped: bool = False
+    """The save has failed: nothing follows."""
+    left: threading.Event = field(default_factory=threading.Event)
+    """Set once the host has read all tensors of the training."""
+    is_checked: bool = False
+    error: Exception | None = None
+
+
+class Stager:
+    """Copies tensors: some at once, the others in a thread of its own."""
+
+    def __init__(self, waiting: Waiting = nullcontext) -> None:
+        self._waiting = waiting
+        self._work: queue.SimpleQueue[Staging | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._present: Staging | None = None
+        self._checking = threading.Lock()
+        self._hooks: list[Any] = []
+        self._streams: dict[torch.device, Any] = {}
+        _stagers.add(self)
+
+    def watch(self, optimizers: Iterable[Any]) -> None:
+        """Have these optimizers wait until all is copied, before they change anything."""
+        self._hooks += [one.register_step_pre_hook(self._before_step) for one in optimizers]
+
+    def copy(self, now: Sequence[TensorCopy], staging: Staging) -> None:
+        """Copy `now`, and remember the rest."""
+        self.settle()
+        self._present = staging
+        for one in now:
+            if not one.source.is_cpu:
+                continue
+            for piece in _pieces(one):
+                piece.target.copy_(piece.source)
+                if not staging.later:
+                    staging.there(piece.end)
+        staging.watched = _by_device(staging.later)
+        for copies in _on_gpus(now):
+            event = self._on_device(copies)
+            torch.cuda.current_stream(event.device).wait_event(event)  # the host goes on at once
+            staging.events.append(event)
+        for watched in staging.watched:
+            if not _is_on_host(watched):
+                staging.events.append(self._on_device(watched.copies, watched))
+
+    def go_on(self, staging: Staging) -> None:
+        """Begin with the rest, and return."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="everstep-stage", daemon=True)
+            self._thread.start()
+        self._work.put(staging)
+
+    def drop(self, staging: Staging) -> None:
+        """Abandon a staging, whether the rest of it was begun or not."""
+        staging.is_dropped = True
+        self.go_on(staging)  # whoever waits for it is told by the thread, and by nobody else
+
+    def settle(self) -> None:
+        """Wait until the saved tensors may be changed."""
+        staging = self._present
+        if staging is None:
+            return
+        for event in staging.events:
+            torch.cuda.current_stream(event.device).wait_event(event)
+        if not staging.left.is_set():
+            began = monotonic()
+            with self._waiting():
+                staging.left.wait()
+            staging.waited(monotonic() - began)
+        self._check_devices(staging)
+        if self._present is staging:  # until now another thread waits for it, too
+            self._present = None
+
+    def close(self) -> None:
+        """Stop copying."""
+        self.settle()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _before_step(self, *_: object) -> None:
+        self.settle()
+
+    def _run(self) -> None:
+        while (staging := self._work.get()) is not None:
+            if not staging.is_dropped:
+                try:
+                    self._copy_later(staging)
+                except Exception as error:  # noqa: BLE001 - the training waits for this thread
+                    staging.error = error
+            staging.left.set()
+            if not staging.is_dropped:
+                staging.then(staging.error)
+
+    def _copy_later(self, staging: Staging) -> None:
+        for watched in filter(_is_on_host, staging.watched):
+            for one in watched.copies:
+                for piece in _pieces(one):
+                    _copy_beside(piece)
+                    staging.there(piece.end)
+            watched.after = Samples([one.source for one in watched.copies])
+            staging.error = _recounted(watched.copies) or _resampled(watched)
+        staging.left.set()
+        for event in staging.events:
+            event.synchronize()
+        self._check_devices(staging)
+        for watched in staging.watched:
+            if staging.error is None and not _is_on_host(watched):
+                staging.error = _resampled(watched)
+
+    def _check_devices(self, staging: Staging) -> None:
+        """Check torch's counts before an optimizer's step, which may precede the thread's end."""
+        with self._checking:
+            if not staging.is_checked:
+                staging.is_checked = True
+                others = [one for one in staging.later if not one.source.is_cpu]
+                staging.error = staging.error or _recounted(others)
+
+    def _on_device(self, copies: Sequence[TensorCopy], watched: DeviceCopies | None = None) -> Any:
+        """Have a GPU copy in a stream of its own, after all that it has been given so far."""
+        device = copies[0].source.device
+        stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for one in copies:
+                one.target.copy_(one.source, non_blocking=True)
+                one.source.record_stream(stream)
+            if watched is not None:
+                watched.after = Samples([one.source for one in copies])
+                watched.after.go_to_host(stream)
+                watched.before.go_to_host(stream)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+        return event
+
+
+_stagers: "weakref.WeakSet[Stager]" = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """In a forked child, which copies nothing."""
+    for one in _stagers:
+        one._present = one._thread = None  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _on_gpus(copies: Sequence[TensorCopy]) -> list[list[TensorCopy]]:
+    found: dict[torch.device, list[TensorCopy]] = {}
+    for one in copies:
+        if not one.source.is_cpu:
+            found.setdefault(one.source.device, []).append(one)
+    return list(found.values())
+
+
+def _by_device(copies: Sequence[TensorCopy]) -> list[DeviceCopies]:
+    on_host = [one for one in copies if one.source.is_cpu]
+    each = [*([on_host] if on_host else []), *_on_gpus(copies)]
+    return [DeviceCopies(some, Samples([one.source for one in some])) for some in each]
+
+
+def _is_on_host(watched: DeviceCopies) -> bool:
+    return watched.copies[0].source.is_cpu
+
+
+def _recounted(copies: Sequence[TensorCopy]) -> ChangedError | None:
+    """An error if torch has counted a change."""
+    for one in copies:
+        if one.source._version != one.version:  # noqa: SLF001 - torch has no public name for it
+            return _changed(one)
+    return None
+
+
+def _resampled(watched: DeviceCopies) -> ChangedError | None:
+    """An error if sampled values differ, in the copy or in the source since."""
+    copied = Samples([one.target for one in watched.copies])
+    for now in (copied, watched.after):
+        number = None if now is None else watched.before.first_other(now)
+        if number is not None:
+            return _changed(watched.copies[number])
+    return None
+
+
+def _changed(one: TensorCopy) -> ChangedError:
+    return ChangedError(
+        f"{one.key} was changed before the optimizer's step, while it was being copied: "
+        "lazy=False copies it at once, as all saves from now on do"
+    )
+
+
+def _pieces(one: TensorCopy) -> Iterator[TensorCopy]:
+    """Split a large tensor, so that progress is known."""
+    is_plain = type(one.source) in (torch.Tensor, torch.nn.Parameter)
+    if one.source.nbytes <= _PIECE_BYTES or not (is_plain and one.source.is_contiguous()):
+        yield one
+        return
+    count, each = _PIECE_BYTES // one.source.itemsize, one.source.itemsize
+    sources, targets = (torch.split(whole.view(-1), count) for whole in (one.source, one.target))
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        yield TensorCopy(one.key, source, target, one.begin + number * count * each)
+
+
+def _copy_beside(one: TensorCopy) -> None:
+    """Copy with one thread, and without the GIL: the training has the other cores."""
+    if one.source.is_contiguous():
+        ctypes.memmove(one.target.data_ptr(), one.source.data_ptr(), one.source.nbytes)
+    else:
+        one.target.copy_(one.source)

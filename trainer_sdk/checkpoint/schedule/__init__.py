@@ -1,0 +1,1 @@
+"""When a training saves, and how fast a save is written."""

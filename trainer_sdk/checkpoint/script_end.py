@@ -1,0 +1,120 @@
+"""The end of a script: it waits for the last saves, and fails if one of them must be durable.
+
+Python has settled its exit code before exit handlers run. So our bootstrap asks here as soon as
+the script has ended, before anybody is told of it; where another launcher runs the script, the C
+library is given another code.
+"""
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from trainer_sdk.bootstrap import link as links
+from trainer_sdk.saying import say
+
+if TYPE_CHECKING:
+    from trainer_sdk.checkpoint.save.request import SaveError
+
+_FAILED = 1
+_exit = sys.exit
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSaver:
+    """What the end of a script calls on a saver that may still be saving."""
+
+    await_all: "Callable[[], SaveError | None]"
+    """Waits for the saves that were begun, with a bound; the failure that must end the training."""
+    leave: "Callable[[bool], SaveError | None]"
+    """The same, and releases everything; images stay if the training is failing."""
+
+
+_open: list[OpenSaver] = []
+_code: object = 0
+"""The script's exit code, as far as it is known."""
+
+
+def remember(ending: OpenSaver) -> None:
+    """Have the interpreter wait for this saver before it ends."""
+    if links.armed is None:
+        sys.exit = _exit_noted  # our bootstrap would tell it
+    _open.append(ending)
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def forget(ending: OpenSaver) -> None:
+    """Remove a saver that is closed."""
+    if ending in _open:
+        _open.remove(ending)
+
+
+def is_good_end(error: BaseException) -> bool:
+    """Whether a script that exits by this error has succeeded."""
+    return isinstance(error, SystemExit) and not error.code
+
+
+def script_ended(code: int) -> "SaveError | None":
+    """Called by our bootstrap with the exit code; the failed save that must end the script.
+
+    A success counts only once all saves are over.
+    """
+    global _code  # noqa: PLW0603 - a process ends once
+    _code = code
+    if code:
+        return None
+    failures = [one.await_all() for one in _open]
+    failure = next(filter(None, failures), None)
+    if failure is not None:
+        _code = _FAILED
+        _say(failure)
+    return failure
+
+
+def _leave() -> None:
+    is_failing = bool(_code) or getattr(sys, "last_value", None) is not None
+    failures = [_left(one, is_failing=is_failing) for one in _open.copy()]
+    failure = next(filter(None, failures), None)
+    if failure is not None and not is_failing:
+        sys.last_value = failure  # later exit handlers look there
+        _say(failure)
+        _exit_with(_FAILED)
+
+
+def _left(ending: OpenSaver, *, is_failing: bool) -> "SaveError | None":
+    try:
+        return ending.leave(is_failing)
+    except Exception:  # noqa: BLE001 - what the training wanted to be called when a save is durable
+        traceback.print_exc()
+        return None
+
+
+def _say(failure: "SaveError") -> None:
+    say(f"{failure}; it was the last one, so the exit code is {_FAILED}")
+
+
+def _exit_noted(code: object = None, /) -> NoReturn:
+    """`sys.exit`, which notes the code: exit handlers cannot read it otherwise."""
+    global _code  # noqa: PLW0603 - as above
+    if threading.current_thread() is threading.main_thread():
+        _code = code
+    _exit(code)  # type: ignore[arg-type]
+
+
+def _exit_with(code: int) -> None:
+    """Exit with this code instead, after all other exit handlers have run.
+
+    On Linux, the code of the last call of `exit` counts, also of one by an exit handler of C's.
+    """
+    library = ctypes.CDLL(None)
+    register = library["__cxa_atexit"]
+    register(ctypes.cast(library.exit, ctypes.c_void_p), ctypes.c_void_p(code), None)
+
+
+os.register_at_fork(after_in_child=_open.clear)

@@ -1,0 +1,338 @@
+"""The checkpoints of the global tier in one storage: which there are, and whether they are good.
+
+Needs no service and no torch: the files say everything.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from trainer_sdk.checkpoint.hashing import ALGORITHM, Hasher, hash_of
+from trainer_sdk.checkpoint.manifest import (
+    MANIFEST,
+    METADATA,
+    BadManifestError,
+    Manifest,
+    ShardFile,
+    decode,
+    encode,
+    step_name,
+    step_of,
+)
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
+from trainer_sdk.checkpoint.storage.pickled_values import (
+    UnreadablePickleError,
+    values_in,
+    why_unread,
+)
+from trainer_sdk.checkpoint.storage.port import (
+    ByteRange,
+    MissingError,
+    Octets,
+    Storage,
+    StorageError,
+    read_ranges,
+)
+
+OWNER = "owner.json"
+PINNED = "pinned.json"
+"""Next to a manifest: retention keeps it."""
+QUARANTINED = "quarantined.json"
+"""Next to a manifest: it must not be restored."""
+_READ_BYTES = 8 << 20
+
+Pace = Callable[[int], None]
+"""Called with the size of each read; it may wait, or raise to stop."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A mark of a checkpoint, next to its manifest."""
+
+    by: str = ""
+    reason: str = ""
+    cause: str = ""
+    at: str = ""
+    failed_at: int | None = None
+    """The step whose loss was not finite, if a training has quarantined it."""
+    manifest_hash: str = ""
+    """The mark is about the checkpoint with this manifest; empty: about whichever is there."""
+
+    def is_about(self, manifest_hash: str) -> bool:
+        """Whether it is about the checkpoint with this manifest."""
+        return self.manifest_hash in ("", manifest_hash)
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A visible checkpoint."""
+
+    step: int
+    path: str
+    """Where its manifest is."""
+    manifest: Manifest | None
+    manifest_hash: str = ""
+    flaw: str = ""
+    """Why its manifest cannot be used."""
+    pinned: Mark | None = None
+    quarantined: Mark | None = None
+
+    @property
+    def saved_at(self) -> datetime | None:
+        """When its manifest says that it was saved, if it says so with a zone."""
+        try:
+            at = datetime.fromisoformat(self.manifest.saved_at if self.manifest else "")
+        except ValueError:
+            return None
+        return at if at.tzinfo is not None else None
+
+
+class GoneError(MissingError):
+    """It was removed while it was read, or has made room for another: nobody can say more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of reading a checkpoint again."""
+
+    flaw: str
+    """The damage, with its file; empty if every byte is what was saved."""
+    size_bytes: int
+    """How many bytes were read."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every byte is what was saved."""
+        return not self.flaw
+
+
+def owner_of(storage: Storage) -> str | None:
+    """The job that owns the storage; None if it has no owner."""
+    mark = _read(storage, OWNER, _Owner)
+    return None if mark is None else mark.job
+
+
+def stored_checkpoints(storage: Storage) -> Sequence[StoredCheckpoint]:
+    """All visible checkpoints, the newest first."""
+    steps = ((step_of(name), name) for name in storage.folders())
+    found = (look(storage, step) for step, name in steps if step is not None and name)
+    return sorted((one for one in found if one is not None), key=lambda one: one.step, reverse=True)
+
+
+def look(storage: Storage, step: int) -> StoredCheckpoint | None:
+    """The visible checkpoint of a step; None if there is none.
+
+    Its marks are read before its manifest: a checkpoint that replaces it voids them first, and
+    removes them later.
+    """
+    folder = step_name(step)
+    place = f"{storage.url}/{folder}"
+    pinned = _read(storage, f"{folder}/{PINNED}", Mark)
+    quarantined = _read(storage, f"{folder}/{QUARANTINED}", Mark)
+    try:
+        octets = storage.read(f"{folder}/{MANIFEST}")
+    except MissingError:
+        return None
+    manifest, flaw = None, ""
+    try:
+        manifest = decode(octets, Manifest, f"{place}/{MANIFEST}")
+    except BadManifestError as error:
+        flaw = str(error)
+    else:
+        if manifest.identity.step != step:
+            flaw = f"{place}/{MANIFEST} is of step {manifest.identity.step}"
+    hash_ = hash_of(octets)
+    if quarantined is not None and not quarantined.is_about(hash_):
+        quarantined = None
+    return StoredCheckpoint(step, place, manifest, hash_, flaw, pinned, quarantined)
+
+
+def verify(storage: Storage, one: StoredCheckpoint, pace: Pace = lambda _: None) -> Verification:
+    """Read every byte again and compare. `GoneError` if it is removed meanwhile: not damage.
+
+    Earlier releases did not check values when they saved: those are checked here, and a value that
+    a restore would refuse is damage.
+    """
+    if one.manifest is None or one.flaw:
+        return Verification(one.flaw, 0)
+    read = 0
+    for file in one.manifest.files:
+        flaw, size = _verify_file(storage, one.step, file, pace)
+        read += size
+        if flaw:
+            _still_there(storage, one)
+            return Verification(flaw, read)
+    if not one.manifest.is_readable and (flaw := _unread(storage, one, one.manifest)):
+        _still_there(storage, one)
+        return Verification(flaw, read)
+    return Verification("", read)
+
+
+def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
+    """The first value of it that a restore would refuse."""
+    described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
+    if not described:
+        return f"{one.path} has no {METADATA}"
+    folder = step_name(one.step)
+    inside = described.removesuffix(METADATA)
+    try:
+        values = [*values_in(storage.read(f"{folder}/{described}"))]
+        ranges = [ByteRange(f"{folder}/{inside}{file}", *where) for _, file, *where in values]
+        for number, octets in read_ranges(storage, ranges):
+            why = why_unread(bytes(octets))
+            if why:
+                return f"{values[number][0]} of {one.path} cannot be restored: {why}"
+    except UnreadablePickleError as error:
+        return f"{one.path}/{described} cannot be read by a restore: {error}"
+    except StorageError as error:
+        return str(error)
+    return ""
+
+
+def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
+    """Write a mark next to the manifest; the checkpoint itself is not changed.
+
+    `MissingError` if its folder is gone: a new folder would block the name for a later save.
+    """
+    storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(what))
+
+
+def quarantine(storage: Storage, one: StoredCheckpoint, what: Mark) -> bool:
+    """Quarantine a checkpoint; False if it was quarantined already.
+
+    Also False if the mark is about another manifest, or the checkpoint is gone.
+    """
+    if one.quarantined is not None or not what.is_about(one.manifest_hash):
+        return False
+    try:
+        mark(storage, one.step, QUARANTINED, replace(what, manifest_hash=one.manifest_hash))
+    except MissingError:
+        return False
+    return True
+
+
+def unmark(storage: Storage, step: int, name: str) -> None:
+    """Remove a mark."""
+    storage.delete(f"{step_name(step)}/{name}")
+
+
+def pull(
+    storage: Storage, one: StoredCheckpoint, to: str, pace: Pace = lambda _: None
+) -> tuple[str, Verification]:
+    """Copy a checkpoint into a local folder, comparing every byte; returns its path there.
+
+    It is visible there only once it is whole and good. `GoneError` if it is removed meanwhile.
+    """
+    folder, name = Folder(to), step_name(one.step)
+    if one.manifest is None or one.flaw:
+        return "", Verification(one.flaw, 0)
+    if folder.size(f"{name}/{MANIFEST}") is not None:
+        raise StorageError(f"{folder.path}/{name} is there already: remove it, or pull elsewhere")
+    job = one.manifest.identity.job
+    if not folder.put_if_absent(OWNER, msgspec.json.encode(_Owner(job))):
+        raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}, not of {job}")
+    hidden, read = f"{SAVING}/{pulling_name(name)}", 0
+    try:
+        for file in one.manifest.files:
+            source = _Hashed(storage, f"{name}/{file.name}", file, pace)
+            read += folder.put(f"{hidden}/{_flat(file.name)}", source.parts())
+            if source.flaw:
+                _still_there(storage, one)
+                return "", Verification(source.flaw, read)
+        folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, one.manifest, name),))
+        if not folder.publish(hidden, name):
+            raise StorageError(f"{folder.path}/{name} came meanwhile: nothing was changed")
+    finally:
+        folder.remove(hidden)
+    return f"{folder.path}/{name}", Verification("", read)
+
+
+def _flat(name: str) -> str:
+    """The name without its folder: files have one in an object store, and torch expects none."""
+    return name.rpartition("/")[2]
+
+
+def _flat_manifest(storage: Storage, manifest: Manifest, folder: str) -> bytes:
+    if all(one.name == _flat(one.name) for one in manifest.files):
+        return storage.read(f"{folder}/{MANIFEST}")
+    files = (msgspec.structs.replace(one, name=_flat(one.name)) for one in manifest.files)
+    return encode(msgspec.structs.replace(manifest, files=tuple(files)))
+
+
+def _still_there(storage: Storage, one: StoredCheckpoint) -> None:
+    """`GoneError` if the checkpoint was removed or replaced; both change its manifest first."""
+    there = look(storage, one.step)
+    if there is None or there.manifest_hash != one.manifest_hash:
+        what = "was removed" if there is None else "has made room for another"
+        raise GoneError(f"{one.path} {what} while it was read")
+
+
+class _Hashed:
+    """Reads a file, and compares it with what was saved."""
+
+    def __init__(self, storage: Storage, name: str, file: ShardFile, pace: Pace) -> None:
+        self._storage = storage
+        self._name = name
+        self._file = file
+        self._pace = pace
+        self.flaw = ""
+        self.size = 0
+
+    def parts(self) -> Generator[Octets]:
+        """The bytes of the file in pieces; `flaw` is set after the last."""
+        place = f"{self._storage.url}/{self._name}"
+        hasher = Hasher()
+        try:
+            size = self._storage.size(self._name)
+            if size != self._file.size_bytes:
+                there = "is missing" if size is None else f"has {size} bytes"
+                self.flaw = f"{place} {there}, and {self._file.size_bytes} bytes were saved"
+                return
+            while self.size < size:
+                piece = self._storage.read(
+                    self._name, self.size, min(_READ_BYTES, size - self.size)
+                )
+                hasher.update(piece)
+                self.size += len(piece)
+                self._pace(len(piece))
+                yield piece
+        except StorageError as error:
+            self.flaw = str(error)
+            return
+        if hasher.hexdigest() != self._file.hash:
+            self.flaw = (
+                f"{place} is not what was saved: its {ALGORITHM} is {hasher.hexdigest()}, and "
+                f"{self._file.hash} was written down"
+            )
+
+
+def _verify_file(storage: Storage, step: int, file: ShardFile, pace: Pace) -> tuple[str, int]:
+    source = _Hashed(storage, f"{step_name(step)}/{file.name}", file, pace)
+    for _ in source.parts():
+        pass
+    return source.flaw, source.size
+
+
+_Read = TypeVar("_Read")
+
+
+def _read(storage: Storage, name: str, of: type[_Read]) -> _Read | None:
+    """Read a small document; None if there is none. A mark that cannot be read still counts."""
+    try:
+        octets = storage.read(name)
+    except MissingError:
+        return None
+    try:
+        return msgspec.json.decode(octets, type=of)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if of is Mark:
+            return msgspec.convert({"reason": f"{name} cannot be read: {error}"}, type=of)
+        raise StorageError(f"{storage.url}/{name} is not what was written: {error}") from error

@@ -1,0 +1,137 @@
+"""Leftovers: files of failed saves, and quarantined checkpoints that were replaced.
+
+Nobody who restores sees any of it. A save that is still being written looks the same, so only
+what has not changed for long counts, by the clock of the storage itself, and only under names
+that nobody but a save, or a copy, gives.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainer_sdk.checkpoint.manifest import (
+    MANIFEST,
+    BadManifestError,
+    Manifest,
+    decode,
+    step_of,
+)
+from trainer_sdk.checkpoint.storage.checkpoints import PINNED
+from trainer_sdk.checkpoint.storage.names import (
+    REPLACED,
+    SAVING,
+    pulling_of,
+    replaced_of,
+    saving_of,
+)
+from trainer_sdk.checkpoint.storage.port import MissingError, Storage
+
+ABANDONED_S = 86_400.0
+"""Longer than any save may take: files that have not changed since are not in use."""
+_REPLACED_S = 7 * 86_400.0
+_NOTHING = "its save came to nothing"
+_MADE_ROOM = "it was quarantined, and another save has its place"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A folder, or prefix, that is not needed."""
+
+    step: int
+    folder: str
+    """Its name in the storage."""
+    size_bytes: int
+    changed_at: datetime
+    """The time of its newest file."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    step: int
+    folder: str
+    after_s: float
+    reason: str = _NOTHING
+
+
+def leftovers(
+    storage: Storage, *, after_s: float = ABANDONED_S, live_round: int | None = None
+) -> list[Leftover]:
+    """What to remove: unchanged for `after_s`, and not of a running round. Reads no shard."""
+    found: list[Leftover] = []
+    now: datetime | None = None
+    for one in _candidates(storage, after_s, live_round):
+        files = storage.files(one.folder)
+        if not files:
+            continue
+        now = now or storage.now()
+        changed_at = max(file.changed_at for file in files)
+        idle_s = (now - changed_at).total_seconds()
+        if idle_s > one.after_s:
+            size = sum(file.size_bytes for file in files)
+            reason = f"{one.reason}, and nothing has changed in it for {idle_s / 3600:.0f} h"
+            found.append(Leftover(one.step, one.folder, size, changed_at, reason))
+    return sorted(found, key=lambda one: (one.step, one.folder), reverse=True)
+
+
+def sweep(storage: Storage, one: Leftover) -> int | None:
+    """Remove a leftover; returns the freed bytes. None if a file in it has changed meanwhile."""
+    if any(file.changed_at > one.changed_at for file in storage.files(one.folder)):
+        return None
+    return storage.remove(one.folder)
+
+
+def _candidates(storage: Storage, after_s: float, live_round: int | None) -> Generator[_Found]:
+    for name in storage.folders():
+        step = step_of(name)
+        if step is not None:
+            yield from _below(storage, step, name, after_s, live_round)
+    for name in storage.folders(SAVING):
+        saving = saving_of(name)
+        pulled = pulling_of(name)
+        if saving is not None and not _is_live(saving.round, live_round):
+            yield _Found(saving.step, f"{SAVING}/{name}", after_s)
+        elif pulled is not None:
+            yield _Found(pulled, f"{SAVING}/{name}", after_s, "it was copied in part")
+    for name in storage.folders(REPLACED):
+        replaced = replaced_of(name)
+        if replaced is not None and storage.size(f"{REPLACED}/{name}/{PINNED}") is None:
+            yield _replaced(replaced, f"{REPLACED}/{name}", after_s)
+
+
+def _below(
+    storage: Storage, step: int, name: str, after_s: float, live_round: int | None
+) -> Generator[_Found]:
+    """The hidden saves of a step in an object store."""
+    savings = [(one, saving_of(one)) for one in storage.folders(name)]
+    ours = [
+        one
+        for one, saving in savings
+        if saving is not None and saving.step == step and not _is_live(saving.round, live_round)
+    ]
+    if not ours:
+        return
+    manifest = f"{name}/{MANIFEST}"
+    try:
+        files = decode(storage.read(manifest), Manifest, manifest).files
+    except MissingError:
+        files = ()
+    except BadManifestError:
+        return  # nobody can say what belongs to it
+    needed = {file.name.partition("/")[0] for file in files}
+    for one in ours:
+        folder = f"{name}/{one}"
+        if one in needed:
+            continue
+        if storage.size(f"{folder}/{MANIFEST}") is None:
+            yield _Found(step, folder, after_s)
+        elif storage.size(f"{folder}/{PINNED}") is None:
+            yield _replaced(step, folder, after_s)
+
+
+def _replaced(step: int, folder: str, after_s: float) -> _Found:
+    return _Found(step, folder, max(after_s, _REPLACED_S), _MADE_ROOM)
+
+
+def _is_live(round_: int, live_round: int | None) -> bool:
+    return live_round is not None and round_ >= live_round

@@ -1,0 +1,140 @@
+"""The messages between a rank and its writer; JSON, one a line."""
+
+from typing import Literal
+
+import msgspec
+
+from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.wire import Line
+
+Stage = Literal["plan", "memory", "keep", "copy", "write", "hash", "publish"]
+"""How far a save is, or where it has failed: up to `copy` in the rank, then in its writer."""
+Region = tuple[int, int]
+"""Offset and length in a buffer."""
+
+
+class WriteState(Line, frozen=True, kw_only=True):
+    """Make a rank's part of a checkpoint durable; rank 0's writer makes all of it visible."""
+
+    save: int
+    image: str
+    """The buffer, as a file."""
+    folder: str = ""
+    """Its folder; empty if it is not kept."""
+    identity: Identity
+    rank: int
+    file_bytes: int
+    """How much of the buffer is the shard file."""
+    image_bytes: int
+    metadata: Region
+    """For torch's loader; only rank 0 has it."""
+    entries: Region
+    """Of the image, as JSON; where it is kept."""
+    root: str = ""
+    """Path or URL of the global tier; empty if it is not saved there."""
+    launch: str = ""
+    """The process that saves, where no agent counts launches: no other may save into the root."""
+    saving: str = ""
+    """The folder's name until it is visible."""
+    shard: str = ""
+    keep: bool = False
+    """The image is kept in the memory of the node."""
+    window_bytes: int = 0
+    """The size of a window, where the file comes in windows; 0 if the buffer will have it all."""
+    is_filling: bool = False
+    """The buffer is still being filled; `BufferFilled` reports how far."""
+    bytes_per_s: int = 0
+    """The limit, until the training waits for the save; 0 for no limit."""
+    stall_s: float = 0.0
+    occasion: str = "interval"
+    has_data_position: bool = False
+    user: dict[str, str] = msgspec.field(default_factory=dict)
+    within_s: float
+    """How long to wait for the parts of other ranks."""
+
+
+class BufferFilled(Line, frozen=True, kw_only=True, tag="filled"):
+    """More of a state is in the buffer."""
+
+    save: int
+    end: int
+    """All bytes before this one are there; the end of the image once the copy is checked."""
+    stall_s: float = 0.0
+
+
+class GiveUpSave(Line, frozen=True, kw_only=True, tag="giveup"):
+    """The rest of a state will not come."""
+
+    save: int
+
+
+class HurrySave(Line, frozen=True, kw_only=True, tag="hurry"):
+    """The training waits for the save: no limit from now on."""
+
+    save: int
+
+
+class WriteFile(Line, frozen=True, kw_only=True):
+    """Make one file durable."""
+
+    save: int
+    image: str
+    size_bytes: int
+    path: str
+
+
+ToWriter = WriteState | BufferFilled | GiveUpSave | HurrySave | WriteFile
+
+
+class SaveProgress(Line, frozen=True, kw_only=True, tag="going"):
+    """The writer makes progress, or waits for these ranks."""
+
+    save: int
+    stage: Stage
+    waits_for: tuple[int, ...] = ()
+
+
+class NextWindow(Line, frozen=True, kw_only=True, tag="nextwave"):
+    """The buffer may be filled with the next window."""
+
+    save: int
+
+
+class ImageKept(Line, frozen=True, kw_only=True, tag="kept"):
+    """The image is whole, and has its index."""
+
+    save: int
+    hash: str
+
+
+class PartWritten(Line, frozen=True, kw_only=True, tag="written"):
+    """The rank's part is durable: the buffer may be used again."""
+
+    save: int
+    size_bytes: int
+    write_s: float
+
+
+class SaveDone(Line, frozen=True, kw_only=True, tag="done"):
+    """The checkpoint, or the file, is visible."""
+
+    save: int
+    place: str
+    size_bytes: int = 0
+    shards: int = 0
+    manifest_hash: str = ""
+    given_up: str = ""
+    """Why another checkpoint, which is whole, has its place; empty if none has."""
+
+
+class SaveFailed(Line, frozen=True, kw_only=True, tag="failed"):
+    """A save has failed."""
+
+    save: int
+    stage: Stage
+    reason: str
+    error: str = ""
+    place: str = ""
+
+
+FromWriter = SaveProgress | NextWindow | ImageKept | PartWritten | SaveDone | SaveFailed

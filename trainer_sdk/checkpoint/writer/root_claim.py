@@ -1,0 +1,152 @@
+"""A root belongs to one job, stays on one device, and one launch at a time saves there."""
+
+import errno
+import fcntl
+import os
+import time
+
+import msgspec
+
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.port import Storage
+
+LAUNCH = ".launch"
+"""A file that the writer of rank 0 locks, in launches that no agent counts."""
+_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.05
+
+
+class OtherOwnerError(Exception):
+    """The root belongs to another job."""
+
+
+class OtherLaunchError(Exception):
+    """Another launch of the job saves there now."""
+
+
+class VanishedError(Exception):
+    """The folder of earlier saves is gone."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The job whose checkpoints are in a place."""
+
+    job: str
+
+
+class RootClaim:
+    """The claim of one writer on a root."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._device: int | None = None
+        self._is_claimed = False
+        self._lock = -1
+
+    def claim(self, job: str, launch: str = "") -> None:
+        """Claim the root for the job, before each save; an error if it is another's, or gone.
+
+        `launch` names the process that saves, where no agent counts launches: no other may.
+        """
+        if self._is_claimed and not isinstance(self._storage, Folder):
+            return
+        check_there(self._storage, self._device)
+        claim(self._storage, job)
+        if launch and isinstance(self._storage, Folder):
+            self._hold(os.path.join(self._storage.path, LAUNCH), launch)
+        self._device, self._is_claimed = device_of(self._storage), True
+
+    def _hold(self, path: str, launch: str) -> None:
+        """Lock the file while this process lives; the last launch may just be ending."""
+        if self._lock >= 0 and _is_at(path, self._lock):
+            return
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        deadline = time.monotonic() + _WITHIN_S
+        while not self._try_to_hold(path, launch):
+            if time.monotonic() > deadline:
+                raise OtherLaunchError(
+                    f"{os.path.dirname(path)} is being saved to by "
+                    f"{_launch_at(path) or 'another launch'}: end one of the two, or give this one "
+                    "a root of its own"
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def _try_to_hold(self, path: str, launch: str) -> bool:
+        """Try to lock the file; whether this launch may save."""
+        try:
+            self._lock = _locked(path, launch)
+        except BlockingIOError:
+            return _launch_at(path) == launch  # another writer of the same process has it
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+        return True
+
+
+_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES})
+"""A file system has none, or the file is another user's, who has let this one save there."""
+
+
+def claim(storage: Storage, job: str) -> None:
+    """Claim a place for the job; `OtherOwnerError` if it is another job's."""
+    if storage.size(OWNER) is None and storage.put_if_absent(
+        OWNER, msgspec.json.encode(Owner(job))
+    ):
+        return
+    owner = owner_of(storage)
+    if owner != job:
+        raise OtherOwnerError(
+            f"{storage.url} has the checkpoints of job {owner}, and this is {job}: give another "
+            "place, or this job the other's name"
+        )
+
+
+def device_of(storage: Storage) -> int | None:
+    """The device of the folder; None for an object store, or if it is gone."""
+    try:
+        return os.stat(storage.path).st_dev if isinstance(storage, Folder) else None
+    except FileNotFoundError:
+        return None
+
+
+def check_there(storage: Storage, before: int | None) -> None:
+    """`VanishedError` if the folder is not on the device of the last save: a mount may be gone."""
+    there = device_of(storage)
+    if before is None or there == before:
+        return
+    what = "is gone" if there is None else "is on another device, as where a mount has gone"
+    raise VanishedError(
+        f"{storage.url} was there at the last save, and {what}: mount it again, or make the folder "
+        "with its owner and mode, and the next save goes on"
+    )
+
+
+def _locked(path: str, launch: str) -> int:
+    """The file, locked and with the name of the launch; `BlockingIOError` if another has it."""
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(held, 0)
+        os.pwrite(held, launch.encode(), 0)
+    except BaseException:
+        os.close(held)
+        raise
+    return held
+
+
+def _is_at(path: str, held: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(held), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _launch_at(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(256)
+    except OSError:
+        return ""
