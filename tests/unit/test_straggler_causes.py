@@ -82,6 +82,46 @@ def test_all_ranks_of_a_node_whose_processors_are_stolen_are_named() -> None:
     }
 
 
+@pytest.mark.parametrize("has_sections", [True, False])
+@pytest.mark.parametrize("signal", ["memory pressure", "major faults"])
+def test_a_node_that_runs_out_of_memory_is_a_host(signal: str, has_sections: bool) -> None:
+    """Its ranks wait until pages are back: the kernel tells how long, or only how often."""
+    delays = tuple(Delay(rank, 0.03, "sleep") for rank in (4, 5, 6, 7))
+    plan = Training(nodes=4, delays=delays, has_sections=has_sections)
+
+    def alter(one: RankTiming) -> RankTiming:
+        assert one.host is not None
+        is_slow = one.rank in (4, 5, 6, 7)
+        if signal == "memory pressure":
+            host = msgspec.structs.replace(
+                one.host, memory_pressure_s=one.steps * (0.025 if is_slow else 0.0002)
+            )
+        else:
+            host = msgspec.structs.replace(one.host, major_faults=one.steps * 40 * is_slow + 2)
+        return msgspec.structs.replace(one, host=host)
+
+    found = run(Simulation(plan), Job("job", Rules()), 3, alter)
+    assert {(one.rank, one.cause) for one in found if isinstance(one, SlowRank)} == {
+        (rank, "host") for rank in (4, 5, 6, 7)
+    }
+    words = "waited for memory" if signal == "memory pressure" else "40.1 major page faults a step"
+    assert all(words in one.reason for one in found if isinstance(one, SlowRank))
+
+
+def test_pages_that_are_read_in_the_data_section_are_input() -> None:
+    """A dataset that is mapped into memory is read by page faults."""
+    plan = Training(delays=(Delay(6, 0.03, "data"),))
+
+    def alter(one: RankTiming) -> RankTiming:
+        assert one.host is not None
+        host = msgspec.structs.replace(one.host, major_faults=one.steps * 40 * (one.rank == 6))
+        return msgspec.structs.replace(one, host=host)
+
+    (found,) = run(Simulation(plan), Job("job", Rules()), 3, alter)
+    assert isinstance(found, SlowRank)
+    assert (found.rank, found.cause) == (6, "input")
+
+
 def test_a_throttled_device_is_named() -> None:
     plan = Training(delays=(Delay(1, 0.03, "sleep"),), has_sections=False)
 

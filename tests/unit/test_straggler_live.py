@@ -6,10 +6,16 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from everstep_services.straggler.domain.changes import Change, Cost, KeepsUp, SlowRank
+from everstep_services.straggler.domain.changes import (
+    Change,
+    Cost,
+    KeepsUp,
+    SlowRank,
+    StepShift,
+)
 from everstep_services.straggler.domain.job import Job
 from everstep_services.straggler.domain.rules import Rules
-from tests.unit.straggler_windows import Delay, Simulation, Training
+from tests.unit.straggler_windows import Delay, Simulation, Training, Where
 
 
 def judged(plan: Training, windows: int, rules: Rules | None = None) -> tuple[Job, list[Change]]:
@@ -56,6 +62,65 @@ def test_nobody_is_named_where_all_keep_up(plan: Training) -> None:
     """Forty windows of equal ranks (A6.2, A6.3)."""
     _, changes = judged(plan, 40)
     assert slow_ranks(changes) == []
+
+
+HALVES = {
+    "two of four": ((2, 2), [0, 3]),
+    "three of four": ((1, 4), [0, 1, 3]),
+    "a node of two": ((2, 4), [4, 5, 6, 7]),
+    "a node of four": ((4, 2), [2, 3]),
+}
+
+
+@pytest.mark.parametrize(("shape", "slow"), HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize(("where", "cause"), [("data", "input"), ("host", "host")])
+def test_half_of_the_ranks_that_become_slow_are_named_with_cause_and_price(
+    shape: tuple[int, int], slow: list[int], where: Where, cause: str
+) -> None:
+    """30 ms from the eleventh window to the twentieth; the step has not shifted (A6.1)."""
+    nodes, per_node = shape
+    delays = tuple(Delay(rank, 0.03, where, first=161, last=320) for rank in slow)
+    plan = Training(nodes=nodes, per_node=per_node, delays=delays)
+    _, changes = judged(plan, 30)
+    found = [one for one in changes if isinstance(one, SlowRank)]
+    assert sorted(one.rank for one in found) == slow
+    assert {one.cause for one in found} == {cause}
+    assert max(one.last_step for one in found) <= 13 * 16
+    own = [one.scores[0] for one in found]
+    assert all(0.025 < (one.value_s or 0) - (one.reference_s or 0) < 0.035 for one in own)
+    assert not any(isinstance(one, StepShift) for one in changes)
+    cleared = [one for one in changes if isinstance(one, KeepsUp)]
+    assert sorted(one.rank for one in cleared) == slow
+    if len(slow) * 2 >= nodes * per_node:
+        assert all("half of its role or more is slow" in one.reason for one in found)
+    total = sum(lost_s(changes, rank) for rank in slow)
+    assert total == pytest.approx(160 * 0.03, rel=0.2)
+
+
+def test_all_ranks_that_become_slow_are_a_step_shift() -> None:
+    delays = tuple(Delay(rank, 0.03, first=161) for rank in range(4))
+    _, changes = judged(Training(nodes=1, delays=delays), 20)
+    assert [type(one) for one in changes] == [StepShift]
+
+
+def test_slow_from_the_start_is_told_by_the_other_ranks_only() -> None:
+    """No rank has earlier times of its own: of half of the ranks nobody is named."""
+    _, changes = judged(Training(nodes=1, delays=(Delay(2, 0.03),)), 4)
+    assert slow_ranks(changes) == [2]
+    _, changes = judged(Training(nodes=1, delays=(Delay(0, 0.03), Delay(2, 0.03))), 20)
+    assert slow_ranks(changes) == []
+
+
+@pytest.mark.parametrize(
+    ("every", "is_found"), [(10, False), (5, False), (4, False), (2, True), (1, True)]
+)
+def test_a_rank_that_is_slow_in_less_than_a_quarter_of_the_steps_is_not_named(
+    every: int, is_found: bool
+) -> None:
+    """As garbage collection is: the middle half of the steps counts, and has no part in it."""
+    delays = tuple(Delay(5, 0.1, first=step, last=step) for step in range(1, 20 * 16, every))
+    _, changes = judged(Training(delays=delays), 20)
+    assert slow_ranks(changes) == ([5] if is_found else [])
 
 
 def test_a_rank_that_keeps_up_again_is_cleared_once() -> None:

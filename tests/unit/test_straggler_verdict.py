@@ -135,6 +135,102 @@ def test_what_is_no_time_is_not_judged() -> None:
     assert run([[]] * 5) == []
 
 
+def episode(
+    ranks: int, slow: Sequence[int], factor: float = 1.3, spread: float = 0.003
+) -> list[list[float]]:
+    """Twelve windows, then eighteen in which these are slower, then fifteen as before."""
+    windows = []
+    for number in range(45):
+        own = np.random.default_rng(number).normal(1, spread, ranks)
+        if 12 <= number < 30:
+            own[list(slow)] *= factor
+        windows.append([float(one) for one in own])
+    return windows
+
+
+@pytest.mark.parametrize("factor", [1.15, 1.3, 3.0])
+@pytest.mark.parametrize(
+    ("ranks", "slow"),
+    [(4, [1, 2]), (4, [1, 2, 3]), (3, [0, 2]), (8, [4, 5, 6, 7]), (8, [0, 1, 2, 3, 5, 7])],
+)
+def test_half_of_all_ranks_or_more_that_become_slow_are_named(
+    ranks: int, slow: list[int], factor: float
+) -> None:
+    """Against their own earlier times: the others are as fast as before. Cleared, too (A6.1)."""
+    changes = run(episode(ranks, slow, factor))
+    found = [one for one in changes if isinstance(one, Found)]
+    cleared = [one for one in changes if isinstance(one, Cleared)]
+    assert {one.subject for one in found} == {one.subject for one in cleared} == set(slow)
+    assert len(changes) == 2 * len(slow)
+    assert all(12 < one.window <= 14 and one.growth_ratio is not None for one in found)
+    assert [one.growth_ratio for one in found] == pytest.approx([factor - 1] * len(slow), rel=0.1)
+    assert all(30 < one.window <= 36 for one in cleared)
+
+
+def test_half_of_all_ranks_slow_one_after_another_are_named() -> None:
+    windows = episode(4, [1])
+    for own in windows[20:30]:
+        own[2] *= 1.3
+    changes = run(windows)
+    assert [one.subject for one in changes if isinstance(one, Found)] == [1, 2]
+    assert {one.subject for one in changes if isinstance(one, Cleared)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [[1.3] * 4, [0.7, 0.7, 1, 1], [1.3, 1.3, 1.08, 1.08], [1.3, 1.25, 1.2, 1.28]],
+    ids=["all slower", "half faster", "the others slower, too", "all slower, unequally"],
+)
+def test_nobody_is_named_for_what_is_not_half_of_the_ranks_becoming_slow(
+    factors: list[float],
+) -> None:
+    windows = [noisy(4, seed) for seed in range(40)]
+    for own in windows[12:]:
+        own[:] = [one * factor for one, factor in zip(own, factors, strict=True)]
+    assert {one.subject for one in run(windows)} <= set(np.flatnonzero(np.array(factors) > 1.21))
+    if len(set(factors)) < 3:
+        assert run(windows) == [] or factors[2] == 1.08
+
+
+@pytest.mark.parametrize("spread", [0.003, 0.03, 0.1])
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_halves_of_noisy_ranks_are_not_named(ranks: int, spread: float) -> None:
+    """500 windows, of which every seventh is longer on all ranks (A6.2)."""
+    random = np.random.default_rng(ranks)
+    windows = random.normal(1, spread, (500, ranks)) * np.where(np.arange(500) % 7, 1, 1.4)[:, None]
+    found = [one for one in run(windows.tolist()) if isinstance(one, Found)]
+    assert [one for one in found if one.growth_ratio is not None] == []
+
+
+@pytest.mark.parametrize("slow", [[1], [1, 2], [1, 2, 3]], ids=["one", "two", "three of four"])
+def test_an_episode_does_not_teach_how_large_the_noise_is(slow: list[int]) -> None:
+    """While it lasts all ranks are noisy; then the limit is as it was before."""
+    windows = episode(4, slow, 1.5)
+    for number in range(14, 30):
+        noise = np.random.default_rng(number + 99).normal(1, 0.05, 4)
+        windows[number] = [one * more for one, more in zip(windows[number], noise, strict=True)]
+    for own in windows[37:]:
+        own[0] *= 1.05
+    state, noises = State(), []
+    changes: list[Found | Cleared] = []
+    for number, own in enumerate(windows):
+        window = Window(number, np.arange(4), np.array(own), np.zeros(4, int))
+        state, changed = observe(state, window, LIMITS)
+        changes += changed
+        noises.append(float(np.sqrt(state.noise[0].now())))
+    assert noises[36] < 1.5 * noises[11]
+    late = [(one.subject, one.window) for one in changes if isinstance(one, Found)][len(slow) :]
+    assert late == [(0, 39)], "5 % more is found in three windows"
+
+
+def test_a_long_episode_of_few_among_many_leaves_the_noise_to_the_others() -> None:
+    """Of 64 ranks one is slow for good; then all become noisy, and nobody else is found."""
+    windows = [noisy(64, seed, r5=1.2) for seed in range(20)]
+    random = np.random.default_rng(5)
+    windows += [(np.array(one) * random.normal(1, 0.02, 64)).tolist() for one in windows * 5]
+    assert {one.subject for one in run(windows) if isinstance(one, Found)} == {5}
+
+
 def test_half_of_all_ranks_slow_does_not_crash_and_names_nobody_fast() -> None:
     windows = [noisy(8, seed, r0=1.5, r1=1.5, r2=1.5) for seed in range(10)]
     assert {one.subject for one in run(windows)} <= {0, 1, 2}

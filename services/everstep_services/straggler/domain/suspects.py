@@ -65,13 +65,18 @@ class Spell:
 
 def spells(windows: Sequence[Window], limits: Limits) -> list[Spell]:
     """Run the verdict over all windows. Spells in the order in which they were found."""
+    return _followed(windows, limits)[0]
+
+
+def _followed(windows: Sequence[Window], limits: Limits) -> tuple[list[Spell], Array]:
+    """The same, and how subjects compare: windows × subjects."""
     state = State()
     open_: dict[int, Found] = {}
     done: list[Spell] = []
-    ratios = []
+    ratios: list[Array] = []
     for window in windows:
+        ratios.append(compare(window, limits, state).ratios)
         state, changes = observe(state, window, limits)
-        ratios.append(compare(window, limits)[0])
         for change in changes:
             match change:
                 case Found():
@@ -83,7 +88,7 @@ def spells(windows: Sequence[Window], limits: Limits) -> list[Spell]:
                     done.append(Spell(found, found.since, int(last), cleared=True))
     last = windows[-1].number if windows else 0
     done += [Spell(found, found.since, last, cleared=False) for found in open_.values()]
-    return sorted(done, key=lambda one: (one.first, one.found.subject))
+    return sorted(done, key=lambda one: (one.first, one.found.subject)), np.array(ratios)
 
 
 def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
@@ -97,20 +102,21 @@ def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
 
 def slow_ranks(own: OwnTime, role: Array, width: int, limits: Limits) -> Ranks:
     """Ranks that need more time of their own than the others of their role."""
-    windows = list(windows_of(own.total_s, role, width))
-    ratios = np.array([compare(one, limits)[0] for one in windows]).T
-    found = [_rank(spell, own, role, width, limits) for spell in spells(windows, limits)]
+    spans, ratios = _followed(list(windows_of(own.total_s, role, width)), limits)
+    found = [_rank(one, spans, own, role, width, limits) for one in spans]
     by_rank: dict[int, Suspect] = {}
     for one in found:  # of several spells the worst, over the whole time
         known = by_rank.get(one.ranks[0])
         by_rank[one.ranks[0]] = one if known is None or one.ratio > known.ratio else known
-    return Ranks(tuple(by_rank.values()), ratios)
+    return Ranks(tuple(by_rank.values()), ratios.T)
 
 
-def _rank(spell: Spell, own: OwnTime, role: Array, width: int, limits: Limits) -> Suspect:
+def _rank(
+    spell: Spell, known: Sequence[Spell], own: OwnTime, role: Array, width: int, limits: Limits
+) -> Suspect:
     rank = spell.found.subject
     span = slice(spell.first * width, _end(spell, width, len(own.steps)))
-    peers = (role == role[rank]) & (np.arange(len(role)) != rank)
+    peers = _peers(spell, known, role)
     excess = {
         cause: float(np.median(times[span, rank])) - _usual(times[span][:, peers])
         for cause, times in own.by_cause.items()
@@ -136,6 +142,16 @@ def _rank(spell: Spell, own: OwnTime, role: Array, width: int, limits: Limits) -
         rows=_NOTHING,
         peer_rows=_NOTHING,
     )
+
+
+def _peers(spell: Spell, known: Sequence[Spell], role: Array) -> Array:
+    """The other ranks of its role; where half of these are slow at the same time, the rest."""
+    rank = spell.found.subject
+    peers: Array = (role == role[rank]) & (np.arange(len(role)) != rank)
+    together = (one for one in known if one.first <= spell.last and spell.first <= one.last)
+    rest = peers & ~np.isin(np.arange(len(role)), [one.found.subject for one in together])
+    is_most = 2 * rest.sum() <= peers.sum()
+    return rest if is_most and rest.any() else peers
 
 
 def _usual(times: Array) -> float:

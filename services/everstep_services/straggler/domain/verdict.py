@@ -70,6 +70,9 @@ class Found:
     since: int
     window: int
     windows: int
+    growth_ratio: float | None = None
+    """How much longer it took than in its own earlier windows; None where that did not count: it
+    does where half of its role group or more became slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,70 @@ class Cleared:
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """How far the members of a role group are apart in one window, as some ten windows tell.
+
+    What they are in an episode counts while it lasts only; the newest windows can be taken back,
+    as an episode is found some windows after it began.
+    """
+
+    variance: float = 0.0
+    windows: int = 0
+    recent: tuple[tuple[int, float], ...] = ()
+    """The number and the variance of the newest windows, which are not yet in the above."""
+    episode: tuple[float, int] = (0.0, 0)
+    """The variance of those that are not slow, while others are, over so many windows."""
+
+    def now(self) -> float:
+        """The variance, recent windows included; infinite where none is known."""
+        known, count = self.variance, self.windows
+        for _, variance in self.recent:
+            known, count = _smoothed(known, count, variance)
+        return max(known, self.episode[0]) if count or self.episode[1] else np.inf
+
+    @property
+    def is_known(self) -> bool:
+        return self.windows + len(self.recent) >= _SMOOTHED
+
+    def taught(self, window: int, variance: float) -> "Noise":
+        recent = (*self.recent, (window, variance))
+        if len(recent) <= _RECENT:
+            return replace(self, recent=recent, episode=(0.0, 0))
+        known, count = _smoothed(self.variance, self.windows, recent[0][1])
+        return Noise(known, count, recent[1:])
+
+    def meanwhile(self, variance: float) -> "Noise":
+        """The noise with one more window of an episode."""
+        return replace(self, episode=_smoothed(*self.episode, variance))
+
+    def without(self, since: int) -> "Noise":
+        """The noise without the recent windows from `since` on, which belong to an episode."""
+        return replace(self, recent=tuple(one for one in self.recent if one[0] < since))
+
+
+def _smoothed(known: float, count: int, variance: float) -> tuple[float, int]:
+    """Over some ten windows: the variance of a single one, of eight ranks, is a guess."""
+    return known + (variance - known) / min(count + 1, _SMOOTHED), count + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How the subjects of one window compare."""
+
+    ratios: Array
+    """How much longer each took than its role group's median; NaN where that is unknown."""
+    is_usual: Array
+    """Whether each is one of those that tell what is usual in its role group."""
+    growth: Array
+    """How much longer each took than in its own earlier windows, where half of its role group or
+    more is slow; NaN elsewhere."""
+    spread: Mapping[int, tuple[float, int]]
+    """By role group: the variance of the ratios of those that are not slow, and their number."""
+    episodes: frozenset[int]
+    """The role groups of which more than a few are slow, or became so."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What is kept from window to window: bounded by the number of subjects."""
 
@@ -93,8 +160,11 @@ class State:
     ratios: Array = field(default_factory=lambda: np.empty((0, 0)))
     """The last windows in which each subject was seen, the newest last: how much longer than the
     median it took. Windows from before it was found, or cleared, are not kept."""
-    variance: Mapping[int, tuple[float, int]] = field(default_factory=dict)
-    """Of one window, by role group: how far its members are apart, over so many windows."""
+    earlier: Array = field(default_factory=lambda: np.empty((0, 0)))
+    """The own times of the last windows in which each subject did not stand out, the newest
+    last."""
+    noise: Mapping[int, Noise] = field(default_factory=dict)
+    """By role group."""
     slow: Mapping[int, Slow] = field(default_factory=dict)
 
 
@@ -102,44 +172,129 @@ def observe(
     state: State, window: Window, limits: Limits
 ) -> tuple[State, tuple[Found | Cleared, ...]]:
     """Take one window in. Returns what changed by it, found ones in the order of their ratios."""
-    ratios, spread = compare(window, limits)
-    variance = _smoothed(state.variance, spread)
-    history = _aligned(state, window.subjects, limits.horizons[-1][0])
+    compared = compare(window, limits, state)
+    ratios = compared.ratios
+    history = _aligned(state.subjects, state.ratios, window.subjects, limits.horizons[-1][0])
     seen = np.isfinite(ratios)
     history[seen] = np.c_[history[seen, 1:], ratios[seen]]
+    known = _taught(state.noise, window.number, compared, limits)
     roles, at = np.unique(window.role, return_inverse=True)
-    by_role = np.array([variance.get(int(role), (np.inf, 0))[0] for role in roles])
+    by_role = np.array([known.get(int(role), Noise()).now() for role in roles])
     noise = np.maximum(np.sqrt(by_role), limits.floor_ratio)[at]
-    found = _found(state, window, history, noise, limits)
+    found = _found(state, window, history, noise, compared.growth, limits)
     cleared, slow = _cleared(state, window, history, noise, limits)
     slow |= {one.subject: Slow(one.since, one.window, one.windows) for one in found}
+    for one in found:
+        if one.role in known:
+            known[one.role] = known[one.role].without(one.since)
     # What it was found by must not keep it from being cleared, and the reverse.
     changes: tuple[Found | Cleared, ...] = (*found, *cleared)
     history[np.isin(window.subjects, [one.subject for one in changes])] = np.nan
-    after = replace(state, subjects=window.subjects, ratios=history, variance=variance, slow=slow)
+    earlier = _aligned(state.subjects, state.earlier, window.subjects, _EARLIER)
+    usual = seen & ~np.isin(window.subjects, list(slow)) & (ratios < _GROWN / 2)
+    earlier[usual] = np.c_[earlier[usual, 1:], window.own_s[usual]]
+    after = State(window.subjects, history, earlier, known, slow)
     return after, changes
 
 
-def compare(window: Window, limits: Limits) -> tuple[Array, dict[int, float]]:
-    """How much longer each subject took than its role group's median, and the groups' variances.
-
-    NaN for those that cannot be compared.
-    """
-    ratios = np.full(len(window.subjects), np.nan)
-    spread: dict[int, float] = {}
+def compare(window: Window, limits: Limits, state: State | None = None) -> Compared:
+    """Compare each subject with its role group; `state` has the earlier windows of both."""
+    state = state or State()
+    ratios, growth = np.full((2, len(window.subjects)), np.nan)
+    is_usual = np.ones(len(window.subjects), dtype=bool)
+    spread: dict[int, tuple[float, int]] = {}
+    episodes: set[int] = set()
+    is_slow = np.isin(window.subjects, list(state.slow))
+    earlier = _aligned(state.subjects, state.earlier, window.subjects, _EARLIER)
+    grown = window.own_s / _medians(earlier, _LEAST_EARLIER) - 1
     order = np.argsort(window.role, kind="stable")
     bounds = np.flatnonzero(np.diff(window.role[order])) + 1
     for rows in np.split(order, bounds):
-        own = window.own_s[rows]
-        seen = rows[np.isfinite(own)]
+        seen = rows[np.isfinite(window.own_s[rows])]
         if len(seen) < limits.peers:
             continue
-        baseline = float(np.median(window.own_s[seen]))
+        peers = _peers(grown[seen], is_slow[seen], earlier[seen])
+        baseline = float(np.median(window.own_s[seen[peers]]))
         if baseline <= 0:
             continue
         ratios[seen] = window.own_s[seen] / baseline - 1
-        spread[int(window.role[rows[0]])] = _variance(ratios[seen])
-    return ratios, spread
+        role = int(window.role[rows[0]])
+        if not peers.all():
+            growth[seen], is_usual[seen] = grown[seen], peers
+        if not peers.all() or is_slow[seen].mean() >= _FEW_SLOW:
+            episodes.add(role)
+        usual = seen[peers & ~is_slow[seen]]
+        if len(usual) > 1:
+            spread[role] = _variance(ratios[usual]), len(usual)
+    return Compared(ratios, is_usual, growth, spread, frozenset(episodes))
+
+
+_EARLIER, _LEAST_EARLIER = 24, 6
+"""So many earlier windows tell what is usual for a subject, and so many at least."""
+_GROWN, _ERRORS = 0.1, 6.0
+"""A subject became slower by itself from so much, and so many times its own noise, on."""
+_UNCHANGED = 0.9
+"""And so many of the others of its role group must be as they were."""
+_MOST_ASKED = 256
+_RECENT = 3
+_SMOOTHED = 10
+_FEW_SLOW = 1 / 16
+"""While fewer of a role group are slow, the others go on to tell how large its noise is."""
+
+
+def _peers(grown: Array, is_slow: Array, earlier: Array) -> Array:
+    """Which members of a role group tell what is usual.
+
+    All of them do; their median is not moved by a few. But where half or more are slow, or became
+    slower than they were while the others did not, only the others do.
+    """
+    noise = _own_noise(earlier)
+    limit = np.hypot(_GROWN, _ERRORS * noise) if np.isfinite(noise) else np.inf
+    became_slow = grown >= limit
+    others = ~is_slow & ~became_slow
+    is_unchanged = np.abs(grown[others]) < limit / 2
+    if not len(is_unchanged) or is_unchanged.mean() < _UNCHANGED:
+        others = ~is_slow
+    if others.any() and 2 * others.sum() <= len(grown):
+        return others
+    return np.ones(len(grown), dtype=bool)
+
+
+def _own_noise(earlier: Array) -> float:
+    """How much a member of a role group differs from window to window, in the median."""
+    some = earlier[:: max(1, len(earlier) // _MOST_ASKED)]
+    usual = _medians(some, _LEAST_EARLIER)
+    some, usual = some[np.isfinite(usual)], usual[np.isfinite(usual)]
+    if not len(some):
+        return float("nan")
+    apart = _medians(np.abs(some / usual[:, None] - 1), 1)
+    return 1.4826 * float(np.median(apart))
+
+
+def _medians(values: Array, least: int) -> Array:
+    """The median of what is known of each row; NaN where fewer than `least` values are."""
+    if not values.shape[1]:
+        return np.full(len(values), np.nan)
+    ordered = np.sort(values, axis=1)
+    count = np.isfinite(ordered).sum(axis=1)
+    each = np.arange(len(values))
+    low, high = ordered[each, np.maximum(count - 1, 0) // 2], ordered[each, count // 2]
+    found: Array = np.where(count >= least, (low + high) / 2, np.nan)
+    return found
+
+
+def _taught(
+    noise: Mapping[int, Noise], window: int, compared: Compared, limits: Limits
+) -> dict[int, Noise]:
+    """The noise of each role group, with what this window tells of it."""
+    after = dict(noise)
+    for role, (variance, count) in compared.spread.items():
+        known = after.get(role, Noise())
+        if role not in compared.episodes or (count >= limits.peers and not known.is_known):
+            after[role] = known.taught(window, variance)
+        else:
+            after[role] = known.meanwhile(variance)
+    return after
 
 
 def middle(values: Array) -> Array:
@@ -182,30 +337,19 @@ def _variance(ratios: Array) -> float:
     return (deviation * (1 + 1.2 / (count - 1))) ** 2
 
 
-def _smoothed(
-    before: Mapping[int, tuple[float, int]], now: Mapping[int, float]
-) -> dict[int, tuple[float, int]]:
-    """Over some ten windows: that of a single one, of eight ranks, is a guess."""
-    after = dict(before)
-    for role, variance in now.items():
-        known, count = before.get(role, (0.0, 0))
-        after[role] = known + (variance - known) / min(count + 1, 10), count + 1
-    return after
-
-
-def _aligned(state: State, subjects: Array, length: int) -> Array:
-    """The history of these subjects: those that are new have none."""
-    if state.ratios.shape[1:] == (length,) and np.array_equal(state.subjects, subjects):
-        return state.ratios.copy()
-    history = np.full((len(subjects), length), np.nan, dtype=np.float32)
-    _, kept, now = np.intersect1d(state.subjects, subjects, return_indices=True)
-    if len(kept):
-        history[now] = state.ratios[kept]
-    return history
+def _aligned(known: Array, kept: Array, subjects: Array, length: int) -> Array:
+    """The rows that are kept of these subjects, as a copy: those that are new have nothing."""
+    if kept.shape[1:] == (length,) and np.array_equal(known, subjects):
+        return kept.copy()
+    rows = np.full((len(subjects), length), np.nan, dtype=np.float32)
+    if kept.shape[1:] == (length,):
+        _, before, now = np.intersect1d(known, subjects, return_indices=True)
+        rows[now] = kept[before]
+    return rows
 
 
 def _found(
-    state: State, window: Window, history: Array, noise: Array, limits: Limits
+    state: State, window: Window, history: Array, noise: Array, growth: Array, limits: Limits
 ) -> list[Found]:
     best: dict[int, Found] = {}
     still = middle(history[:, -limits.horizons[0][0] :]) >= limits.cleared_ratio
@@ -227,6 +371,7 @@ def _found(
             best[subject] = Found(
                 subject, int(window.role[rows[row]]), float(ratio[row]), float(error[row]),
                 window.number - horizon + 1 + began, window.number, horizon,
+                None if np.isnan(growth[rows[row]]) else float(growth[rows[row]]),
             )  # fmt: skip
     return sorted(best.values(), key=lambda one: -one.ratio)
 

@@ -24,6 +24,8 @@ _RING_TRIPS, _RING_LEAST_S = 4.0, 0.002
 leaves collectives late: then the link from it is slow."""
 _RING_OF_LOSS = 0.1
 """And by so much of what is lost in a step: who is accused for another must explain it."""
+_FAULT_S = 0.0005
+"""A page that is read from a disk takes about so long: 0.1 ms from flash, some 5 ms else."""
 _CLOCK = 0.95
 """A device is slow below so much of its peers' clock."""
 _SURE, _LIKELY, _GUESSED = 0.95, 0.8, 0.3
@@ -106,6 +108,12 @@ class _Case:
         ]
         return sorted(found, key=lambda one: (-round(one.excess / self.lost_s, 1), one.value))
 
+    def is_input(self) -> bool:
+        """Whether a section that reads data explains the excess."""
+        own = next(iter(self.sections()), None)
+        is_large = own is not None and own.excess > _EXPLAINS * self.lost_s
+        return own is not None and is_large and cause_of(own.name) == "input"
+
     def steal(self) -> _Signal:
         """What the hypervisor took from the node, for each of its ranks."""
         sample = self.measured.sample
@@ -126,13 +134,13 @@ class _Ground:
     signals: tuple[_Signal, ...] = ()
 
 
-def blame(measured: Measured, row: int, found: Found, limits: Limits) -> Blame:
-    """The cause of what a rank loses."""
-    peers = _peers(measured, row)
+def blame(measured: Measured, row: int, found: Found, limits: Limits, is_usual: Array) -> Blame:
+    """The cause of what a rank loses, compared with the rows that tell what is usual."""
+    peers = _peers(measured, row, is_usual)
     own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
     lost = max(own.excess, 1e-9)
     case = _Case(measured, row, peers, lost)
-    grounds = (_device, _host, _network, _section, _compute, _outside)
+    grounds = (_device, _host, _network, _memory, _section, _compute, _outside)
     ground = next(one for one in (ground(case) for ground in grounds) if one is not None)
     errors = dict(limits.horizons).get(found.windows, limits.horizons[0][1])
     limit = float(np.hypot(limits.found_ratio, errors * found.noise_ratio))
@@ -140,6 +148,11 @@ def blame(measured: Measured, row: int, found: Found, limits: Limits) -> Blame:
     if measured.silent[row]:
         place = "; its recorder did not answer, and that is what all others waited longer for"
         sureness = min(sureness, _LIKELY)
+    if found.growth_ratio is not None:
+        place += (
+            f"; half of its role or more is slow: compared with the others, which are as fast as "
+            f"before, while it takes {found.growth_ratio * 100:.0f} % longer than before"
+        )
     reason = (
         f"own time {own.value * 1e3:.1f} ms a step, {lost * 1e3:.1f} ms above the median of "
         f"{len(peers)} others in the latest window; {found.ratio * 100:.1f} % over "
@@ -225,10 +238,12 @@ def from_link(measured: Measured, row: int, sender: int, why: Blame) -> Blame:
     return replace(why, cause="network", reason=words, section=None, confidence=_RING_CONFIDENCE)
 
 
-def _peers(measured: Measured, row: int) -> Array:
+def _peers(measured: Measured, row: int, is_usual: Array | None = None) -> Array:
     """The other rows of its role of which the own time is known; of very many some."""
     same = (measured.role == measured.role[row]) & np.isfinite(measured.own_s)
     same[row] = False
+    if is_usual is not None and (same & is_usual).any():
+        same &= is_usual
     peers = np.flatnonzero(same)
     return peers[:: max(1, len(peers) // _MOST_PEERS)]
 
@@ -290,8 +305,7 @@ def _network(case: _Case) -> _Ground | None:
     cpu = case.per_step("main_cpu_s", "cpu")
     if not (is_long or is_lossy) or cpu.excess > _EXPLAINS * case.lost_s:
         return None
-    own = next(iter(case.sections()), None)
-    if own is not None and own.excess > _EXPLAINS * case.lost_s and cause_of(own.name) == "input":
+    if case.is_input():
         return None
     words = (
         f"round trips of its connections {trip.value * 1e3:.2f} ms against "
@@ -300,6 +314,19 @@ def _network(case: _Case) -> _Ground | None:
     if np.isfinite(again.value):
         words += f", {again.value:.1f} segments a step sent again against {again.usual:.1f}"
     return _Ground("network", words, _SURE if is_long else _LIKELY)
+
+
+def _memory(case: _Case) -> _Ground | None:
+    """It waited for pages that were not in memory; the kernel tells how many these were."""
+    faults, cpu = case.per_step("major_faults"), case.per_step("main_cpu_s", "cpu")
+    explained_s = faults.excess * _FAULT_S
+    if explained_s < _EXPLAINS * case.lost_s or cpu.excess > _EXPLAINS * case.lost_s:
+        return None
+    if case.is_input():
+        return None  # a file of data that is mapped into memory
+    words = f"{faults.value:.1f} major page faults a step against {faults.usual:.1f}"
+    share = min(1.0, explained_s / case.lost_s)
+    return _Ground("host", f"{words}: its memory was on a disk", _LIKELY, share)
 
 
 def _section(case: _Case) -> _Ground | None:

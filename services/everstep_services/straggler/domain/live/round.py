@@ -57,6 +57,8 @@ class Round:
     """How many windows followed the newest one without entries of all nodes."""
     slower: Array = field(default_factory=lambda: np.empty(0))
     """By rank, in the newest window: how much longer than the median of its role."""
+    is_usual: Array = field(default_factory=lambda: np.empty(0, dtype=bool))
+    """By rank, in the newest window: it is one of those that tell what is usual in its role."""
     closed: int = 0
     """Windows so far."""
     role_numbers: Names = field(default_factory=lambda: Names(1 << 16))
@@ -119,7 +121,8 @@ class Round:
         numbers = [self.role_numbers.number(name) for name in measured.roles]
         role[sample.rank] = np.array(numbers, dtype=np.int64)[measured.role]
         window = verdict.Window(self.closed, np.arange(world), own, role)
-        self.slower, _ = verdict.compare(window, rules.limits)
+        compared = verdict.compare(window, rules.limits, self.state)
+        self.slower, self.is_usual = compared.ratios, compared.is_usual
         if len(sample.rank) < _ENOUGH * int(self.meter.seen.sum()):
             return []
         self.state, found = verdict.observe(self.state, window, rules.limits)
@@ -135,7 +138,7 @@ class Round:
 
     def _slow(self, one: Found, measured: Measured, rules: Rules) -> list[Change]:
         row = named = int(np.searchsorted(measured.sample.rank, one.subject))
-        why = blame(measured, row, one, rules.limits)
+        why = blame(measured, row, one, rules.limits, self.is_usual[measured.sample.rank])
         sender = slow_sender(measured, row)
         if sender is not None:
             rank = int(measured.sample.rank[sender])
@@ -146,30 +149,33 @@ class Round:
             named, why = sender, from_link(measured, row, sender, why)
         first = self.first_steps.get(one.since, measured.sample.first_step)
         found = _slow_rank(self.number, measured, named, one, why, first)
-        cost = self._price(measured, [row])
-        if cost is None:
+        rows = self._slow_rows(measured)
+        every = self._price(measured, rows)
+        cost = self._price(measured, [row]) if one.growth_ratio is None else every
+        if cost is None or every is None:
             return [found]
-        return [replace(found, slowdown_ratio=cost.slowdown_ratio, lost_s=cost.lost_s)]
+        lost_s = dict(zip(rows, self._shares(measured, rows, every), strict=True))[row]
+        return [replace(found, slowdown_ratio=cost.slowdown_ratio, lost_s=lost_s)]
 
     def _price(self, measured: Measured, rows: list[int]) -> Price | None:
         """What these rows cost the job; None where that cannot be replayed."""
         if measured.entered is None:
             return None
         if measured.entered.found.is_transfer.any() or measured.silent[rows].any():
-            slow = self._slow_rows(measured)
+            slow = self._not_usual(measured)
             return estimate(measured.own_s, measured.role, rows, slow, measured.step_s)
         if self.replay is None:
             self.replay = replay_of(measured.entered)
         if self.replay is None:
             return None
         steps = float(np.nanmedian([one.steps for one in measured.entered.own.tables]))
-        return price(self.replay, rows, self._slow_rows(measured), steps)
+        return price(self.replay, rows, self._not_usual(measured), steps)
 
     def _count(self, measured: Measured, slow: list[int]) -> None:
         """Count what each open finding cost in this window."""
         lost: dict[Finding, float] = {}
         known = [row for row in slow if np.isfinite(measured.own_s[row])]
-        for row, lost_s in zip(known, self._shares(measured, known), strict=True):
+        for row, lost_s in zip(known, self._shares(measured, known, self.cost), strict=True):
             rank = int(measured.sample.rank[row])
             one = self.named.get(rank, rank), False
             lost[one] = lost.get(one, 0.0) + lost_s
@@ -187,14 +193,16 @@ class Round:
             (measured.sample.first_step, measured.sample.last_step), bounded, unknown
         )
 
-    def _shares(self, measured: Measured, rows: list[int]) -> list[float]:
+    def _shares(self, measured: Measured, rows: list[int], whole: Price | None) -> list[float]:
         """What these rows cost in a step, all together, in proportion to their excess."""
         if not rows:
             return []
-        every = estimate(measured.own_s, measured.role, rows, rows, measured.step_s)
-        whole = self.cost or every
+        if whole is None:
+            whole = estimate(measured.own_s, measured.role, rows, rows, measured.step_s)
         excess = np.maximum(self.slower[measured.sample.rank[rows]], 0.0) * measured.own_s[rows]
         total = float(np.nansum(excess))
+        if len(rows) == 1 and whole is not None:
+            return [whole.lost_s]
         if whole is None or not total > 0:
             return [0.0] * len(rows)
         return [whole.lost_s * share for share in np.nan_to_num(excess / total).tolist()]
@@ -202,6 +210,11 @@ class Round:
     def _slow_rows(self, measured: Measured) -> list[int]:
         slow = list(self.state.slow)
         return [int(one) for one in np.flatnonzero(np.isin(measured.sample.rank, slow))]
+
+    def _not_usual(self, measured: Measured) -> list[int]:
+        """The rows of ranks that are slow, or became so without having been found yet."""
+        rest = np.flatnonzero(~self.is_usual[measured.sample.rank])
+        return sorted({*self._slow_rows(measured), *rest.tolist()})
 
     def _links(self, measured: Measured, rules: Rules) -> list[Change]:
         """Whose link slows the whole job, where no rank's own time shows it."""
