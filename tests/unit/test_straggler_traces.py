@@ -115,6 +115,37 @@ def test_tables_of_several_files_are_one_table(tmp_path: Path) -> None:
     assert sorted(table.start.tolist()) == pytest.approx(sorted(one.start.tolist()))
 
 
+@pytest.mark.parametrize(
+    ("second", "complaint"),
+    [
+        ("0,1,f,0.1,3\n", "line 2: rank 0 has step 1 in {a}, line 2, too, with other times"),
+        ("1,1,f,9,1\n0,2,f,5,1\n0,3,f,7,1\n",
+         "line 3: rank 0 has step 2 in {a}, line 3, too, with other times"),
+        ("0,1,f,0,1\n", "line 2: rank 0 has step 1 in {a}, line 2, too, with the same times"),
+    ],
+)  # fmt: skip
+def test_files_that_contradict_each_other_are_one_line(
+    tmp_path: Path, second: str, complaint: str
+) -> None:
+    """Both files and the rows are named."""
+    first, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    first.write_text(LINES + "0,1,f,0,1\n0,2,f,1,1\n0,3,f,2,1\n")
+    other.write_text(LINES + second)
+    with pytest.raises(TraceError) as caught:
+        read_traces([first, other])
+    said = f"{other}: {complaint.format(a=first)}: give each rank and step once"
+    assert str(caught.value) == said
+
+
+def test_a_step_may_be_cut_by_the_end_of_a_file(tmp_path: Path) -> None:
+    """Also one whose operations have one name; and files may have other operations of a rank."""
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "c.csv"]
+    paths[0].write_text(LINES + "0,1,f,0,1\n0,2,f,1,1\n")
+    paths[1].write_text(LINES + "0,2,f,2,1\n0,3,f,3,1\n")
+    paths[2].write_text(LINES + "0,1,all_reduce,0.5,1\n0,2,all_reduce,1.5,1\n")
+    assert len(read_traces(paths).table) == 6
+
+
 def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
     rows = data_parallel(steps=4, ranks=3, slow=1)
     columns = dict(zip(HEAD, map(list, zip(*rows, strict=True)), strict=True))
@@ -242,12 +273,62 @@ def test_kernels_and_nccls_collectives_are_read(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{rank}.json.gz")
         paths[-1].write_bytes(gzip.compress(json.dumps(profiled(rank, host_name="n1")).encode()))
     table = read_traces(paths).table
-    assert set(table.ops) == {"kernels", "nccl:allreduce"}
+    assert set(table.ops) == {"kernels", "nccl:allreduce", "gap"}, "nothing ran between steps"
     assert table.groups == ("default_pg [0, 1]",)
     collective = table.kinds() == Kind.COLLECTIVE
     assert sorted(table.sequence[collective].tolist()) == [40, 40, 41, 41, 42, 42]
     assert table.duration[~collective].tolist() == pytest.approx([410e-6] * 6)
     assert table.hosts == {0: "n1", 1: "n1"}
+
+
+GAPS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
+    "data loader": (
+        [{"cat": "user_annotation", "name": "enumerate(DataLoader)#_Iter.__next__", "dur": 480},
+         {"cat": "cpu_op", "name": "aten::stack", "dur": 400}],
+        "gap: dataloader", "input",
+    ),
+    "synchronisation": (
+        [{"cat": "cpu_op", "name": "aten::item", "dur": 470},
+         {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "dur": 450}],
+        "gap: cudaStreamSynchronize", "host",
+    ),
+    "python": ([{"cat": "python_function", "name": "train.py(7): log", "dur": 490}],
+               "gap: train.py(7): log", "host"),
+    "nothing": ([{"cat": "cpu_op", "name": "aten::add", "dur": 100}], "gap", "host"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", GAPS)
+def test_the_time_between_operations_is_named_by_what_the_profiler_shows(
+    what: str, tmp_path: Path
+) -> None:
+    """Rank 2 leaves its device idle for 0.5 ms of each step; that is not the next kernel's."""
+    shown, name, cause = GAPS[what]
+    paths = []
+    for rank in range(4):
+        events = []
+        for step in range(20):
+            at, idle = 1440.0 * step, 500.0 * (rank == 2)
+            rows: list[dict[str, Any]] = [
+                {"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 1440},
+                {"cat": "kernel", "name": "gemm", "ts": at + 10 + step % 3, "dur": 300, "tid": 7},
+                {"cat": "kernel", "name": "relu", "ts": at + 320 + idle, "dur": 300, "tid": 7},
+                {"cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+                 "ts": at + 630 + idle, "dur": 800 - idle, "tid": 20},
+            ]  # fmt: skip
+            if rank == 2:
+                rows += [{"ts": at + 320, "tid": 1, **one} for one in shown]
+            events += [{"ph": "X", "tid": 1, **one} for one in rows]
+        paths.append(tmp_path / f"rank{rank}.json")
+        paths[-1].write_text(json.dumps({"traceEvents": events}))
+    report = analyze(read_traces(paths).table)
+    (found,) = report.findings
+    assert (found.ranks, found.cause) == ((2,), cause)
+    (gap,) = (one for one in report.operations if one.kind == "gap")
+    assert gap.name == name
+    assert gap.own_s == pytest.approx(500e-6 / 4, rel=0.1), "a step and rank, in the mean"
+    others = [one.own_s for one in report.operations if one.kind == "compute"]
+    assert sum(others) == pytest.approx(600e-6, rel=0.1)
 
 
 def test_clocks_of_files_with_different_bases_fit(tmp_path: Path) -> None:

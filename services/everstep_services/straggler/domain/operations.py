@@ -101,6 +101,9 @@ class Operations:
     """The number of a collective within its group; -1 where it is not known."""
     tokens: Array | None = None
     """How much the operation had to work on; NaN where it is not known."""
+    gap: Array | None = None
+    """What the trace shows of the time before the operation in which its rank did nothing that is
+    in the table: an index into `ops`, -1 where it shows nothing."""
     ops: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     members: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -137,6 +140,7 @@ class Operations:
             microbatch=self.microbatch[rows],
             sequence=self.sequence[rows],
             tokens=None if self.tokens is None else self.tokens[rows],
+            gap=None if self.gap is None else self.gap[rows],
         )
 
 

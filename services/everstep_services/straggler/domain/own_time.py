@@ -54,12 +54,16 @@ def own_time(parts: Decomposed, steps: Array, amount: Array) -> OwnTime:
         return found
 
     cause = np.array([CAUSES.index(cause_of(name)) for name in trace.table.ops] or [0])
-    gaps = CAUSES.index("host" if compute.any() else "unknown")
+    gaps = np.full(len(compute), CAUSES.index("host" if compute.any() else "unknown"))
+    if trace.table.gap is not None:
+        named = trace.table.gap >= 0
+        is_input = cause[trace.table.gap] == CAUSES.index("input")
+        gaps[named] = np.where(is_input, CAUSES.index("input"), CAUSES.index("host"))[named]
     work, idle = np.where(compute, parts.work_s, 0.0), idle_lags(parts)
     found: dict[Cause, Array] = {}
     for number, name in enumerate(CAUSES):
         own = np.where(cause[trace.table.op] == number, work / amount, 0.0)
-        found[name] = summed(own + (idle if number == gaps else 0.0))
+        found[name] = summed(own + np.where(gaps == number, idle, 0.0))
     return OwnTime(steps, found, summed(work + idle))
 
 

@@ -167,7 +167,9 @@ def part_rows(
     case: Case, key: Array, names: Sequence[str], questions: Questions, asked: dict[int, int]
 ) -> tuple[PartRow, ...]:
     parts, steps = case.parts, len(case.trace.steps)
-    own = np.bincount(key, weights=parts.lag_s + parts.work_s, minlength=len(names))
+    gaps = None if names is case.roles else case.trace.table.gap
+    lag_s = parts.lag_s if gaps is None else np.where(gaps < 0, parts.lag_s, 0.0)
+    own = np.bincount(key, weights=lag_s + parts.work_s, minlength=len(names))
     members = combined(key, case.trace.rank)
     _, first = np.unique(members, return_index=True)
     ranks = np.maximum(np.bincount(key[first], minlength=len(names)), 1)
@@ -182,7 +184,19 @@ def part_rows(
         )
         for number, kind in kinds.items()
     ]
+    if gaps is not None:
+        rows += _gap_rows(gaps, parts.lag_s, names, steps * len(case.trace.ranks))
     return tuple(sorted(rows, key=lambda one: -one.own_s))
+
+
+def _gap_rows(gaps: Array, lag_s: Array, names: Sequence[str], count: int) -> list[PartRow]:
+    """The time between operations, by what the trace shows of it."""
+    named = gaps >= 0
+    own = np.bincount(gaps[named], weights=lag_s[named], minlength=len(names)) / count
+    return [
+        PartRow(name=names[one], kind="gap", own_s=float(own[one]), price_ratio=None)
+        for one in np.flatnonzero(own > 0).tolist()
+    ]
 
 
 def step_rows(parts: Decomposed, questions: Questions, whole: int) -> tuple[StepRow, ...]:

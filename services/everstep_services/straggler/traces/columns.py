@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from everstep_services.straggler.domain.arrays import combined
 from everstep_services.straggler.domain.operations import Array, Operations, Place
 from everstep_services.straggler.traces.errors import TraceError
 
@@ -29,6 +30,9 @@ _WHOLE = frozenset(
     {"rank", "step", "data", "pipeline", "tensor", "expert", "microbatch", "sequence"}
 )
 _PLACES = ("data", "pipeline", "tensor", "expert")
+_TIMES = ("start", "duration")
+_IDENTITY = ("op", "group", "microbatch", "sequence")
+"""What tells the operations of a rank's step apart."""
 _LARGEST = 2**31 - 2
 _LONGEST_S = 1e7
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -69,6 +73,13 @@ class Words:
         return np.fromiter((codes[text] for text in texts), dtype=np.int32, count=len(texts))
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    path: Path
+    rows: int
+    line: Callable[[int], str]
+
+
 @dataclass
 class Builder:
     """Takes parts of tables, of one file after another, and makes one table of them."""
@@ -77,7 +88,8 @@ class Builder:
     words: dict[str, Words] = field(default_factory=lambda: {name: Words() for name in TEXTS})
     parts: dict[str, list[Array]] = field(default_factory=dict)
     rows: int = 0
-    origin_s: float | None = None
+    sources: list[_Source] = field(default_factory=list)
+    """Of each part: where it is from."""
 
     def add(self, path: Path, columns: Mapping[str, Array], line: Callable[[int], str]) -> None:
         """Take a part in: texts as `words` encode them, numbers as floats, NaN for none.
@@ -88,8 +100,11 @@ class Builder:
         self.rows += count
         if self.rows > MOST_ROWS:
             raise TraceError(path, f"more than {MOST_ROWS} operations: give fewer steps or files")
-        for name in _ALIASES:
-            if name in columns:
+        self.sources.append(_Source(path, count, line))
+        for name in (*_ALIASES, "gap"):
+            if name == "gap":
+                values = columns.get(name, np.full(count, -1, dtype=np.int32))
+            elif name in columns:
                 values = _checked(path, name, columns[name], line, self.unit_s)
             else:
                 values = np.full(count, np.nan if name == "tokens" else -1, dtype=_kept(name))
@@ -101,6 +116,7 @@ class Builder:
             raise TraceError(path, "it has no operations")
         whole = {name: np.concatenate(parts) for name, parts in self.parts.items()}
         self.parts.clear()
+        _refuse_contradictions(self.sources, whole)
         start = whole["start"] - whole["start"].min()
         tokens = whole["tokens"]
         ranks, first = np.unique(whole["rank"], return_index=True)
@@ -118,6 +134,7 @@ class Builder:
             duration=whole["duration"], group=whole["group"], microbatch=whole["microbatch"],
             sequence=whole["sequence"],
             tokens=tokens if np.isfinite(tokens).any() else None,
+            gap=whole["gap"] if (whole["gap"] >= 0).any() else None,
             ops=tuple(self.words["op"].numbers), groups=tuple(self.words["group"].numbers),
             roles=self._of_ranks("role", whole["role"][first], ranks),
             hosts=self._of_ranks("host", whole["host"][first], ranks),
@@ -128,6 +145,76 @@ class Builder:
         texts = list(self.words[name].numbers)
         pairs = zip(ranks, codes, strict=True)
         return {int(rank): texts[code] for rank, code in pairs if code >= 0}
+
+
+def _refuse_contradictions(sources: Sequence[_Source], whole: Mapping[str, Array]) -> None:
+    """Refuse operations of one rank and step that two files have, each in its own way.
+
+    A table may be cut into files at any row: then one step of a rank is in two files, in parts.
+    """
+    paths = list(dict.fromkeys(one.path for one in sources))
+    if len(paths) < 2:
+        return
+    file = np.repeat([paths.index(one.path) for one in sources], [one.rows for one in sources])
+    rows = np.flatnonzero(np.isin(whole["rank"], _shared(whole["rank"], file)))
+    for rank in np.unique(whole["rank"][rows]):
+        mine = rows[whole["rank"][rows] == rank]
+        found = _twice(mine, file, whole)
+        if found is not None:
+            first, again = found
+            (path, line), (other, place) = _where(sources, again), _where(sources, first)
+            is_copy = all(whole[name][first] == whole[name][again] for name in _TIMES)
+            raise TraceError(
+                path,
+                f"{line}: rank {rank} has step {whole['step'][again]} in {other}, {place}, too, "
+                f"with {'the same' if is_copy else 'other'} times: give each rank and step once",
+            )
+
+
+def _shared(keys: Array, file: Array) -> Array:
+    """The keys that more than one file has."""
+    pairs = np.unique(np.c_[keys, file], axis=0)
+    values, count = np.unique(pairs[:, 0], return_counts=True)
+    shared: Array = values[count > 1]
+    return shared
+
+
+_MOST_SHARED_STEPS = 64
+
+
+def _twice(rows: Array, file: Array, whole: Mapping[str, Array]) -> tuple[int, int] | None:
+    """Two rows of one rank, in two files, for the same operation of a step; None if none are."""
+    step = whole["step"]
+    rows = rows[np.isin(step[rows], _shared(step[rows], file[rows]))]
+    found: list[tuple[int, int]] = []
+    for number in np.unique(step[rows])[:_MOST_SHARED_STEPS]:
+        here = rows[step[rows] == number]
+        what = combined(*(whole[name][here] for name in _IDENTITY))
+        common = np.isin(what, _shared(what, file[here]))
+        if not common.any():
+            continue
+        here, what = here[common], what[common]
+        first = int(here[0])
+        again = int(here[(file[here] != file[first]) & (what == what[0])][0])
+        spans = [_span(here[file[here] == one], whole) for one in (file[first], file[again])]
+        found.append((first, again))
+        if len(found) > 1 or (spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]):
+            return found[0]
+    return None
+
+
+def _span(rows: Array, whole: Mapping[str, Array]) -> tuple[float, float]:
+    start = whole["start"][rows]
+    return float(start.min()), float((start + whole["duration"][rows]).max())
+
+
+def _where(sources: Sequence[_Source], row: int) -> tuple[Path, str]:
+    """The file of a row, and its place there."""
+    for one in sources:
+        if row < one.rows:
+            return one.path, one.line(row)
+        row -= one.rows
+    raise IndexError(row)
 
 
 def _kept(name: str) -> Any:

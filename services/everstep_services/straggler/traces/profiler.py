@@ -81,6 +81,7 @@ class ProfilerTraces:
             "duration": np.array([row.duration for row in rows]) * 1e-6,
             "group": self.into.words["group"].encoded([row.group for row in rows]),
             "sequence": np.array([row.sequence for row in rows]),
+            "gap": self.into.words["op"].encoded([row.gap for row in rows]),
         }
         if isinstance(trace.host_name, str) and trace.host_name:
             columns["host"] = self.into.words["host"].encoded([trace.host_name[:64]] * len(rows))
@@ -140,6 +141,8 @@ class _Row:
     duration: float
     group: str = ""
     sequence: float = np.nan
+    gap: str = ""
+    """What the profiler shows of the time before it, in which nothing else of the rank ran."""
 
 
 def _rows(path: Path, trace: _Trace, rank: int, group: str) -> list[_Row]:
@@ -154,7 +157,56 @@ def _rows(path: Path, trace: _Trace, rank: int, group: str) -> list[_Row]:
         if place >= 0 and row.start < steps[place].start + steps[place].duration:
             row.step = steps[place].step
             found.append(row)
+    _name_gaps(found, steps, events)
     return found
+
+
+_LEAST_GAP_US = 50.0
+_SHOWS = 0.5
+"""Of a gap so much must be within an event that tells what it was."""
+_HOST_EVENTS = frozenset(
+    {"cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver"}
+)
+
+
+def _name_gaps(rows: Sequence[_Row], steps: Sequence[_Row], events: Sequence[_Event]) -> None:
+    """Name the times of a step in which no operation ran by what the host did meanwhile."""
+    hosts = sorted(
+        (
+            one
+            for one in events
+            if one.cat in _HOST_EVENTS
+            and one.dur >= _SHOWS * _LEAST_GAP_US
+            and not _NOT_WORK.match(one.name)
+        ),
+        key=lambda one: one.ts,
+    )
+    begins = {one.step: one.start for one in steps}
+    active: list[_Event] = []
+    at, end = 0, -np.inf
+    for row in sorted(rows, key=lambda one: one.start):
+        begin = begins[row.step] if end == -np.inf else end
+        end = max(end, row.start + row.duration)
+        if row.start - begin < _LEAST_GAP_US:
+            continue
+        while at < len(hosts) and hosts[at].ts < row.start:
+            active.append(hosts[at])
+            at += 1
+        active = [one for one in active if one.ts + one.dur > begin]
+        row.gap = _gap_name(active, begin, row.start)
+
+
+def _gap_name(events: Sequence[_Event], begin: float, end: float) -> str:
+    """Of what is most of a gap the data loader, else the innermost; `gap` where nothing is."""
+    least = _SHOWS * (end - begin)
+    most = [
+        one for one in events if min(one.ts + one.dur, end) - max(float(one.ts), begin) >= least
+    ]
+    if any(_kind(one.name) == "dataloader" for one in most):
+        return "gap: dataloader"
+    if not most:
+        return "gap"
+    return f"gap: {min(most, key=lambda one: one.dur).name}"[:128]
 
 
 def _timed(event: _Event) -> bool:
