@@ -32,7 +32,10 @@ from everstep.messages import (
     ShowNodes,
     ShowRound,
     ShowScores,
+    ShowSwitches,
     ShowTimings,
+    SwitchInForce,
+    SwitchTable,
     TimingTable,
 )
 from everstep.messages.questions.straggler import RankScores, TimingRow
@@ -50,7 +53,7 @@ from tests.unit.round_documents import round_document
 JOB = "a-job"
 VERBS = ("stop", "restart", "save", "drain", "measure", "check", "show", "evidence")
 CATALOG_VERBS = ("locate", "list", "change", "scan", "collect")
-STRAGGLER_VERBS = ("scores", "timings")
+STRAGGLER_VERBS = ("scores", "timings", "switches")
 HEALTH_VERBS = ("limits", "set_limit", "nodes", "exclude", "include", "control")
 schemathesis.checks.load_all_checks()
 EXCLUDED = [
@@ -82,6 +85,9 @@ async def compared(question: Message) -> Message:
     """What straggler says to everything."""
     if isinstance(question, ShowScores):
         return RankScoreTable(round=1, window=16, ranks=(RankScores(rank=0, node="n"),))
+    if isinstance(question, ShowSwitches):
+        one = SwitchInForce(name="straggler.timings", value="on", source="default")
+        return SwitchTable(switches=(one,))
     assert isinstance(question, ShowTimings)
     row = TimingRow(rank=0, node="n", role="", values=(0.5, None))
     windows = ((1, 16), (17, 32))

@@ -26,10 +26,12 @@ from everstep.messages import (
     RankScoreTable,
     ReadClock,
     ShowScores,
+    ShowSwitches,
     ShowTimings,
     StragglerCleared,
     StragglerFound,
     StragglersDocument,
+    SwitchTable,
     TimingTable,
     decode,
     decode_as,
@@ -461,6 +463,20 @@ async def test_a_report_comes_at_an_interval_only_while_timings_do(
             await clock.advance(1.0)
     lines = [one for one in caplog.messages if one.startswith("rank_report job=j window=")]
     assert len(lines) == reports
+
+
+async def test_every_switch_is_told_with_its_source_by_whoever_is_asked(
+    bus: NatsBus, job: str
+) -> None:
+    """Of a job of which nothing was heard, too (A6.5)."""
+    await switch(bus, job, switched(blank(), {"straggler.stop_reports": "3"}, "ann", "r"))
+    async with at_work(bus):
+        question = ShowSwitches(job=job)
+        of = SwitchTable
+        table = await bus.ask("straggler", "switches", question, of, job=job, within_s=30)
+    found = {one.name: (one.value, one.source) for one in table.switches}
+    assert found["straggler.stop_reports"] == ("3", "control of the job")
+    assert found["straggler.window_s"] == ("10", "default")
 
 
 async def test_it_runs_as_a_process_and_stops_when_asked(nats: DevServer, tmp_path: Path) -> None:

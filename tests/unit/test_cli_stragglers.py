@@ -8,6 +8,7 @@ import pytest
 
 from everstep_services.cli.commands import stragglers
 from everstep_services.cli.layout import percent, slow_rank
+from everstep_services.cli.limits_page import in_force_page
 from everstep_services.cli.output import say_cut
 from everstep_services.cli.stragglers.job_page import beside, heat_map
 
@@ -116,3 +117,16 @@ def test_a_list_of_nothing_is_not_called_cut(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
     say_cut(3)
     assert capsys.readouterr().err == "only 3 are shown, and there are more: -n 30 shows more\n"
+
+
+def test_each_switch_of_slow_ranks_is_a_line_with_its_source() -> None:
+    """What holds is shown, set or not (A6.5)."""
+    values = [("straggler.cpu", "off", "control"), ("straggler.window_s", "10", "default")]
+    switches = [{"name": name, "value": value, "source": one} for name, value, one in values]
+    head, *lines = in_force_page(switches, "llama")
+    assert head == "slow ranks, job llama:"
+    assert [line.split() for line in lines] == [
+        ["straggler.cpu", "off", "(set", "for", "all", "jobs)"],
+        ["straggler.window_s", "10", "(default)"],
+    ]
+    assert list(in_force_page([], None)) == []

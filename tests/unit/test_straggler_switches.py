@@ -1,11 +1,13 @@
 """Each switch that operators can set acts on how slow ranks are sought."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from everstep.messages import ControlDocument
 from everstep_services.health.nodes.control import SETTINGS, blank, switched
-from everstep_services.straggler.domain.switches import Switches, in_force
+from everstep_services.straggler.domain.switches import Switches, explained, in_force
 from everstep_services.straggler.settings import StragglerSettings, defaults
 
 EXAMPLES = {
@@ -98,3 +100,35 @@ def test_a_value_that_makes_no_sense_changes_nothing(value: str) -> None:
 def test_settings_that_cannot_work_are_refused(changes: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         StragglerSettings(**changes)  # type: ignore[arg-type]
+
+
+def sources(*arguments: Any) -> dict[str, tuple[str, str]]:
+    return {one.name: (one.value, one.source) for one in explained(*arguments)}
+
+
+def test_each_switch_is_shown_with_its_value_and_where_that_is_from() -> None:
+    settings = defaults(StragglerSettings(window_s=3.0, timings=False))
+    cluster = switched(blank(), {"straggler.cpu": "off", "straggler.stop_reports": "10"}, "a", "r")
+    job = switched(blank(), {"straggler.slower_ratio": "0.1", "modes.stop": "enforce"}, "a", "r")
+    found = sources(settings, cluster, job)
+    assert set(found) == {*EXAMPLES, "modes.stop", "modes.exclude"}
+    assert found["straggler.window_s"] == ("3", "settings")
+    assert found["straggler.timings"] == ("off", "settings")
+    assert found["straggler.cpu"] == ("off", "control")
+    assert found["straggler.stop_reports"] == ("10", "control"), "set, if to the default"
+    assert found["straggler.slower_ratio"] == ("0.1", "control of the job")
+    assert found["modes.stop"] == ("enforce", "control of the job")
+    assert found["straggler.exclude_causes"] == ("host,device,network", "default")
+    braked = switched(cluster, {"brake": "on"}, "ann", "r")
+    assert sources(settings, braked, job)["modes.stop"] == ("observe", "brake")
+    absurd = replace(cluster, settings={"straggler.window_s": "soon"})
+    assert sources(settings, absurd, None)["straggler.window_s"] == ("3", "settings")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_shown_is_what_was_set(name: str) -> None:
+    value, _ = EXAMPLES[name]
+    cluster = switched(blank(), {name: value}, "ann", "r")
+    assert sources(Switches(), cluster, None)[name] == (value, "control")
+    assert sources(Switches(), None, cluster)[name] == (value, "control of the job")
+    assert sources(Switches(), None, None)[name][1] == "default"

@@ -1,9 +1,10 @@
 """Limits and switches on the screen."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from everstep_services.cli.client import Api
+from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.layout import Record, aligned, moment, span
 from everstep_services.cli.operating import quoted
@@ -36,14 +37,52 @@ def print_limits(invocation: Invocation, api: Api, job: str) -> None:
         say(line)
 
 
-def print_control(invocation: Invocation, api: Api) -> None:
-    """Every switch that is in force."""
+def print_control(invocation: Invocation, api: Api, job: str | None = None) -> None:
+    """Every switch that was set; of slow ranks also what holds where nothing was."""
     found = api.get("control")
+    in_force, note = _in_force(api, job)
     if invocation.output in {"json", "jsonl", "name"}:
-        print_json({"schema": schema("control"), **found})
-        return
-    for line in control_page(found):
-        echo(line)
+        print_json({"schema": schema("control"), **found, "straggler": in_force})
+    else:
+        for line in control_page(found):
+            echo(line)
+        for line in in_force_page(in_force, job):
+            echo(line)
+    if note:
+        say(note)
+
+
+def _in_force(api: Api, job: str | None) -> tuple[list[Record], str]:
+    """The switches of slow ranks, and why they are not known."""
+    try:
+        found = api.get("control/straggler", {"job": job} if job else None)
+    except CliError as error:
+        if error.code != Exit.UNREACHABLE:
+            raise
+        return [], f"switches of slow ranks: {error}"
+    return list(found["switches"]), ""
+
+
+_SOURCES = {
+    "control": "set for all jobs",
+    "control of the job": "set for this job",
+    "brake": "the brake is on",
+}
+
+
+def in_force_page(switches: Sequence[Record], job: str | None) -> Iterator[str]:
+    """What holds of each switch of slow ranks, and where that is from."""
+    if switches:
+        yield f"slow ranks, {f'job {cell(job)}' if job else 'where a job has nothing of its own'}:"
+        yield from aligned(
+            [
+                (
+                    cell(one["name"]),
+                    f"{cell(one['value'])}  ({_SOURCES.get(one['source'], cell(one['source']))})",
+                )
+                for one in switches
+            ]
+        )
 
 
 def control_page(found: Record) -> Iterator[str]:

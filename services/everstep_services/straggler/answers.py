@@ -7,19 +7,25 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from everstep.bus.asking import RefusalError
+from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Handler
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (
     ClockReading,
+    ControlDocument,
     Message,
     RankScoreTable,
     ReadClock,
     ShowScores,
+    ShowSwitches,
     ShowTimings,
+    SwitchInForce,
+    SwitchTable,
     TimingTable,
 )
-from everstep.messages.codec import MessageTooLargeError, encode
+from everstep.messages.codec import BadMessageError, MessageTooLargeError, decode_as, encode
+from everstep.subjects import CLUSTER
 from everstep_services.straggler.jobs import Jobs, TrackedJob
 from everstep_services.straggler.turns import Judge, Turns
 
@@ -47,6 +53,7 @@ class Answers:
         handlers: dict[str, Handler] = {
             "scores": self._scores,
             "timings": self._timings,
+            "switches": self._switches,
             "clock": self._clock_reading,
         }
         async with self._bus.answer("straggler", handlers):
@@ -85,6 +92,27 @@ class Answers:
             return _fitting(of, most)
 
         return await self._turns.ask(one, table)
+
+    async def _switches(self, question: Message) -> Message:
+        assert isinstance(question, ShowSwitches)
+        cluster = await self._control(CLUSTER)
+        job = None if question.job == CLUSTER else await self._control(question.job)
+        found = self._jobs.explained(cluster, job)
+        return SwitchTable(
+            switches=tuple(
+                SwitchInForce(name=one.name, value=one.value, source=one.source) for one in found
+            )
+        )
+
+    async def _control(self, key: str) -> ControlDocument | None:
+        try:
+            document = await self._bus.documents("CONTROL").get(key)
+        except BusError as error:
+            raise RefusalError("503", f"the switches cannot be read: {error}") from error
+        try:
+            return None if document.data is None else decode_as(document.data, ControlDocument)
+        except BadMessageError:
+            return None  # a newer release's: it is followed by nobody here either
 
     async def _clock_reading(self, question: Message) -> Message:
         assert isinstance(question, ReadClock)

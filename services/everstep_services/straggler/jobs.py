@@ -16,7 +16,13 @@ from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
 from everstep_services.straggler.domain.findings import blank
 from everstep_services.straggler.domain.policy import Decision, Policy
 from everstep_services.straggler.domain.rules import Rules
-from everstep_services.straggler.domain.switches import SWITCHED_OFF, Switches, in_force
+from everstep_services.straggler.domain.switches import (
+    SWITCHED_OFF,
+    Switches,
+    SwitchValue,
+    explained,
+    in_force,
+)
 from everstep_services.straggler.domain.verdict import Limits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
 from everstep_services.straggler.settings import StragglerSettings, defaults
@@ -242,6 +248,12 @@ class Jobs:
     def switches(self, job: str) -> Switches:
         """What holds for a job."""
         return in_force(self._default, self._controls.get(CLUSTER), self._controls.get(job))
+
+    def explained(
+        self, cluster: ControlDocument | None, job: ControlDocument | None
+    ) -> tuple[SwitchValue, ...]:
+        """Every switch, and where its value is from, by these documents."""
+        return explained(self._default, cluster, job)
 
     def control(self, key: str, document: ControlDocument | None) -> None:
         """Switches of a job, or of all, have changed."""

@@ -54,7 +54,9 @@ from everstep.messages.questions.straggler import (
     RankScoreTable,
     ReadClock,
     ShowScores,
+    ShowSwitches,
     ShowTimings,
+    SwitchTable,
     TimingTable,
 )
 
@@ -92,6 +94,7 @@ ASKS = (
     Ask("logins", "renew", RenewLogin, LoginRenewed),
     Ask("straggler", "scores", ShowScores, RankScoreTable),
     Ask("straggler", "timings", ShowTimings, TimingTable),
+    Ask("straggler", "switches", ShowSwitches, SwitchTable),
     Ask("straggler", "clock", ReadClock, ClockReading),
     Ask("attribution", "explain", Explain, VerdictReached),
     Ask("attribution", "correct", CorrectVerdict, Done),

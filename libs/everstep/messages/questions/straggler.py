@@ -130,6 +130,31 @@ class TimingTable(Reply, frozen=True, kw_only=True, tag="timing_table.v1"):
     """Nobody counts steps: a step is a second since 1970."""
 
 
+class ShowSwitches(Question, frozen=True, kw_only=True, tag="show_switches.v1"):
+    """Which switches hold for slow ranks? Anyone asks straggler.
+
+    About a job, or about all that have none of their own: `everstep.subjects.CLUSTER`.
+    """
+
+
+class SwitchInForce(Part, frozen=True, kw_only=True):
+    """What holds of one switch."""
+
+    name: Name
+    """Its dotted name: `straggler.window_s`."""
+    value: str
+    """As an operator would write it."""
+    source: str
+    """Where it is from: `default`, `settings`, `control`, `control of the job`, or `brake`."""
+
+
+class SwitchTable(Reply, frozen=True, kw_only=True, tag="switch_table.v1"):
+    """All switches of slow ranks."""
+
+    switches: tuple[SwitchInForce, ...]
+    """By name."""
+
+
 class ReadClock(Question, frozen=True, kw_only=True, tag="read_clock.v1"):
     """What time is it? Agents ask straggler, to learn how far their clock is ahead."""
 

@@ -15,15 +15,16 @@ def command() -> None:
 
 
 @command.command()
+@click.option("--job", help="Switches of slow ranks as they hold for this job.")
 @with_api_options
 @click.pass_obj
-def show(invocation: Invocation) -> None:
-    """Show every switch that is in force, who changed it last, and why."""
+def show(invocation: Invocation, *, job: str | None) -> None:
+    """Show every switch that was set, by whom and why, and what holds for slow ranks."""
     from everstep_services.cli.limits_page import print_control
     from everstep_services.cli.location import open_api
 
     with open_api(invocation) as api:
-        print_control(invocation, api)
+        print_control(invocation, api, job)
 
 
 @command.command(name="set")

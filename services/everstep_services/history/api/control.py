@@ -1,11 +1,12 @@
 """`/control` and `/brake`: what was switched at run time. Health changes it; all follow it."""
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.bus.errors import BusError
-from everstep.messages import ControlDocument, NodesDocument
+from everstep.bus.errors import BusDeniedError, BusError
+from everstep.messages import ControlDocument, NodesDocument, ShowSwitches, SwitchTable
 from everstep.messages.base import DocumentBody
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
@@ -18,8 +19,12 @@ from everstep_services.history.api.dto import (
     Decided,
     ExclusionOut,
     Switches,
+    SwitchesInForce,
+    SwitchInForce,
 )
+from everstep_services.history.api.parameters import NAME
 from everstep_services.history.api.problems import responses
+from everstep_services.history.deeds import DeedError, ask
 
 D = TypeVar("D", bound=DocumentBody)
 
@@ -42,6 +47,37 @@ async def get_control(context: Ctx, _token: Reader) -> Control:
         )
     except BusError as error:
         raise unavailable("bus", error) from error
+
+
+class AboutJob(BaseModel):
+    """Of which job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: str | None = Field(None, pattern=NAME, description="Of this job; by default of all.")
+
+
+@router.get(
+    "/control/straggler", summary="Switches of slow ranks in force", responses=responses(422)
+)
+async def get_straggler_switches(
+    context: Ctx, _token: Reader, asked: Annotated[AboutJob, Query()]
+) -> SwitchesInForce:
+    """How slow ranks are sought: each switch, its value, and where that is from."""
+    question = ShowSwitches(job=asked.job or CLUSTER)
+    try:
+        table = await ask(
+            context.bus, "straggler", "switches", question, SwitchTable, see="control show"
+        )
+    except (DeedError, BusDeniedError) as error:
+        raise unavailable("straggler", error) from error
+    return SwitchesInForce(
+        job=asked.job,
+        switches=[
+            SwitchInForce(name=one.name, value=one.value, source=one.source)
+            for one in table.switches
+        ],
+    )
 
 
 @router.post("/control", summary="Change switches", status_code=202, responses=responses(404, 409))

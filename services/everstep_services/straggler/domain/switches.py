@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from everstep.messages import ControlDocument
 
@@ -67,6 +67,98 @@ def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
         stop_mode=_mode(modes, "stop", is_braked=is_braked),
         exclude_mode=_mode(modes, "exclude", is_braked=is_braked),
     )
+
+
+_FIELDS = {
+    "straggler.timings": "is_on",
+    "straggler.cpu": "is_cpu_timed",
+    **{
+        f"straggler.{name}": name
+        for name in (
+            *("window_s", "window_steps", "slower_ratio", "stop_below", "stop_reports"),
+            *("exclude_after_s", "exclude_confidence", "exclude_causes"),
+        )
+    },
+    "modes.stop": "stop_mode",
+    "modes.exclude": "exclude_mode",
+}
+"""Each switch, and the field that it changes."""
+
+
+Source = Literal["default", "settings", "control", "control of the job", "brake"]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchValue:
+    """What holds of one switch, and where that is from."""
+
+    name: str
+    value: str
+    source: Source
+
+
+def explained(
+    settings: Switches, cluster: ControlDocument | None, job: ControlDocument | None
+) -> tuple[SwitchValue, ...]:
+    """Every switch by name. `settings` is what holds where nothing was switched."""
+    now = in_force(settings, cluster, job)
+    return tuple(
+        SwitchValue(name, _written(getattr(now, field)), _source(name, settings, (cluster, job)))
+        for name, field in sorted(_FIELDS.items())
+    )
+
+
+def _source(
+    name: str,
+    settings: Switches,
+    documents: tuple[ControlDocument | None, ControlDocument | None],
+) -> Source:
+    field = _FIELDS[name]
+    is_braked = any(one is not None and one.is_braked for one in documents)
+    for document, source in zip(reversed(documents), _OF_DOCUMENTS, strict=True):
+        if document is not None and _acts(document, name, settings):
+            return "brake" if is_braked and name.startswith("modes.") else source
+    return "default" if getattr(settings, field) == getattr(Switches(), field) else "settings"
+
+
+_OF_DOCUMENTS: tuple[Source, Source] = ("control of the job", "control")
+
+
+def _acts(document: ControlDocument, name: str, settings: Switches) -> bool:
+    """Whether a document decides a switch, whatever the settings say."""
+    if name.startswith("modes."):
+        return name.removeprefix("modes.") in document.modes
+    field = _FIELDS[name]
+    changed: dict[str, Any] = {field: _different(getattr(settings, field))}
+    other = replace(settings, **changed)
+    return bool(
+        getattr(in_force(settings, document), field) == getattr(in_force(other, document), field)
+    )
+
+
+def _different(value: object) -> object:
+    match value:
+        case bool():
+            return not value
+        case tuple():
+            return ()
+        case int() | float():
+            return value + 1
+        case _:
+            return None
+
+
+def _written(value: object) -> str:
+    """As an operator writes it."""
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case tuple():
+            return ",".join(value)
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
 
 
 def _is_on(values: Mapping[str, str], name: str, default: bool) -> bool:

@@ -32,6 +32,8 @@ from everstep_services.history.api.dto.health import (
     RankNow,
     Ranks,
     Switches,
+    SwitchesInForce,
+    SwitchInForce,
 )
 from everstep_services.history.api.dto.incidents import (
     Action,
@@ -192,7 +194,9 @@ __all__ = [
     "StepShift",
     "StopWanted",
     "SuspectOut",
+    "SwitchInForce",
     "Switches",
+    "SwitchesInForce",
     "TierReadOut",
     "Timings",
     "TokenOut",

@@ -114,6 +114,24 @@ class Switches(Answer):
     revision: int = Field(description="Of the document that says so; 0 while there is none.")
 
 
+class SwitchInForce(Answer):
+    """What holds of one switch."""
+
+    name: str = Field(examples=["straggler.window_s"])
+    value: str = Field(description="As an operator would write it.")
+    source: str = Field(
+        description="`default`, `settings` of the service, `control` for all jobs, `control of "
+        "the job`, or `brake`."
+    )
+
+
+class SwitchesInForce(Answer):
+    """All switches of slow ranks, for a job or for those that have none of their own."""
+
+    job: str | None
+    switches: list[SwitchInForce]
+
+
 class Control(Answer):
     """Every switch that is in force, as the bus holds it now."""
 
