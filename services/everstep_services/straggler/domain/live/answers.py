@@ -1,6 +1,7 @@
 """What may be asked of a live job: scores of its ranks, tables of timings, gauges."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from everstep.messages import (
     TimingRow,
     TimingTable,
 )
-from everstep_services.straggler.domain.arrays import dense, means_by
+from everstep_services.straggler.domain.arrays import dense, means_by, medians_by
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.live.round import Round
 from everstep_services.straggler.domain.live.samples import Group
@@ -40,7 +41,7 @@ def score_table(round_: Round, most: int, role: str) -> RankScoreTable:
     return RankScoreTable(
         round=round_.number,
         window=sample.last_step,
-        ranks=tuple(_rank(round_, measured, int(row)) for row in order[: max(0, most)]),
+        ranks=tuple(_ranks(round_, measured, order[: max(0, most)])),
         ranks_seen=int(np.isfinite(measured.own_s).sum()),
         slowdown_ratio=None if round_.cost is None else round_.cost.slowdown_ratio,
         groups=_groups(measured, round_.meter.names.groups.names()),
@@ -75,32 +76,61 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - 3} more roles" if len(names) > 3 else shown
 
 
-def _rank(round_: Round, measured: Measured, row: int) -> RankScores:
-    sample = measured.sample
-    rank = int(sample.rank[row])
-    return RankScores(
-        rank=rank,
-        node=sample.nodes[int(sample.node[row])].node,
-        role=measured.roles[int(measured.role[row])],
-        scores=tuple(_scores(measured, row)),
-        is_straggler=rank in round_.slow(),
-        own_s=_known(measured.own_s[row]),
-        slower_ratio=_known(round_.slower[rank]),
-        lateness_s=_known(measured.late_s[row]),
-        waited_s=_known(measured.waited_s[row]),
+_SIGNALS = (("cpu", "main_cpu_s"), ("runnable", "runnable_s"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """What many ranks are compared with, reckoned once: a job may have 100 000 of them."""
+
+    own_s: Array
+    """By role."""
+    lowest: Array
+    """By section."""
+    signals: Mapping[str, tuple[Array, Array]]
+    """Of each signal the value of each row, and what is usual in each role."""
+
+
+def _usual(measured: Measured) -> _Usual:
+    steps = np.maximum(measured.sample.steps, 1)
+    values = {name: measured.signal(of) / steps for name, of in _SIGNALS}
+    return _Usual(
+        own_s=_by_role(measured, measured.own_s),
+        lowest=np.fmin.reduce(measured.sections.medians, axis=0),
+        signals={name: (each, _by_role(measured, each)) for name, each in values.items()},
     )
 
 
-def _scores(measured: Measured, row: int) -> list[Score]:
-    found = []
-    own = float(measured.own_s[row])
-    same = measured.role == measured.role[row]
-    if np.isfinite(own) and own > 0:
-        usual = float(np.nanmedian(measured.own_s[same]))
-        found.append(
-            Score(signal="own", relative_score=usual / own, value_s=own, reference_s=usual)
+def _by_role(measured: Measured, values: Array) -> Array:
+    known = np.isfinite(values)
+    return medians_by(measured.role[known], values[known], len(measured.roles))
+
+
+def _ranks(round_: Round, measured: Measured, rows: Array) -> Iterator[RankScores]:
+    sample, usual, slow = measured.sample, _usual(measured), frozenset(round_.slow())
+    for row in rows.tolist():
+        rank = int(sample.rank[row])
+        yield RankScores(
+            rank=rank,
+            node=sample.nodes[int(sample.node[row])].node,
+            role=measured.roles[int(measured.role[row])],
+            scores=tuple(_scores(measured, row, usual)),
+            is_straggler=rank in slow,
+            own_s=_known(measured.own_s[row]),
+            slower_ratio=_known(round_.slower[rank]),
+            lateness_s=_known(measured.late_s[row]),
+            waited_s=_known(measured.waited_s[row]),
         )
-    lowest = np.fmin.reduce(measured.sections.medians, axis=0)
+
+
+def _scores(measured: Measured, row: int, usual: _Usual) -> list[Score]:
+    found = []
+    own, role = float(measured.own_s[row]), int(measured.role[row])
+    if np.isfinite(own) and own > 0:
+        middle = float(usual.own_s[role])
+        found.append(
+            Score(signal="own", relative_score=middle / own, value_s=own, reference_s=middle)
+        )
     for column, name in enumerate(measured.sections.names):
         value = _known(measured.sections.medians[row, column])
         if value is not None:
@@ -110,21 +140,20 @@ def _scores(measured: Measured, row: int) -> list[Score]:
                     relative_score=_known(measured.relative[row, column]),
                     individual_score=_known(measured.individual[row, column]),
                     value_s=value,
-                    reference_s=float(lowest[column]),
+                    reference_s=float(usual.lowest[column]),
                 )
             )
     gpu = _known(measured.gpu_relative[row])
     if gpu is not None:
         individual = _known(measured.gpu_individual[row])
         found.append(Score(signal="gpu", relative_score=gpu, individual_score=individual))
-    for signal, of in (("cpu", "main_cpu_s"), ("runnable", "runnable_s")):
-        values = measured.signal(of) / np.maximum(measured.sample.steps, 1)
+    for signal, (values, by_role) in usual.signals.items():
         value = _known(values[row])
         if value is not None:
-            usual = float(np.nanmedian(values[same]))
-            ratio = usual / value if value > 0 else None
+            middle = float(by_role[role])
+            ratio = middle / value if value > 0 else None
             found.append(
-                Score(signal=signal, relative_score=ratio, value_s=value, reference_s=usual)
+                Score(signal=signal, relative_score=ratio, value_s=value, reference_s=middle)
             )
     return found
 
