@@ -55,3 +55,9 @@ def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
         other = said | {"cause": cause}
         changed = list(verdict_lines(incident | {"revisions": [other]}))
         assert changed[-1] == f"  revision 1; at first it said {named}: batch 17 has no labels"
+
+
+def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:
+    """Without attribution there is no verdict, and that is no silence (A11.1)."""
+    (line,) = verdict_lines({"verdict": None})
+    assert line == "verdict: none yet; attribution judges an incident within seconds, where it runs"

@@ -18,9 +18,10 @@ _PAGE = "docs/runbooks/cause-{}.md"
 
 
 def verdict_lines(incident: Record) -> Iterator[str]:
-    """Nothing where attribution has said nothing."""
+    """The verdict; where there is none, that there is none, and what would bring one."""
     verdict = incident["verdict"]
     if verdict is None:
+        yield "verdict: none yet; attribution judges an incident within seconds, where it runs"
         return
     yield f"verdict: {cell(verdict['summary'])}"
     yield f"  {cell(verdict['verdict_reason'])}"

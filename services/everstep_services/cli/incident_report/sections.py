@@ -56,8 +56,6 @@ def sections(incident: Record, findings: Findings) -> Iterator[Section]:
     for title, part in PARTS.items():
         if title != _AS_A_TABLE:
             lines = list(part(incident))
-            if title == "Verdict" and not lines:
-                lines = ["no verdict: attribution has not looked at this incident"]
             if lines:
                 yield _lines(title, lines)
     yield from _collectives(findings.collectives)
