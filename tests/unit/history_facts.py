@@ -82,6 +82,9 @@ def make(kind: str, /, **values: Any) -> Fact:
     whole = example(KINDS[kind])
     assert isinstance(whole, Fact)
     values = {"id": fact_id(), "at": BEGAN, "job": "j", "source": "test", **values}
+    blob = getattr(whole, "blob", None)
+    if blob is not None and "blob" not in values:  # of another job it would be refused
+        values["blob"] = msgspec.structs.replace(blob, job=values["job"])
     return msgspec.structs.replace(whole, **values)
 
 
