@@ -110,6 +110,19 @@ def test_a_stall_that_is_said_again_changes_nothing() -> None:
     assert world.doc.stalls == before
 
 
+def test_how_far_a_stalled_rank_has_come_may_be_known_later_and_is_asked_about_anew() -> None:
+    """A3.3: whoever waits for it in a collective had excused it without knowing that."""
+    world = running()
+    stall(world)
+    excuse(world, "n0", 2, 60)
+    world.tick(1)
+    assert world.doc.phase == "running"
+    stall(world, waited_s=41, entered=17)
+    assert asked(world)[-1].entered == 17
+    world.tick(0.6)
+    assert world.doc.phase == "ending"
+
+
 def test_an_excuse_for_another_rank_is_none() -> None:
     world = running()
     stall(world)

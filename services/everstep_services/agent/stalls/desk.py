@@ -123,13 +123,28 @@ class Stalls:
                 pass
 
     def excuse(self, order: NameExcuse) -> acts.Tell | None:
-        """The answer to whether a stalled rank may wait for one of ours; none if it does not."""
-        excuse = None if self._is_ours(order) else self.watch.excuse(order)
+        """The answer to whether a stalled rank may wait for one of ours; none if it does not.
+
+        Of a rank of ours: how far it had come in collectives, if that was not known before.
+        """
+        if self._is_ours(order):
+            return self._seen_since(order)
+        excuse = self.watch.excuse(order)
         if excuse is None:
             return None
         rank, for_s = excuse
         reason = f"rank {rank} is within its limit for {time_text(for_s)} more"
         return acts.Tell(order.round, "excused", reason, order.rank, excuse_s=for_s)
+
+    def _seen_since(self, order: NameExcuse) -> acts.Tell | None:
+        fact = self._facts.get(order.rank)
+        entered = self.watch.entered(order.rank) if order.entered is None else None
+        if fact is None or entered is None:
+            return None
+        return acts.Tell(
+            order.round, "rank_stalled", order.reason, order.rank,
+            waited_s=order.waited_s, fact=fact.id, entered=entered,
+        )  # fmt: skip
 
     def _live(self) -> Collection[int]:
         return self._agent.live_ranks

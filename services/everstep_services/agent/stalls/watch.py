@@ -187,6 +187,14 @@ class StallWatch:
         )
         return judge.excuse(stalled, now, _SLACK_S)
 
+    def entered(self, rank: int) -> int | None:
+        """The last collective of all ranks that a late rank has entered; None if nobody knows."""
+        if self._judge is None:
+            return None
+        self._look(self._judge)
+        place = self._judge.places.get(rank)
+        return place.entered if isinstance(place, Place) else None
+
     def standing(self, rank: int) -> Standing | None:
         """Where a rank is now, for beats."""
         judge, known = self._judge, self._watched.rank(rank)

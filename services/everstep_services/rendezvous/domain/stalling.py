@@ -4,6 +4,8 @@ Who waits for a rank that saves, or works on, has not stalled itself. Only agent
 know, so they are asked first; who has no answer in time has no excuse.
 """
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from everstep.messages import NameExcuse, Report
@@ -35,8 +37,19 @@ def stalled(turn: Turn, report: Report) -> None:
         _observe(turn, report.node, report.reason, report.fact)
     elif doc.slots == 1 or report.rank is None:
         _decide(turn, _opened(turn, report))
-    elif len(doc.stalls) < _MOST and not _found(turn, report.rank):
+    elif known := _found(turn, report.rank):
+        _know_more(turn, known, report)
+    elif len(doc.stalls) < _MOST:
         turn.state.set(stalls=(*doc.stalls, _opened(turn, report)))
+
+
+def _know_more(turn: Turn, known: Sequence[OpenStall], report: Report) -> None:
+    """How far it has come is known now: whoever excused it without that is asked anew."""
+    for stall in known:
+        if stall.entered is None and report.entered is not None:
+            span = turn.now.new_id()
+            told = replace(stall, span=span, entered=report.entered, excused_s=0.0, excuse="")
+            _put(turn, told)
 
 
 def excused(turn: Turn, report: Report) -> None:
