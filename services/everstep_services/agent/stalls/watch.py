@@ -191,6 +191,7 @@ class StallWatch:
         """The last collective of all ranks that a late rank has entered; None if nobody knows."""
         if self._judge is None:
             return None
+        self._asked_until_s = self._clock.now() + _ASKED_AGAIN_S  # it is looked at until then
         self._look(self._judge)
         place = self._judge.places.get(rank)
         return place.entered if isinstance(place, Place) else None
