@@ -173,6 +173,26 @@ async def test_another_nodes_rank_is_looked_at_and_then_not_named(
     assert not is_named(6)
 
 
+async def test_a_late_rank_is_looked_at_again_while_its_excuse_is_asked_for(
+    tmp_path: Path, clock: Clock, sleeper: int
+) -> None:
+    """How far it has come may not have been known when its stall was reported (A3.3)."""
+    node = WatchedNode(tmp_path, clock, limits_of(data=30).rules, 1)
+    (rank,) = node.ranks
+    rank.run.step()
+    rank.run.begin("data")
+    node.watched(0).pid = sleeper
+    node.wait(60)
+    assert node.watch.entered(0) is None
+    assert set(node.watch._silent()) == {0}
+    recorded = trace(entry(0, 0.0, retired=True, collective_seq_id=7), g0=7)
+    async with worker_server(tmp_path, {"fr_trace_json": lambda: recorded}):
+        for _ in range(3):
+            await node.watch._closer.look(node.watch._silent())
+            clock.now += 4
+    assert node.watch.entered(0) == 7
+
+
 # -- random trainings ----------------------------------------------------------------------------
 
 LIMIT_S, LOOK_S, RANKS = 20.0, 5.0, 3
