@@ -21,6 +21,8 @@ from tests.waiting import until
 
 _SCRIPT = Path(__file__).with_name("train.py")
 _COMPARED_WITHIN_S = 120.0
+_USUAL_WINDOWS = 6
+"""What is usual for a network is learned from the windows before."""
 _FOUND_WITHIN_S = 40.0
 _CLEARED_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.05
@@ -64,6 +66,8 @@ class Training:
             for place in range(self.case.nodes):
                 self._start(place)
             self._until_compared()
+            if self.case.place == "network":
+                self._until_windows(_USUAL_WINDOWS)
             started = self.cluster.facts("rank_started")
             self.pids = {body["rank"]: body["pid"] for body in started}
             self._stack = stack.pop_all()
@@ -118,6 +122,14 @@ class Training:
             return len(known) == self.ranks
 
         until(compared, "all ranks are compared", despite=Exception, within_s=_COMPARED_WITHIN_S)
+
+    def _until_windows(self, count: int) -> None:
+        def passed() -> bool:
+            table = self.table()
+            return bool(table["window"] >= first + count * max(1, table["window_steps"]))
+
+        first = self.table()["window"]
+        until(passed, f"{count} windows have passed", within_s=_COMPARED_WITHIN_S)
 
     def _steps(self, rank: int) -> int:
         return int((self.cluster.folder / f"steps-{rank}").read_text() or 0)

@@ -19,11 +19,11 @@ _ROUND_TRIPS = 3.0
 _LEAST_ROUND_TRIP_S = 0.0005
 _OF_LOSS = 0.05
 """And so much of what is lost in a step: a collective takes some round trips."""
-_RING_TRIPS, _RING_LEAST_S = 4.0, 0.002
-"""A neighbour's round trips are so many times, and by so much, longer than those of a rank that
-leaves collectives late: then the link from it is slow."""
+_RING_TRIPS, _RING_LEAST_S = 2.0, 0.002
+"""If the round trips of a rank's neighbour are this many times as long, and this much longer, than
+its own, and the rank leaves collectives late, then the link from the neighbour is slow."""
 _RING_OF_LOSS = 0.1
-"""And by so much of what is lost in a step: who is accused for another must explain it."""
+"""And longer by this share of what is lost in a step: who is accused must explain it."""
 _FAULT_S = 0.0005
 """A page that is read from a disk takes about so long: 0.1 ms from flash, some 5 ms else."""
 _CLOCK = 0.95
@@ -172,11 +172,12 @@ def blame(measured: Measured, row: int, found: Found, limits: Limits, is_usual: 
     )
 
 
-def slow_sender(measured: Measured, row: int) -> int | None:
-    """The row whose link keeps this one in collectives; None if none does.
+def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
+    """The row whose link keeps this one in collectives, by round trips of nodes; None if none does.
 
     In a ring each rank sends to the one before it. If a rank's link is slow, the one before it is
-    the last to leave a collective, and its own connections are quick.
+    the last to leave a collective, and its own connections are quick. Those of the one after it
+    are slow, too: it sends to the slow one.
     """
     peers = _peers(measured, row)
     own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
@@ -189,15 +190,12 @@ def slow_sender(measured: Measured, row: int) -> int | None:
         return None  # there is no link between them
     if _is_own(case):
         return None
-    trips = measured.signal("round_trip_s")
-    known = np.isfinite(trips[peers])
-    own_s = trips[row] if np.isfinite(trips[row]) else _RING_LEAST_S
-    limit = np.fmax(_RING_TRIPS * trips[row], own_s + _RING_LEAST_S)
-    if not known.any() or not trips[sender] > limit:
-        return None
-    if not trips[sender] - own_s > _RING_OF_LOSS * case.lost_s:
-        return None  # what so short a delay cannot explain
-    return sender if trips[sender] >= trips[peers][known].max() else None
+    own_s = float(np.nan_to_num(trips[node[row]]))
+    more_s = trips[node[sender]] - own_s
+    if not more_s > max((_RING_TRIPS - 1) * own_s, _RING_LEAST_S, _RING_OF_LOSS * case.lost_s):
+        return None  # too little, or what so short a delay cannot explain
+    others = np.delete(trips, [node[sender], (node[sender] + 1) % len(trips)])
+    return sender if trips[node[sender]] >= np.nanmax(others, initial=0.0) else None
 
 
 def _is_own(case: _Case) -> bool:
@@ -227,13 +225,13 @@ def _milliseconds(value: float) -> str:
     return f"{value * 1e3:.2f} ms" if np.isfinite(value) else "unknown ones"
 
 
-def from_link(measured: Measured, row: int, sender: int, why: Blame) -> Blame:
+def from_link(measured: Measured, row: int, sender: int, trips: Array, why: Blame) -> Blame:
     """The same finding, about the rank whose link is slow."""
-    trips = measured.signal("round_trip_s")
+    node = measured.sample.node
     words = (
-        f"round trips of its connections {trips[sender] * 1e3:.2f} ms against "
-        f"{_milliseconds(trips[row])} of rank {int(measured.sample.rank[row])}, which it sends to "
-        f"in a ring, and which is the last to leave collectives: {why.reason}"
+        f"round trips of its connections {trips[node[sender]] * 1e3:.2f} ms against "
+        f"{_milliseconds(trips[node[row]])} of rank {int(measured.sample.rank[row])}, "
+        f"which it sends to in a ring, and which is the last to leave collectives: {why.reason}"
     )
     return replace(why, cause="network", reason=words, section=None, confidence=_RING_CONFIDENCE)
 

@@ -1,6 +1,8 @@
 """A slow link that slows the whole job: nobody's own time shows it, but its connections do."""
 
+import warnings
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,15 +17,19 @@ LINK_WINDOWS = 3
 _LEAST = 3
 """So many windows before tell what is usual."""
 _KEPT = 30
-_TIMES = 2.0
-"""Above what is usual for a node its round trips are by so many times that."""
-_TIMES_NEXT = 1.5
-"""And by so many times as much as those of any other node: neighbours see a part of it."""
+_TIMES, _TIMES_IN_RING = 2.0, 0.5
+"""Round trips of a slow node exceed what is usual for it by this many times what is usual. If two
+neighbours in a ring stand out together, half as much again is enough: chance seldom does that."""
+_TIMES_NEXT, _TIMES_NEXT_IN_RING = 3.0, 1.5
+"""And they grew by this many times as much as those of any other node."""
 _TIMES_OTHERS = 4.0
-"""And by so many times as much as those of the other nodes in the median."""
+"""And by this many times as much as those of the other nodes in the median."""
 _PART_OF_FIRST = 0.5
 """In a ring, what the next node sends to a slow one is held up by so much of it at least."""
 _LEAST_S = 0.002
+_OWN_EXPLAINS = 0.5
+"""If a rank's own time exceeds others' by this share of what steps lost, no link is to blame: who
+sends to a busy host waits for its answers, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +52,60 @@ class Links:
     """Of windows in which steps were as long as usual."""
     trips: dict[str, deque[float]] = field(default_factory=dict)
     """Round trips by node, in these windows."""
-    node: str = ""
-    """The one that stands out."""
-    above: int = 0
-    """For how many windows it does; those that tell of nobody are left out."""
-    below: int = 0
+    recent: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
+    """Round trips by node, in the latest windows: those of one window vary too much."""
+    excess_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
+    """By rank, in the latest windows: by how much its own time exceeds that of its role."""
+    good: int = 0
+    """What speaks for links that were slow: see `_good_again`."""
     slow: int = 0
-    """For how many windows steps are longer."""
+    """For how many windows steps are longer, and no rank's own time tells why."""
     known: dict[str, int] = field(default_factory=dict)
     """Nodes that were found, with the rank that each is reported under."""
     lost_s: float = 0.0
     """By how much a step was longer than usual, in the last window."""
 
-    def observe(self, measured: Measured, ratio: float) -> tuple[SlowLink | None, list[int]]:
-        """Take in a window. Returns what is found, and the ranks whose links are good again."""
+    def hear(self, measured: Measured, excess_s: Array) -> Array:
+        """Take in a window's round trips, and by how much own times exceed others', by rank.
+
+        Returns the round trips of each node in the latest windows.
+        """
+        self.excess_s.append(excess_s)
+        names = [one.node for one in measured.sample.nodes]
+        self.recent.append(dict(zip(names, _by_node(measured).tolist(), strict=True)))
+        nan = float("nan")
+        return np.array([_median(one.get(name, nan) for one in self.recent) for name in names])
+
+    def observe(
+        self, measured: Measured, trips: Array, ratio: float, is_explained: bool
+    ) -> tuple[SlowLink | None, list[int]]:
+        """Judge a window by these round trips, if no slow rank explains that steps are longer.
+
+        Returns the node that was found, and the ranks whose links are good again.
+        """
         usual = float(np.median(self.steps)) if len(self.steps) >= _LEAST else float("nan")
-        trips = _by_node(measured)
         self.lost_s = max(0.0, measured.step_s - usual) if np.isfinite(usual) else 0.0
         if not measured.step_s > (1 + ratio) * usual:
-            self._learn(measured, trips)
-            return None, self._good_again()
+            self._learn(measured)
+            return None, self._good_again(2)
+        if is_explained or self._worst_excess_s() >= _OWN_EXPLAINS * self.lost_s > 0:
+            self.slow = 0
+            return None, self._good_again(1)
         self.slow += 1
         if self.slow > _KEPT and not self.known:
             self.steps.clear()  # steps are as long as this by now
-        self.below = 0
+        if self.slow < LINK_WINDOWS:
+            return None, []
         stands_out = self._worst(measured, trips)
+        if self.known:
+            node = "" if stands_out is None else measured.sample.nodes[stands_out[0]].node
+            self.good = 0 if node in self.known else self.good
+            return None, [] if node in self.known else self._good_again(1)
         if stands_out is None:
             return None, []
+        self.good = 0
         worst, following = stands_out
         node = measured.sample.nodes[worst].node
-        self.above = self.above + 1 if node == self.node else 1
-        self.node = node
-        if self.known or self.above < LINK_WINDOWS:
-            return None, []
         row = int(np.flatnonzero(measured.sample.node == worst)[0])
         self.known[node] = int(measured.sample.rank[row])
         words = (
@@ -93,18 +120,28 @@ class Links:
             )
         return SlowLink(row, words, measured.step_s - usual, measured.step_s), []
 
-    def _learn(self, measured: Measured, trips: Array) -> None:
-        self.slow = self.above = 0
+    def _worst_excess_s(self) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # ranks of which nothing is known
+            return float(np.nan_to_num(np.nanmax(np.nanmedian(np.array(self.excess_s), axis=0))))
+
+    def _learn(self, measured: Measured) -> None:
+        self.slow = 0
         if not measured.step_s > 0:
             return
         self.steps.append(measured.step_s)
-        for node, trip_s in zip(measured.sample.nodes, trips.tolist(), strict=True):
+        for node, trip_s in self.recent[-1].items():
             if np.isfinite(trip_s):
-                self.trips.setdefault(node.node, deque(maxlen=_KEPT)).append(trip_s)
+                self.trips.setdefault(node, deque(maxlen=_KEPT)).append(trip_s)
 
-    def _good_again(self) -> list[int]:
-        self.below += 1
-        if self.below < LINK_WINDOWS or not self.known:
+    def _good_again(self, times: int) -> list[int]:
+        """The ranks whose links are good again.
+
+        A window in which steps are as long as usual counts twice as much as one in which they are
+        longer, but not by these links.
+        """
+        self.good += times
+        if self.good < 2 * LINK_WINDOWS or not self.known:
             return []
         over = list(self.known.values())
         self.known.clear()
@@ -124,22 +161,26 @@ class Links:
         # Connections that are idle tell nothing, and wait for nothing.
         more = np.nan_to_num(trips - usual)
 
-        def stand_out(*nodes: int) -> bool:
+        def stand_out(*nodes: int, times: float, times_next: float) -> bool:
             others = np.delete(more, nodes)
             least = max(
-                _LEAST_S, _TIMES_NEXT * float(others.max()),
+                _LEAST_S, times_next * float(others.max()),
                 _TIMES_OTHERS * float(np.median(others)),
             )  # fmt: skip
             return all(
-                more[one] >= max(least, _TIMES * float(np.nan_to_num(usual[one]))) for one in nodes
+                more[one] >= max(least, times * float(np.nan_to_num(usual[one]))) for one in nodes
             )
 
         first, second = np.argsort(-more, kind="stable")[:2].tolist()
-        if stand_out(first, second) and more[second] >= _PART_OF_FIRST * more[first]:
+        if more[second] >= _PART_OF_FIRST * more[first] and stand_out(
+            first, second, times=_TIMES_IN_RING, times_next=_TIMES_NEXT_IN_RING
+        ):
             for one, following in ((first, second), (second, first)):
                 if (one + 1) % len(trips) == following:
                     return one, following
-        return (first, None) if stand_out(first) else None
+        if stand_out(first, times=_TIMES, times_next=_TIMES_NEXT):
+            return first, None
+        return None
 
 
 def _by_node(measured: Measured) -> Array:
@@ -147,3 +188,8 @@ def _by_node(measured: Measured) -> Array:
     found = np.full(len(measured.sample.nodes), np.nan)
     np.fmax.at(found, measured.sample.node, measured.signal("round_trip_s"))
     return found
+
+
+def _median(values: Iterable[float]) -> float:
+    known = [one for one in values if np.isfinite(one)]
+    return float(np.median(known)) if known else float("nan")

@@ -57,6 +57,8 @@ class Round:
     """How many windows followed the newest one without entries of all nodes."""
     slower: Array = field(default_factory=lambda: np.empty(0))
     """By rank, in the newest window: how much longer than the median of its role."""
+    trips: Array = field(default_factory=lambda: np.empty(0))
+    """By node of the newest window: round trips in the latest windows."""
     is_usual: Array = field(default_factory=lambda: np.empty(0, dtype=bool))
     """By rank, in the newest window: it is one of those that tell what is usual in its role."""
     closed: int = 0
@@ -123,6 +125,7 @@ class Round:
         window = verdict.Window(self.closed, np.arange(world), own, role)
         compared = verdict.compare(window, rules.limits, self.state)
         self.slower, self.is_usual = compared.ratios, compared.is_usual
+        self.trips = self.links.hear(measured, own - own / (1 + self.slower))
         if len(sample.rank) < _ENOUGH * int(self.meter.seen.sum()):
             return []
         self.state, found = verdict.observe(self.state, window, rules.limits)
@@ -139,14 +142,14 @@ class Round:
     def _slow(self, one: Found, measured: Measured, rules: Rules) -> list[Change]:
         row = named = int(np.searchsorted(measured.sample.rank, one.subject))
         why = blame(measured, row, one, rules.limits, self.is_usual[measured.sample.rank])
-        sender = slow_sender(measured, row)
+        sender = slow_sender(measured, row, self.trips)
         if sender is not None:
             rank = int(measured.sample.rank[sender])
             is_known = rank in self.slow(besides=one.subject)
             self.named[one.subject] = rank
             if is_known:
                 return []
-            named, why = sender, from_link(measured, row, sender, why)
+            named, why = sender, from_link(measured, row, sender, self.trips, why)
         first = self.first_steps.get(one.since, measured.sample.first_step)
         found = _slow_rank(self.number, measured, named, one, why, first)
         rows = self._slow_rows(measured)
@@ -218,16 +221,15 @@ class Round:
 
     def _links(self, measured: Measured, rules: Rules) -> list[Change]:
         """Whose link slows the whole job, where no rank's own time shows it."""
-        found, over = self.links.observe(measured, rules.shift_ratio)
+        is_explained = bool(self.state.slow)
+        found, over = self.links.observe(measured, self.trips, rules.shift_ratio, is_explained)
         changes: list[Change] = [
             KeepsUp(self.number, rank, "its node's connections do as well as others', or steps too")
             for rank in over
             if rank not in self.slow()
         ]
         if found is not None:
-            rank = int(measured.sample.rank[found.row])
-            if all(self.named.get(one, one) != rank for one in self.state.slow):
-                changes.append(_slow_link(self.number, measured, found))
+            changes.append(_slow_link(self.number, measured, found))
         return changes
 
     def _shift(self, measured: Measured, rules: Rules) -> list[Change]:
