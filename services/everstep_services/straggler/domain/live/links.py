@@ -153,7 +153,9 @@ class Links:
     def _worst(self, measured: Measured, trips: Array) -> tuple[int, int | None] | None:
         """The only node whose round trips became far longer than those of all others.
 
-        In a ring those of the next node do, too: it sends to the slow one. It comes second.
+        In a ring those of the next node do, too: it sends to the slow one. It comes second. A node
+        that stands out alone is named later: often the one that it sends to is the slow one, whose
+        own connections will show it.
         """
         if len(trips) < 3:
             return None  # which of two ends is slow nobody can tell
@@ -178,7 +180,8 @@ class Links:
             for one, following in ((first, second), (second, first)):
                 if (one + 1) % len(trips) == following:
                     return one, following
-        if stand_out(first, times=_TIMES, times_next=_TIMES_NEXT):
+        is_sure = self.slow >= 2 * LINK_WINDOWS
+        if is_sure and stand_out(first, times=_TIMES, times_next=_TIMES_NEXT):
             return first, None
         return None
 
