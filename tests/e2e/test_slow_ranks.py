@@ -12,6 +12,7 @@ from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.operators import ask
 from tests.e2e.processes import SCRIPTS
 from tests.variants import variant
 from tests.waiting import until
@@ -161,9 +162,16 @@ def test_nobody_is_accused_in_a_healthy_training(cluster: Cluster) -> None:
 
 
 def test_timings_are_switched_off_and_on_while_it_trains(cluster: Cluster) -> None:
-    """The change is on record (A6.5)."""
+    """The change is on record, and shown with where it is from (A6.5)."""
     train(cluster, "sections")
     until_compared(cluster)
+
+    def shown() -> tuple[str, str]:
+        switches = ask(cluster, "control", "show", "--job", cluster.job)["straggler"]
+        (one,) = (one for one in switches if one["name"] == "straggler.timings")
+        return one["value"], one["source"]
+
+    healthy = shown()
 
     def switch(value: str) -> None:
         changes = {"changes": {"straggler.timings": value}, "job": cluster.job, "reason": "test"}
@@ -173,8 +181,10 @@ def test_timings_are_switched_off_and_on_while_it_trains(cluster: Cluster) -> No
     until(lambda: now(cluster.api, cluster.job)["is_on"], "they are off", holds=lambda on: not on)
     changed = cluster.until_fact("control_changed", lambda body: body["after"] == "off")
     assert (changed["name"], changed["reason"]) == ("straggler.timings", "test")
+    assert shown()[0] == "off"
     last = now(cluster.api, cluster.job)["window"]
     switch("")
     until(lambda: now(cluster.api, cluster.job)["window"] > last, "they are on again",
           holds=bool, within_s=FOUND_WITHIN_S)  # fmt: skip
+    assert shown() == healthy
     finish(cluster)
