@@ -17,9 +17,9 @@ from nats import errors as nats_errors
 from nats.aio.client import Client
 
 from everstep.bus import connect, topology
-from everstep.bus.devserver import dev_server
-from everstep.bus.login import Login
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.auth.login import Login
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import dev_server
 from everstep.messages import (
     CATALOGUE,
     FACTS,

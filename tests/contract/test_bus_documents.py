@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from everstep.bus.bodies import COMPRESSED_ABOVE_BYTES
+from everstep.bus.compression import COMPRESSED_ABOVE_BYTES
 from everstep.bus.ports import Bus
 from tests.unit.round_documents import round_document
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from everstep.bus.errors import BusError
-from everstep.bus.leading import Term, lead_for_ever
+from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus
 from tests.fakes.clock import NotedClock
 from tests.waiting import until_async

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import xxhash
 
 from everstep import subjects
-from everstep.bus.asking import RefusalError, check_kind
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
@@ -32,6 +31,7 @@ from everstep.bus.ports import (
     M,
     StreamPosition,
 )
+from everstep.bus.requests import RefusalError, check_kind
 from everstep.errors import EverstepError
 from everstep.messages import BlobRef, Fact, Message, kind_of
 from everstep.messages.codec import encode

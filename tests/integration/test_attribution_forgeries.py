@@ -9,9 +9,9 @@ import pytest
 
 from everstep import ids
 from everstep.bus import connect
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     CheckResult,
     EvidenceCollected,

@@ -14,9 +14,9 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
+from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.ports import Bus
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.ids import new_id
 from everstep.messages import (
     CheckResult,

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from everstep.bus import connect, topology
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import ChangeCheckpoint, Done, OperatorActed, ReleaseImages
 from everstep_services.rendezvous.service import Rendezvous

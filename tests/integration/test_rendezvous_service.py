@@ -12,10 +12,10 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
+from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
     JobStarted,

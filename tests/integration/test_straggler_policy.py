@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from everstep.bus import connect, topology
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import OperatorActed, StragglerActed
 from everstep_services.health.nodes.control import blank, switched

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import everstep_services.agent
-from everstep.bus.roles import AGENTS_RECORD
+from everstep.bus.auth.roles import AGENTS_RECORD
 from everstep.messages import FACTS, NodeExcluded, NodeLost, VerdictReached
 
 AGENT = Path(everstep_services.agent.__file__).parent

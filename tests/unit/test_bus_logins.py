@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from everstep.bus.accounts import LoginRefusedError, Operator, Signers
-from everstep.bus.keys import Claims, Credentials, Key, Kind, claims_of
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.auth.accounts import LoginRefusedError, Operator, Signers
+from everstep.bus.auth.keys import Claims, Credentials, Key, Kind, claims_of
+from everstep.bus.auth.roles import ADMIN, SERVICE
 
 OPERATOR = Operator(Key.new(Kind.OPERATOR))
 

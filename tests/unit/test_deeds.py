@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Handler
+from everstep.bus.requests import RefusalError
 from everstep.messages import (
     Done,
     DrainNode,

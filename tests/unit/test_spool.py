@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.bus import spool as spool_module
 from everstep.bus.errors import SpoolBusyError, SpoolFullError, SpoolWriteError
-from everstep.bus.spool import Position, Spool
+from everstep.bus.facts import spool as spool_module
+from everstep.bus.facts.spool import Position, Spool
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_disk_that_the_kernel_says_is_full(tmp_path: Path) -> None:
 import resource
 from pathlib import Path
 from everstep.bus.errors import SpoolWriteError
-from everstep.bus.spool import Spool
+from everstep.bus.facts.spool import Spool
 spool = Spool.open(Path({str(tmp_path / "spool")!r}))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 spool.append([b"x" * 900])

@@ -11,20 +11,20 @@ from pathlib import Path
 from nats import errors as nats_errors
 from nats.aio.msg import Msg
 
-from everstep.bus import asking, delivery
-from everstep.bus.beside import beside
+from everstep.bus import delivery, requests
+from everstep.bus.auth.login_renewal import renew_for_ever
+from everstep.bus.background import beside
 from everstep.bus.blobs import NatsBlobs
 from everstep.bus.connection import Connection, open_connection
 from everstep.bus.delivery import acknowledge
 from everstep.bus.documents import Bucket
 from everstep.bus.errors import BusTimeoutError, MessageTooLargeError
-from everstep.bus.facts import NatsFactReader, open_reader
+from everstep.bus.facts.outbox import Outbox, open_outbox
+from everstep.bus.facts.reader import NatsFactReader, open_reader
 from everstep.bus.inbox import BoundedInbox, Counted
 from everstep.bus.jetstream import JetStream, open_jetstream
 from everstep.bus.leases import NatsLeases
-from everstep.bus.outbox import Outbox, open_outbox
 from everstep.bus.ports import Handler, M, StreamPosition
-from everstep.bus.renewal import renew_for_ever
 from everstep.bus.settings import BusSettings
 from everstep.bus.topology import PROBE
 from everstep.messages import Fact, Message
@@ -152,14 +152,14 @@ class NatsBus:
         job: str,
         within_s: float,
     ) -> M:
-        return await asking.ask(
+        return await requests.ask(
             self._jetstream, service, verb, question, of, job=job, within_s=within_s
         )
 
     def answer(
         self, service: str, handlers: Mapping[str, Handler]
     ) -> AbstractAsyncContextManager[None]:
-        return asking.answering(self._jetstream, service, handlers)
+        return requests.answering(self._jetstream, service, handlers)
 
     def documents(self, bucket: str) -> Bucket:
         return Bucket(self._jetstream, bucket)

@@ -22,7 +22,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from everstep.bus.beside import beside
+from everstep.bus.auth.login import Login
+from everstep.bus.background import beside
 from everstep.bus.diagnosis import (
     check_account,
     check_server,
@@ -32,8 +33,7 @@ from everstep.bus.diagnosis import (
 )
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
 from everstep.bus.frames import Hear
-from everstep.bus.library import MendedClient, dispose, settle
-from everstep.bus.login import Login
+from everstep.bus.nats_patches import MendedClient, dispose, settle
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
-from everstep.bus.decided import facts_in
 from everstep.bus.errors import ConflictError, MessageTooLargeError
+from everstep.bus.facts.codec import facts_in
 from everstep.bus.ports import Batch, Bus, StreamPosition
+from everstep.bus.requests import RefusalError
 from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.ids import new_id

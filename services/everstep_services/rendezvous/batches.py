@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.requests import RefusalError
 from everstep.messages import Done, Fact, Leave, Message, Report, Reported
 from everstep.messages.codec import BadMessageError, decode
 from everstep_services.rendezvous.domain.events import Event

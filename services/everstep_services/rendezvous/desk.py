@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from everstep import __version__, subjects
-from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.ports import Bus, Document
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.clock import Clock
 from everstep.messages import Peer, StartRanks
 from everstep_services.agent.checkpoints.client import Call

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from everstep.bus.accounts import Operator, is_cut_off, is_same, logins_before
+from everstep.bus.auth.accounts import Operator, is_cut_off, is_same, logins_before
+from everstep.bus.auth.keys import claims_of
+from everstep.bus.auth.login import write_private
 from everstep.bus.errors import BusConfigError
-from everstep.bus.keys import claims_of
-from everstep.bus.login import write_private
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from everstep import subjects
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.bus.connection import Connection
 from everstep.bus.errors import (
     BusError,
@@ -33,8 +33,8 @@ from everstep.bus.errors import (
     SpoolError,
     SpoolWriteError,
 )
+from everstep.bus.facts.spool import Position, Spool
 from everstep.bus.jetstream import pub_ack
-from everstep.bus.spool import Position, Spool
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
 

@@ -12,7 +12,7 @@ from nats.micro.request import Request
 from nats.micro.service import Service
 
 from everstep import __version__, subjects
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.bus.connection import Connection
 from everstep.bus.containment import Containment
 from everstep.bus.errors import (

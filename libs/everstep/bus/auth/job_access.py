@@ -11,7 +11,7 @@ import msgspec
 from nats import errors as nats_errors
 from nats.aio.client import Client
 
-from everstep.bus.accounts import (
+from everstep.bus.auth.accounts import (
     VALID_S,
     LoginRefusedError,
     Operator,
@@ -19,12 +19,12 @@ from everstep.bus.accounts import (
     is_same,
     logins_before,
 )
+from everstep.bus.auth.keys import Claims, claims_of
+from everstep.bus.auth.login import Login, read_credentials, write_private
+from everstep.bus.auth.roles import agents_name
 from everstep.bus.diagnosis import explain
 from everstep.bus.errors import BusRefusedError, BusTimeoutError, BusUnreachableError
-from everstep.bus.keys import Claims, claims_of
-from everstep.bus.library import MendedClient, dispose
-from everstep.bus.login import Login, read_credentials, write_private
-from everstep.bus.roles import agents_name
+from everstep.bus.nats_patches import MendedClient, dispose
 from everstep.bus.settings import BusSettings
 
 _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep import subjects
-from everstep.bus.errors import BusConfigError
-from everstep.bus.keys import Claims, Credentials, Key, Kind, claims_of
-from everstep.bus.login import read_secret, write_private
-from everstep.bus.roles import (
+from everstep.bus.auth.keys import Claims, Credentials, Key, Kind, claims_of
+from everstep.bus.auth.login import read_secret, write_private
+from everstep.bus.auth.roles import (
     ADMIN,
     EXPORTS,
     SERVICE,
@@ -30,6 +29,7 @@ from everstep.bus.roles import (
     job_in,
     service,
 )
+from everstep.bus.errors import BusConfigError
 from everstep.errors import EverstepError
 from everstep.ids import checked_name
 

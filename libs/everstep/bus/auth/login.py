@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from everstep.bus.auth.keys import Credentials
 from everstep.bus.errors import BusConfigError
-from everstep.bus.keys import Credentials
 from everstep.bus.settings import BusSettings
 from everstep.settings import SettingsError
 from everstep.settings import read_secret as read_any_secret

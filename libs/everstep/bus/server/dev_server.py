@@ -22,14 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.bus.accounts import VALID_S, Operator
-from everstep.bus.admission import agents_login, login_file
-from everstep.bus.beside import beside
+from everstep.bus.auth.accounts import VALID_S, Operator
+from everstep.bus.auth.job_access import agents_login, login_file
+from everstep.bus.auth.login import write_private
+from everstep.bus.auth.roles import ADMIN, SERVICE, login_name
+from everstep.bus.background import beside
 from everstep.bus.diagnosis import OLDEST_SERVER, version_of
 from everstep.bus.errors import BusConfigError, BusError, BusUnreachableError
-from everstep.bus.login import write_private
-from everstep.bus.roles import ADMIN, SERVICE, login_name
-from everstep.bus.serverconfig import ServerPlan, move_streams, renew_accounts, write_config
+from everstep.bus.server.config import ServerPlan, move_streams, renew_accounts, write_config
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ import random
 from datetime import UTC, datetime
 
 from everstep import subjects
-from everstep.bus.asking import ask
+from everstep.bus.auth.keys import Claims
+from everstep.bus.auth.login import Login
+from everstep.bus.auth.roles import LOGINS, job_in
 from everstep.bus.errors import BusError
 from everstep.bus.jetstream import JetStream
-from everstep.bus.keys import Claims
-from everstep.bus.login import Login
-from everstep.bus.roles import LOGINS, job_in
+from everstep.bus.requests import ask
 from everstep.messages import LoginRenewed, RenewLogin
 
 log = logging.getLogger(__name__)
