@@ -46,7 +46,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Connection:
     async def nothing(*_: object) -> None:
         """There is no server."""
 
-    monkeypatch.setattr(connection, "MendedClient", Client)
+    monkeypatch.setattr(connection, "PatchedClient", Client)
     monkeypatch.setattr(connection, "dispose", nothing)
     for name in ("_connect", "_check"):
         monkeypatch.setattr(Connection, name, nothing)

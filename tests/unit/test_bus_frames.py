@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from everstep.bus.nats_patches import MendedClient
+from everstep.bus.nats_patches import PatchedClient
 
 QUICK, SLOW = 1, 2
 BODIES = st.binary(max_size=40) | st.sampled_from([b"\r\n", b"MSG a 1 3\r\nabc\r\n", b"PING\r\n"])
@@ -15,7 +15,7 @@ MESSAGES = st.lists(
 )
 
 
-class Client(MendedClient):
+class Client(PatchedClient):
     """One whose first subscription is heard at once, and whose second is nats-py's."""
 
     def __init__(self) -> None:

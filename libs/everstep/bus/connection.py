@@ -32,8 +32,7 @@ from everstep.bus.diagnosis import (
     is_final,
 )
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
-from everstep.bus.frames import Hear
-from everstep.bus.nats_patches import MendedClient, dispose, settle
+from everstep.bus.nats_patches import Hear, PatchedClient, dispose, settle
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -173,7 +172,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once, or raise the error that says why not, within `connect_within_s`."""
-        client = MendedClient()
+        client = PatchedClient()
         try:
             await self._connect(client)
             await self._check(client)
@@ -356,7 +355,7 @@ class _Wanted:
         self._subscription = await client.subscribe(
             self._subject, cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
         )
-        if self._hear is not None and isinstance(client, MendedClient):
+        if self._hear is not None and isinstance(client, PatchedClient):
             client.hear_at_once(self._subscription, self._hear)
         await self._connection.refuse_if_denied(client, self._subject)
 

@@ -24,7 +24,7 @@ from everstep.bus.auth.login import Login, read_credentials, write_private
 from everstep.bus.auth.roles import agents_name
 from everstep.bus.diagnosis import explain
 from everstep.bus.errors import BusRefusedError, BusTimeoutError, BusUnreachableError
-from everstep.bus.nats_patches import MendedClient, dispose
+from everstep.bus.nats_patches import PatchedClient, dispose
 from everstep.bus.settings import BusSettings
 
 _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
@@ -151,7 +151,7 @@ async def _system(operator: Operator, settings: BusSettings) -> AsyncIterator[_S
     )
     login = operator.system_login()
     options = await asyncio.to_thread(Login(address).options)
-    client = MendedClient()
+    client = PatchedClient()
     errors: list[Exception] = []
 
     async def on_error(error: Exception) -> None:
