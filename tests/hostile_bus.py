@@ -58,7 +58,7 @@ from everstep_services.health.settings import HealthSettings
 from everstep_services.history.opening import opened as open_history
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.service import opened as open_logins
-from everstep_services.rendezvous.opening import opened as open_rendezvous
+from everstep_services.rendezvous.replica import opened as open_rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from everstep_services.straggler.replica import opened as open_straggler
 from everstep_services.straggler.settings import StragglerSettings

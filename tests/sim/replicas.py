@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.messages import Join, Message, RoundDocument
+from everstep_services.rendezvous.domain.batch import Memory
 from everstep_services.rendezvous.domain.events import Event, Outcome, Tick
 from everstep_services.rendezvous.domain.job import Job
-from everstep_services.rendezvous.domain.turn import Memory
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 if TYPE_CHECKING:

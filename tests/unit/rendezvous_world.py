@@ -18,9 +18,9 @@ from everstep.messages import (
     StartRanks,
     decode,
 )
+from everstep_services.rendezvous.domain.batch import Memory
 from everstep_services.rendezvous.domain.events import Control, Event, Now, Outcome, Probed, Tick
 from everstep_services.rendezvous.domain.job import Job
-from everstep_services.rendezvous.domain.turn import Memory
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 F = TypeVar("F", bound=Fact)

@@ -3,8 +3,8 @@
 import asyncio
 
 from everstep.clock import SystemClock
-from everstep_services.rendezvous.desk import Desk, Surroundings
 from everstep_services.rendezvous.domain.events import Control
+from everstep_services.rendezvous.job_runner import Desk, Surroundings
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.rendezvous_world import World, spec

@@ -22,8 +22,8 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.runtime import Loop
-from everstep_services.rendezvous.desk import BUCKET, Counts, Desk, Surroundings
 from everstep_services.rendezvous.domain.events import Control, Event, Tick
+from everstep_services.rendezvous.job_runner import BUCKET, Counts, Desk, Surroundings
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 log = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from everstep.messages import JobSpec, Join
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.events import Control
-from everstep_services.rendezvous.domain.turn import Turn
 
 _SAME_FOR_ALL = (
     "command",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from everstep.messages import ActionDecided, ActionTaken, OpenDecision
-from everstep_services.rendezvous.domain.turn import Turn
+from everstep_services.rendezvous.domain.batch import Turn
 
 
 def decide_to(turn: Turn, action: str, reason: str, **fields: Any) -> None:

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
 from everstep.messages.documents import OpenIncident
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.budgets import SECONDARY
 from everstep_services.rendezvous.domain.ledger import count, count_ending
 from everstep_services.rendezvous.domain.state import CONSEQUENCE, NODE, PLAIN
-from everstep_services.rendezvous.domain.turn import Turn
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0

@@ -12,18 +12,19 @@ from everstep.messages import (
     RoundDocument,
 )
 from everstep_services.rendezvous.domain import (
+    agreed_save,
     incidents,
-    joining,
-    losses,
-    operators,
-    preempting,
-    recalling,
+    liveness,
+    membership,
+    preemption,
+    recovery,
     reports,
-    saving,
-    stalling,
+    requests,
+    stalls,
 )
 from everstep_services.rendezvous.domain.admission import Refusal
-from everstep_services.rendezvous.domain.ending import close_allocations, end_round
+from everstep_services.rendezvous.domain.batch import Memory, Turn
+from everstep_services.rendezvous.domain.ends import close_allocations, end_round
 from everstep_services.rendezvous.domain.events import (
     Control,
     Event,
@@ -32,11 +33,10 @@ from everstep_services.rendezvous.domain.events import (
     Probed,
     Tick,
 )
-from everstep_services.rendezvous.domain.forming import candidate_of, try_form, world_of
+from everstep_services.rendezvous.domain.formation import candidate_of, try_form, world_of
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import OVER, State
-from everstep_services.rendezvous.domain.turn import Memory, Turn
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 _Settled = Refusal | Done | bool | None
@@ -121,31 +121,31 @@ def _one(turn: Turn, event: Event) -> _Settled:
             turn.memory.heard[event.instance] = turn.now.s
             if not turn.state.doc.allocations and not turn.state.doc.round:
                 _begin(turn, event)
-            return joining.join(turn, event)
+            return membership.join(turn, event)
         case Leave():
-            return joining.leave(turn, event)
+            return membership.leave(turn, event)
         case Report():
             turn.memory.heard[event.instance] = turn.now.s
             return reports.hear(turn, event)
         case Probed():
-            losses.probed(turn, event)
+            liveness.probed(turn, event)
         case NodeLost():
-            losses.lost(turn, event)
+            liveness.lost(turn, event)
         case Tick():
             pass
         case _:
-            return operators.request(turn, event)
+            return requests.request(turn, event)
     return None
 
 
 def _begin(turn: Turn, event: Join) -> None:
     if not turn.state.present and not turn.state.doc.refused:
-        joining.begin(turn, event)
+        membership.begin(turn, event)
 
 
 def _reply(turn: Turn, event: Event, found: _Settled) -> Message | None:
     if isinstance(event, Join) and not isinstance(found, Done | bool):
-        return joining.answer(turn, event, found)
+        return membership.answer(turn, event, found)
     if isinstance(event, Report) and isinstance(found, bool):
         return reports.answer(turn, is_current=found)
     return found if isinstance(found, Done) else None
@@ -154,18 +154,18 @@ def _reply(turn: Turn, event: Event, found: _Settled) -> Message | None:
 def _settle(turn: Turn) -> None:
     """Everything that follows from the state alone, whatever brought it about."""
     reports.settle(turn)
-    recalling.settle(turn)
-    stalling.settle(turn)
-    saving.agree(turn)
-    preempting.settle(turn)
-    saving.settle(turn)
-    operators.dismiss(turn)
+    recovery.settle(turn)
+    stalls.settle(turn)
+    agreed_save.agree(turn)
+    preemption.settle(turn)
+    agreed_save.settle(turn)
+    requests.dismiss(turn)
     if turn.state.doc.phase in {"joining", "ending"}:
         try_form(turn)
     elif turn.state.doc.phase == "running":
         _grow(turn)
     incidents.extend(turn)
-    losses.look_for_signs(turn)
+    liveness.look_for_signs(turn)
     doc = turn.state.doc
     if doc.phase in OVER and doc.allocations and not turn.state.present:
         close_allocations(turn, "lost", "its agents fell silent", None)

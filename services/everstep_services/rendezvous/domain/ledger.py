@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Ledger
 from everstep.messages.documents import OpenIncident
-from everstep_services.rendezvous.domain.turn import Turn
+from everstep_services.rendezvous.domain.batch import Turn
 
 
 def count(

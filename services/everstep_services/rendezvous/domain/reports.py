@@ -8,11 +8,11 @@ from everstep.messages import (
     RoundStarted,
     Seat,
 )
-from everstep_services.rendezvous.domain import incidents, preempting, saving, stalling
+from everstep_services.rendezvous.domain import agreed_save, incidents, preemption, stalls
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.decisions import came_of
-from everstep_services.rendezvous.domain.ending import end_round, finish
+from everstep_services.rendezvous.domain.ends import end_round, finish
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.turn import Turn
 
 
 def hear(turn: Turn, report: Report) -> bool:
@@ -31,11 +31,11 @@ def hear(turn: Turn, report: Report) -> bool:
         case "rank_exited" | "start_failed":
             _bad(turn, report)
         case "rank_stalled":
-            stalling.stalled(turn, report)
+            stalls.stalled(turn, report)
         case "rank_recovered":
-            stalling.recovered(turn, report)
+            stalls.recovered(turn, report)
         case "excused":
-            stalling.excused(turn, report)
+            stalls.excused(turn, report)
         case _:
             _goes_on(turn, seat, report)
     return True
@@ -50,11 +50,11 @@ def _goes_on(turn: Turn, seat: Seat, report: Report) -> None:
         case "finished":
             _finished(turn, seat)
         case "preempted":
-            preempting.preempted(turn, seat, report)
+            preemption.preempted(turn, seat, report)
         case "reached":
-            saving.reached(turn, seat, report)
+            agreed_save.reached(turn, seat, report)
         case "stopped":
-            saving.stopped(turn, seat)
+            agreed_save.stopped(turn, seat)
         case _:
             pass  # what a newer agent may say
 
@@ -81,7 +81,7 @@ def settle(turn: Turn) -> None:
     if doc.phase not in {"forming", "running"}:
         return
     if doc.slots and state.count("finished") == doc.slots:
-        if not saving.all_ended(turn):
+        if not agreed_save.all_ended(turn):
             finish(turn)
         return
     if doc.phase == "running" and doc.incident is not None:

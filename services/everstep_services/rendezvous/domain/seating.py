@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 
 from everstep.messages import AllocationStarted, Join, NodeJoined, Seat
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.losses import member_lost
-from everstep_services.rendezvous.domain.recalling import is_adoptable, look_for_failure, resume
+from everstep_services.rendezvous.domain.liveness import member_lost
+from everstep_services.rendezvous.domain.recovery import is_adoptable, look_for_failure, resume
 from everstep_services.rendezvous.domain.state import AT_WORK
-from everstep_services.rendezvous.domain.turn import Turn
 
 
 def take(turn: Turn, ask: Join) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Replication, RoundDocument, Seat, StartRanks
 from everstep.messages.base import Time
-from everstep_services.rendezvous.domain.replicas import Keepers
+from everstep_services.rendezvous.domain.replica_placement import Keepers
 
 AT_WORK = frozenset({"starting", "running", "finished"})
 OVER = frozenset({"done", "stopped"})

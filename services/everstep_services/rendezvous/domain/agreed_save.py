@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from everstep.messages import Leave, Report, SaveCheckpoint, Seat
 from everstep.messages.documents import AgreedSave, PlannedEnd
-from everstep_services.rendezvous.domain.ending import (
+from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.ends import (
     PREEMPTED,
     end_job,
     end_preempted,
     end_round,
 )
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.turn import Turn
 
 _REPEAT_S = 0.5
 _SAVE_FOR_S = 5.0

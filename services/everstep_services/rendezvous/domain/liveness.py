@@ -4,11 +4,11 @@ from msgspec.structs import replace
 
 from everstep.messages import NodeLost, Seat
 from everstep_services.rendezvous.domain import incidents
-from everstep_services.rendezvous.domain.ending import end_round
+from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.events import Probe, Probed
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
-from everstep_services.rendezvous.domain.turn import Turn
 
 
 def probed(turn: Turn, found: Probed) -> None:

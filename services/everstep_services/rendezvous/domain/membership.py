@@ -19,7 +19,7 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
-from everstep_services.rendezvous.domain import saving
+from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.admission import (
     Refusal,
     changed_fields,
@@ -27,16 +27,16 @@ from everstep_services.rendezvous.domain.admission import (
     refusal,
     reopens,
 )
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
-from everstep_services.rendezvous.domain.ending import PREEMPTED, RETRYABLE, close_allocations
+from everstep_services.rendezvous.domain.ends import PREEMPTED, RETRYABLE, close_allocations
 from everstep_services.rendezvous.domain.events import Probe
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.losses import fell_away
-from everstep_services.rendezvous.domain.operators import dismissal
-from everstep_services.rendezvous.domain.recalling import is_adoptable, may_be_recalled, recall
+from everstep_services.rendezvous.domain.liveness import fell_away
+from everstep_services.rendezvous.domain.recovery import is_adoptable, may_be_recalled, recall
+from everstep_services.rendezvous.domain.requests import dismissal
 from everstep_services.rendezvous.domain.seating import take
 from everstep_services.rendezvous.domain.state import OVER
-from everstep_services.rendezvous.domain.turn import Turn
 
 _REFUSALS_KEPT = 1000
 _CHECKING_S = 0.2
@@ -118,7 +118,7 @@ def leave(turn: Turn, ask: Leave) -> Done:
         slot=seat.slot,
         exit_code=ask.exit_code,
     )
-    saving.left(turn, seat, ask)
+    agreed_save.left(turn, seat, ask)
     seat = turn.state.seat(ask.node) or seat
     cause = "preempted" if ask.cause == "preempted" else "node_left"
     fell_away(turn, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))

@@ -17,6 +17,7 @@ from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import Join, Message, RoundDocument
 from everstep_services.rendezvous.batches import Batch, fact_in, no_such_job, refuse
+from everstep_services.rendezvous.domain.batch import Memory
 from everstep_services.rendezvous.domain.events import (
     Control,
     Event,
@@ -27,7 +28,6 @@ from everstep_services.rendezvous.domain.events import (
     Tick,
 )
 from everstep_services.rendezvous.domain.job import Job
-from everstep_services.rendezvous.domain.turn import Memory
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 log = logging.getLogger(__name__)

@@ -4,19 +4,19 @@ from msgspec.structs import replace
 
 from everstep.messages import Member, Replacement, RoundFormed, Seat, StandBy
 from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.decisions import came_of
-from everstep_services.rendezvous.domain.ending import decide
+from everstep_services.rendezvous.domain.ends import decide
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
     assign,
     largest_size,
 )
-from everstep_services.rendezvous.domain.recalling import may_be_recalled
-from everstep_services.rendezvous.domain.replicas import arranged
+from everstep_services.rendezvous.domain.recovery import may_be_recalled
+from everstep_services.rendezvous.domain.replica_placement import arranged
 from everstep_services.rendezvous.domain.state import CONSEQUENCE
-from everstep_services.rendezvous.domain.turn import Turn
-from everstep_services.rendezvous.domain.waiting import wait
+from everstep_services.rendezvous.domain.waits import wait
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
 

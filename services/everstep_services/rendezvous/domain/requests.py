@@ -25,12 +25,12 @@ from everstep.messages import (
     StopJob,
 )
 from everstep.messages.documents import PlannedEnd
-from everstep_services.rendezvous.domain import measuring, saving
-from everstep_services.rendezvous.domain.ending import RETRYABLE, end_job
-from everstep_services.rendezvous.domain.forming import candidate_of, world_of
+from everstep_services.rendezvous.domain import agreed_save, network_measurement
+from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.ends import RETRYABLE, end_job
+from everstep_services.rendezvous.domain.formation import candidate_of, world_of
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
-from everstep_services.rendezvous.domain.turn import Turn
 
 Deed = (
     StopJob
@@ -170,7 +170,7 @@ def _save(turn: Turn, ask: RequestSave) -> Done:
         return _refused(turn, ask, f"no round runs: the job is at round {doc.round}, {doc.phase}")
     done = _accepted(turn, ask, f"round {doc.round} is asked to save at its next step, and goes on")
     reason = f"{ask.by}: {ask.reason}"
-    saving.ask(turn, reason, "requested", within_s=None, then_stop=False)
+    agreed_save.ask(turn, reason, "requested", within_s=None, then_stop=False)
     return done
 
 
@@ -183,12 +183,12 @@ def _end(
     exit_code: int | None = None,
 ) -> None:
     if within_s:
-        saving.ask(turn, reason, "requested", within_s=within_s, then_stop=True)
+        agreed_save.ask(turn, reason, "requested", within_s=within_s, then_stop=True)
     planned = PlannedEnd(
         cause="operator", reason=reason, within_s=within_s, node=node, exit_code=exit_code
     )
-    saving.plan_end(turn, planned)
-    saving.settle(turn)
+    agreed_save.plan_end(turn, planned)
+    agreed_save.settle(turn)
 
 
 def _save_time(turn: Turn, is_wanted: bool) -> float:
@@ -261,11 +261,11 @@ def _checks(turn: Turn, ask: RequestChecks) -> Done:
 
 
 def _measurement(turn: Turn, ask: RequestMeasurement) -> Done:
-    order = measuring.order_for(turn, ask)
+    order = network_measurement.order_for(turn, ask)
     if isinstance(order, str):
         return _refused(turn, ask, order)
     turn.send(order)
-    return _accepted(turn, ask, measuring.told(order))
+    return _accepted(turn, ask, network_measurement.told(order))
 
 
 def _copy(turn: Turn, ask: RequestCopy) -> Done:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from everstep.messages import Option, RoundWaiting
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.decisions import decide_to, is_open
-from everstep_services.rendezvous.domain.ending import NOT_ENOUGH_NODES, end_allocation
+from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
 from everstep_services.rendezvous.domain.placement import Candidate, World, obstacle
-from everstep_services.rendezvous.domain.turn import Turn
 
 _NAMED_MOST = 100
 

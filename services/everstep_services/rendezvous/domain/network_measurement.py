@@ -1,7 +1,7 @@
 """Which nodes measure the network with each other, when, and in how many turns."""
 
 from everstep.messages import MeasureNetwork, NetworkPeer, RequestMeasurement, Seat
-from everstep_services.rendezvous.domain.turn import Turn
+from everstep_services.rendezvous.domain.batch import Turn
 
 _TURN_S = 4.0
 """One measurement sends for a second; the rest is for who is late, and for slow links."""

@@ -11,6 +11,7 @@ from everstep.messages import (
 )
 from everstep.messages.documents import OpenIncident
 from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.budgets import (
     CANNOT_START,
     HOUR_S,
@@ -23,7 +24,6 @@ from everstep_services.rendezvous.domain.budgets import (
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.state import AT_WORK, CONSEQUENCE, OVER
-from everstep_services.rendezvous.domain.turn import Turn
 
 WITHOUT_INCIDENT = frozenset({"operator", "grow", "done"})
 NOT_ENOUGH_NODES = 92

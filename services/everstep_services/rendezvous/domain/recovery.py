@@ -1,11 +1,11 @@
 """A job's document was lost while its agents ran on: it is made again from what they say."""
 
 from everstep.messages import Join, Replication, Seat
-from everstep_services.rendezvous.domain.ending import end_round
+from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.losses import member_lost
+from everstep_services.rendezvous.domain.liveness import member_lost
 from everstep_services.rendezvous.domain.state import AT_WORK
-from everstep_services.rendezvous.domain.turn import Turn
 
 
 def recall(turn: Turn, ask: Join) -> None:

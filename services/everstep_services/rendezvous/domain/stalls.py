@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from everstep.messages import NameExcuse, Report
 from everstep.messages.documents import OpenStall
 from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.decisions import only_say
-from everstep_services.rendezvous.domain.ending import end_round
+from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.turn import Turn
 
 _MOST = 16
 """More are not looked into at once; their agents say it again."""

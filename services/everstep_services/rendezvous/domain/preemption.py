@@ -4,10 +4,10 @@ from msgspec.structs import replace
 
 from everstep.messages import PreemptionPlanned, Report, Seat
 from everstep.messages.documents import PlannedEnd
-from everstep_services.rendezvous.domain import saving
-from everstep_services.rendezvous.domain.forming import candidate_of, world_of
+from everstep_services.rendezvous.domain import agreed_save
+from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.formation import candidate_of, world_of
 from everstep_services.rendezvous.domain.placement import largest_size
-from everstep_services.rendezvous.domain.turn import Turn
 
 _EXIT = "save_and_exit"
 
@@ -17,7 +17,7 @@ def preempted(turn: Turn, seat: Seat, report: Report) -> None:
     if seat.is_leaving or turn.state.doc.phase not in {"forming", "running"}:
         return
     turn.state.put(replace(seat, is_leaving=True))
-    saving.ask(turn, report.reason, "preemption", within_s=report.grace_s, then_stop=True)
+    agreed_save.ask(turn, report.reason, "preemption", within_s=report.grace_s, then_stop=True)
 
 
 def settle(turn: Turn) -> None:
@@ -45,7 +45,7 @@ def settle(turn: Turn) -> None:
     else:
         turn.state.set(saving=replace(save, plan=plan))
         if doc.planned is None:
-            saving.plan_end(turn, _end(save.reason, save.within_s, leaving[0]))
+            agreed_save.plan_end(turn, _end(save.reason, save.within_s, leaving[0]))
 
 
 def _end(reason: str, within_s: float | None, node: str) -> PlannedEnd:
