@@ -42,7 +42,7 @@ from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.talk import Copy
 from everstep_services.agent.checkpoints.tls import opened_tls
-from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
+from everstep_services.rendezvous.domain.replica_placement import Neighbours, Place, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
 SIZE = int(os.environ.get("EVERSTEP_BENCH_MIB", "256")) << 20

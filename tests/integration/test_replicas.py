@@ -20,7 +20,7 @@ from everstep_services.agent.checkpoints.holding import Incoming
 from everstep_services.agent.checkpoints.images import OwnImages
 from everstep_services.agent.checkpoints.server import ReplicaServer
 from everstep_services.agent.checkpoints.talk import Get, Link, ReplicaError
-from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
+from everstep_services.rendezvous.domain.replica_placement import Neighbours, Place, cliques
 from tests.integration.replica_nodes import JOB, PATIENT, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.image_folder import mark_image

@@ -7,7 +7,7 @@ import pytest
 
 from everstep.messages import RoundDocument, StartRanks
 from everstep_services.rendezvous.domain.events import Control
-from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
+from everstep_services.rendezvous.domain.replica_placement import Neighbours, Place, cliques
 from everstep_services.rendezvous.service import _shown
 from tests.unit.rendezvous_world import World, spec
 

@@ -15,8 +15,8 @@ from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep.messages import Join, Message, RoundDocument
-from everstep_services.rendezvous.batches import Batch, fact_in, no_such_job, refuse
+from everstep.messages import Done, Fact, Join, Leave, Message, Report, Reported, RoundDocument
+from everstep.messages.codec import BadMessageError, decode
 from everstep_services.rendezvous.domain.batch import Memory
 from everstep_services.rendezvous.domain.events import (
     Control,
@@ -40,6 +40,8 @@ _RESCUE_AFTER_S = 3.0
 _RETRY_S = 0.5
 _ATTEMPTS = 50
 _SENDS_AT_ONCE = 200
+Batch = list[tuple[Event, asyncio.Future[Message] | None]]
+"""Events, each with whoever waits for the answer."""
 
 
 class UnreadableError(EverstepError):
@@ -179,7 +181,7 @@ class Desk:
             now = self._now()
             job = await self._load(events, now)
             if job is None:
-                no_such_job(self._name, batch)
+                _no_such_job(self._name, batch)
                 self._wake_at = None
                 return
             outcome = job.apply(events, now, self._around.control(self._name))
@@ -271,7 +273,7 @@ class Desk:
     async def _record(self, job: Job) -> None:
         """Record what was decided. What fails stays in the document, and is tried again."""
         waiting = job.outbox
-        facts = [fact for fact in (fact_in(text) for text in waiting) if fact is not None]
+        facts = [fact for fact in (_fact_in(text) for text in waiting) if fact is not None]
         if not facts:
             return
         try:
@@ -308,7 +310,7 @@ class Desk:
         self._revision = None
         self._wake_at = self._around.clock.now() + _RETRY_S
         text = f"job {self._name}: nothing could be written down ({error}); ask again"
-        refuse(batch, RefusalError("503", text))
+        _refuse(batch, RefusalError("503", text))
         for event, answer in batch:
             if answer is None and not isinstance(event, Tick):
                 self._events.append((event, None))
@@ -319,7 +321,7 @@ class Desk:
         self._contained.note(f"events {names or 'of time'}", error)
         self._revision, self._memory = None, Memory()
         self._wake_at = self._around.clock.now() + _RETRY_S
-        refuse(batch, RefusalError("500", "rendezvous failed: see its log"))
+        _refuse(batch, RefusalError("500", "rendezvous failed: see its log"))
 
     def _leave_alone(self, batch: Batch, error: UnreadableError) -> None:
         """Until somebody writes something else there: no other job may suffer from it."""
@@ -327,7 +329,7 @@ class Desk:
             self._unreadable = str(error)
             log.error("document_unreadable job=%s error=%s", self._name, error)
         self._revision, self._wake_at = None, None
-        refuse(batch, RefusalError("503", str(error)))
+        _refuse(batch, RefusalError("503", str(error)))
 
     def _now(self) -> Now:
         return Now(self._around.clock.now(), self._around.clock.wall(), new_id)
@@ -338,3 +340,31 @@ def _decoded(job: str, data: bytes) -> RoundDocument:
         return _DECODER.decode(data)
     except msgspec.MsgspecError as error:
         raise UnreadableError(job, str(error)) from error
+
+
+def _no_such_job(job: str, batch: Batch) -> None:
+    """Its document was lost, or there never was one: agents that run ranks run on."""
+    for event, answer in batch:
+        if answer is None or answer.done():
+            continue
+        if isinstance(event, Report):
+            answer.set_result(Reported(round=event.round, is_current=False))
+        elif isinstance(event, Leave):
+            answer.set_result(Done(text="there is no such job"))
+    _refuse(batch, RefusalError("404", f"there is no job {job}: join it first"))
+
+
+def _fact_in(text: str) -> Fact | None:
+    """A fact of the outbox; None for one of a newer release: its own replicas record it."""
+    try:
+        found = decode(text.encode())
+    except BadMessageError as error:
+        log.info("fact_left error=%s", error)
+        return None
+    return found if isinstance(found, Fact) else None
+
+
+def _refuse(batch: Batch, error: RefusalError) -> None:
+    for _, answer in batch:
+        if answer is not None and not answer.done():
+            answer.set_exception(error)

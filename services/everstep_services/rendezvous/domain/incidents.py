@@ -8,7 +8,6 @@ from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, 
 from everstep.messages.documents import OpenIncident
 from everstep_services.rendezvous.domain.batch import Turn
 from everstep_services.rendezvous.domain.budgets import SECONDARY
-from everstep_services.rendezvous.domain.ledger import count, count_ending
 from everstep_services.rendezvous.domain.state import CONSEQUENCE, NODE, PLAIN
 
 _NAMED_MOST = 100
@@ -57,7 +56,7 @@ def broke_again(turn: Turn, sign: Sign) -> None:
     doc = turn.state.doc
     assert doc.incident is not None
     entry = "start_s" if doc.phase == "forming" else "first_step_s"
-    counted = count(turn, doc.incident, entry)
+    counted = _count(turn, doc.incident, entry)
     turn.state.set(incident=_told(replace(counted, is_decided=False, delay_s=0.0, weight=0), sign))
 
 
@@ -65,14 +64,14 @@ def formed(turn: Turn) -> None:
     """The next round has formed."""
     incident = turn.state.doc.incident
     if incident is not None:
-        turn.state.set(incident=count_ending(turn, incident))
+        turn.state.set(incident=_count_ending(turn, incident))
 
 
 def started(turn: Turn) -> None:
     """All of its ranks run."""
     incident = turn.state.doc.incident
     if incident is not None:
-        turn.state.set(incident=count(turn, incident, "start_s"))
+        turn.state.set(incident=_count(turn, incident, "start_s"))
 
 
 def close(turn: Turn, outcome: str, reason: str, entry: str) -> None:
@@ -81,7 +80,7 @@ def close(turn: Turn, outcome: str, reason: str, entry: str) -> None:
     if doc.incident is None:
         return
     extend(turn, now=True)
-    incident = count(turn, doc.incident, entry, restore_s=doc.restore_s)
+    incident = _count(turn, doc.incident, entry, restore_s=doc.restore_s)
     recovered = outcome == "recovered"
     lost = 0
     if recovered and doc.last_step is not None and doc.first_step is not None:
@@ -199,3 +198,50 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         weight=sign.weight,
         trigger_fact=sign.fact,
     )
+
+
+def _count(
+    turn: Turn, incident: OpenIncident, entry: str, *, restore_s: float = 0.0
+) -> OpenIncident:
+    """The time since it was counted last goes into one entry, but for that of a restore."""
+    left_s = _elapsed_s(turn, incident)
+    restored_s = min(max(restore_s, 0.0), left_s)
+    return _moved(turn, incident, {entry: left_s - restored_s, "restore_s": restored_s})
+
+
+def _count_ending(turn: Turn, incident: OpenIncident) -> OpenIncident:
+    """The time from a round's end until the next has formed: what agents say, and the rest.
+
+    Agents collect evidence, then stop their ranks, beside each other; then the backoff runs.
+    """
+    left_s = _elapsed_s(turn, incident)
+    entries: dict[str, float] = {}
+    for entry, said_s in (
+        ("evidence_s", incident.evidence_s),
+        ("stop_s", incident.stop_s),
+        ("decide_s", incident.delay_s),
+    ):
+        entries[entry] = min(max(said_s, 0.0), left_s)
+        left_s -= entries[entry]
+    entries["rendezvous_s"] = left_s
+    moved = _moved(turn, incident, entries)
+    return replace(moved, evidence_s=0.0, stop_s=0.0)
+
+
+def _moved(turn: Turn, incident: OpenIncident, entries: dict[str, float]) -> OpenIncident:
+    before: Ledger = incident.ledger
+    ledger = replace(
+        before, **{name: getattr(before, name) + seconds for name, seconds in entries.items()}
+    )
+    turn.memory.forget("counted", incident.id)
+    moved = replace(incident, ledger=ledger, counted_until=turn.now.wall)
+    turn.since("counted", incident.id, moved.counted_until)
+    return moved
+
+
+def _elapsed_s(turn: Turn, incident: OpenIncident) -> float:
+    """By our own clock, if we saw the beginning; else by the wall clock of whoever did."""
+    began = turn.memory.known("counted", incident.id, incident.counted_until)
+    if began is not None:
+        return turn.now.s - began
+    return max((turn.now.wall - incident.counted_until).total_seconds(), 0.0)

@@ -5,6 +5,7 @@ import dataclasses
 from msgspec.structs import replace
 
 from everstep.messages import (
+    AllocationStarted,
     AwaitRound,
     Done,
     JobChanged,
@@ -12,9 +13,11 @@ from everstep.messages import (
     Join,
     Joined,
     Leave,
+    NodeJoined,
     NodeLeft,
     NodeRefused,
     Option,
+    Seat,
     StandBy,
     StartRanks,
     StopRanks,
@@ -32,11 +35,16 @@ from everstep_services.rendezvous.domain.decisions import came_of, decide_to, on
 from everstep_services.rendezvous.domain.ends import PREEMPTED, RETRYABLE, close_allocations
 from everstep_services.rendezvous.domain.events import Probe
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.liveness import fell_away
-from everstep_services.rendezvous.domain.recovery import is_adoptable, may_be_recalled, recall
+from everstep_services.rendezvous.domain.liveness import fell_away, member_lost
+from everstep_services.rendezvous.domain.recovery import (
+    is_adoptable,
+    look_for_failure,
+    may_be_recalled,
+    recall,
+    resume,
+)
 from everstep_services.rendezvous.domain.requests import dismissal
-from everstep_services.rendezvous.domain.seating import take
-from everstep_services.rendezvous.domain.state import OVER
+from everstep_services.rendezvous.domain.state import AT_WORK, OVER
 
 _REFUSALS_KEPT = 1000
 _CHECKING_S = 0.2
@@ -55,7 +63,7 @@ def join(turn: Turn, ask: Join) -> Refusal | None:
     recall(turn, ask)
     no = _not_the_only_one(turn, ask) or _known_job(turn, ask) or _outlived(turn, ask)
     if no is None:
-        take(turn, ask)
+        _take(turn, ask)
         turn.memory.forget("unfit", ask.instance)
         _say_tolerated(turn, ask)
         return None
@@ -281,3 +289,113 @@ def _say_refused(turn: Turn, ask: Join, no: Refusal) -> None:
 def _note(turn: Turn, key: str) -> None:
     """It need not be said again."""
     turn.state.set(refused=(*turn.state.doc.refused, key)[-_REFUSALS_KEPT:])
+
+
+def _take(turn: Turn, ask: Join) -> None:
+    """Let an agent _take part; an old acquaintance keeps its slot."""
+    state, before = turn.state, turn.state.seat(ask.node)
+    is_new = before is None or before.instance != ask.instance
+    _allocation(turn, ask)
+    if before is not None and not is_new:
+        _rejoin(turn, ask, before)
+        before = state.seat(ask.node)
+    if is_new:
+        resume(turn, ask)
+    is_adopted = is_new and is_adoptable(turn, ask)
+    slot, stage = _adopted_seat(ask) if is_adopted else _seat_place(ask, before)
+    seat = Seat(
+        node=ask.node,
+        slot=slot,
+        ranks=ask.ranks,
+        address=ask.address,
+        infra_rank=ask.infra_rank,
+        place="/".join(ask.topology),
+        last_slot=ask.last_slot,
+        replica_port=ask.replica_port,
+        warm=ask.warm,
+        stage=stage,
+        instance=ask.instance,
+        allocation=ask.allocation,
+        failure_domain=ask.failure_domain,
+        master_port=ask.master_port,
+        is_leaving=before is not None and not is_new and before.is_leaving,
+    )
+    state.put(seat)
+    if state.doc.phase in {"joining", "ending"}:
+        turn.since("form", state.doc.round, state.doc.allocation)
+    if is_new:
+        _say_joined(turn, ask)
+    if is_adopted:
+        look_for_failure(turn, ask, seat)
+
+
+def _adopted_seat(ask: Join) -> tuple[int | None, str]:
+    assert ask.running is not None
+    return ask.running.slot, "finished" if ask.running_state == "finished" else "running"
+
+
+def _seat_place(ask: Join, before: Seat | None) -> tuple[int | None, str]:
+    """Its slot and its stage. Ranks without a place in the newest round are to be stopped."""
+    if before is not None and before.stage != "gone":
+        return before.slot, before.stage
+    slot = None if before is None else before.slot
+    return slot, "idle" if ask.running is None else "stopping"
+
+
+def _rejoin(turn: Turn, ask: Join, seat: Seat) -> None:
+    """The same agent asks again."""
+    doc = turn.state.doc
+    if ask.running is not None:
+        return
+    if seat.stage in {"stopping", "absent"}:
+        incident = doc.incident
+        if incident is not None:
+            turn.state.set(
+                incident=replace(
+                    incident,
+                    evidence_s=max(incident.evidence_s, ask.evidence_s),
+                    stop_s=max(incident.stop_s, ask.stop_s),
+                )
+            )
+        turn.state.put(replace(seat, stage="idle"))
+    elif seat.stage in AT_WORK and ask.last_round == doc.round:
+        # It had ranks of this round, and has none any more. One that does not say so may merely
+        # be late: its question can be older than its ranks.
+        reason = f"{ask.node} no longer runs any rank of round {doc.round}"
+        turn.state.put(replace(seat, stage="stopping"))
+        member_lost(turn, seat, Sign("rank_exited", reason, node=ask.node))
+        turn.state.put(replace(seat, stage="idle"))
+
+
+def _allocation(turn: Turn, ask: Join) -> None:
+    doc = turn.state.doc
+    if ask.allocation in doc.allocations:
+        return
+    if not doc.allocations:
+        turn.state.set(allocation=ask.allocation)
+    turn.state.set(allocations=(*doc.allocations, ask.allocation))
+    turn.fact(
+        AllocationStarted,
+        allocation=ask.allocation,
+        scheduler=ask.scheduler,
+        scheduler_job=ask.scheduler_job,
+        attempt=ask.attempt,
+        config_fingerprint=ask.spec.config_fingerprint,
+    )
+
+
+def _say_joined(turn: Turn, ask: Join) -> None:
+    turn.fact(
+        NodeJoined,
+        node=ask.node,
+        allocation=ask.allocation,
+        ranks=ask.ranks,
+        address=ask.address,
+        infra_rank=ask.infra_rank,
+        failure_domain=ask.failure_domain,
+        topology=ask.topology,
+        last_round=ask.last_round,
+        warm=ask.warm,
+        device=ask.device,
+        version=ask.version,
+    )
