@@ -24,7 +24,7 @@ from everstep.messages import (
     encode,
 )
 from tests.integration.attribution_replicas import Training, at_work, verdicts
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 
 KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
 

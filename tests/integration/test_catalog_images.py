@@ -32,7 +32,7 @@ from tests.integration.catalog_replicas import (
     stored,
 )
 from tests.integration.health_replicas import facts_of
-from tests.unit.round_documents import round_document
+from tests.unit.rendezvous.documents import round_document
 from tests.waiting import until_async
 
 

@@ -31,7 +31,7 @@ from everstep_services.health.settings import HealthSettings
 from tests.integration.health_replicas import at_work
 from tests.integration.rendezvous_agents import Agent
 from tests.integration.test_rest_operators import history, rendezvous
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 
 

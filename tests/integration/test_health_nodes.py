@@ -46,7 +46,7 @@ from everstep.subjects import CLUSTER
 from everstep_services.health.settings import HealthSettings, NodeSettings
 from tests.integration.bus_servers import granted
 from tests.integration.health_replicas import at_work, control, facts_of, register
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 from tests.waiting import until_async
 
 QUICK = HealthSettings(nodes=NodeSettings(judge_every_s=0.05, check_window_s=60.0))

@@ -14,7 +14,7 @@ from tests.integration.catalog_replicas import at_work
 from tests.integration.health_replicas import facts_of
 from tests.integration.rendezvous_agents import Agent
 from tests.integration.replica_nodes import JOB, made, order, running
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import INDEX

@@ -30,7 +30,7 @@ from everstep.messages import (
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.integration.rendezvous_agents import WITHIN_S, Agent
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 
 SETTINGS = RendezvousSettings(join_within_s=30, last_call_s=0.5)

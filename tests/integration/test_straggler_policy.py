@@ -24,7 +24,7 @@ from tests.integration import health_replicas
 from tests.integration.health_replicas import facts_of
 from tests.integration.rendezvous_agents import Agent
 from tests.integration.straggler_replicas import QUICK, Nodes, at_work, document, switch
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 
 STOPS: StragglerSettings = msgspec.structs.replace(QUICK, stop_reports=2)

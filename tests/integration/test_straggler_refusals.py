@@ -33,7 +33,7 @@ from tests.integration.straggler_replicas import (
     found,
     said,
 )
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 from tests.unit.straggler_changes import shift, slow
 from tests.waiting import until_async
 

@@ -6,7 +6,7 @@ import pytest
 
 from everstep_services.rendezvous.domain.budgets import Failure, Judgement, Past, Rules, judge
 from everstep_services.rendezvous.settings import RendezvousSettings
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 
 SETTINGS = RendezvousSettings()
 

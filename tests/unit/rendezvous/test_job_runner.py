@@ -7,7 +7,7 @@ from everstep_services.rendezvous.domain.events import Control
 from everstep_services.rendezvous.job_runner import Desk, Surroundings
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
-from tests.unit.rendezvous_world import World, spec
+from tests.unit.rendezvous.world import World, spec
 
 
 async def test_a_desk_that_wakes_first_when_the_bus_is_back_forgets_all_the_same() -> None:

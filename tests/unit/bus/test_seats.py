@@ -10,7 +10,7 @@ from everstep.messages import Fact, NodeCheckFinished, RoundDocument, encode
 from everstep_services.health.nodes.evidence import accused
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 

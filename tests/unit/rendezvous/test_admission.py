@@ -23,7 +23,7 @@ from everstep.messages import (
     StopJob,
 )
 from everstep_services.rendezvous.domain.events import Control, Probed
-from tests.unit.rendezvous_world import WALL, World, spec
+from tests.unit.rendezvous.world import WALL, World, spec
 
 FAILED = (CheckResult(check="gpu", state="failed", reason="XID 79"),)
 

@@ -20,7 +20,7 @@ from everstep.messages import (
     StopJob,
 )
 from everstep_services.rendezvous.domain.events import Event
-from tests.unit.rendezvous_world import World, spec
+from tests.unit.rendezvous.world import World, spec
 
 
 def asked(world: World, question: Event) -> Done:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from everstep.messages import Done, MeasureNetwork, OperatorActed, RequestMeasurement
-from tests.unit.rendezvous_world import World, names, spec
+from tests.unit.rendezvous.world import World, names, spec
 
 TEST = "0193aefc11e25f0a8c7d4b6e9f201c3d"
 

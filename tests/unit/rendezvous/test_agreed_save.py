@@ -16,7 +16,7 @@ from everstep.messages import (
     StopJob,
     StopRanks,
 )
-from tests.unit.rendezvous_world import World, spec
+from tests.unit.rendezvous.world import World, spec
 
 
 def running(*nodes: str, slots: int = 2, **fields: int) -> World:

@@ -15,7 +15,7 @@ from everstep.messages import (
     StopJob,
 )
 from everstep_services.rendezvous.domain.events import Control
-from tests.unit.rendezvous_world import WALL, World, spec
+from tests.unit.rendezvous.world import WALL, World, spec
 
 
 def ends(world: World) -> list[tuple[str, str]]:

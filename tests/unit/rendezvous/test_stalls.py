@@ -2,7 +2,7 @@
 
 from everstep.messages import IncidentOpened, NameExcuse, RoundEnded
 from everstep_services.rendezvous.domain.events import Control
-from tests.unit.rendezvous_world import World, spec
+from tests.unit.rendezvous.world import World, spec
 
 
 def running(nodes: int = 2) -> World:

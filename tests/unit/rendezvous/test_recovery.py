@@ -3,7 +3,7 @@
 import pytest
 
 from everstep.messages import IncidentOpened, RoundDocument, RoundEnded, StopRanks
-from tests.unit.rendezvous_world import World, names, spec
+from tests.unit.rendezvous.world import World, names, spec
 
 
 def forgotten(world: World, **settings: object) -> World:

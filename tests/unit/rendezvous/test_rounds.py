@@ -20,7 +20,7 @@ from everstep.messages import (
     StopRanks,
 )
 from everstep_services.rendezvous.domain.events import Control
-from tests.unit.rendezvous_world import WALL, World, names, spec
+from tests.unit.rendezvous.world import WALL, World, names, spec
 
 
 def test_a_round_forms_with_the_last_node_that_it_needs() -> None:

@@ -9,7 +9,7 @@ from everstep.messages import RoundDocument, StartRanks
 from everstep_services.rendezvous.domain.events import Control
 from everstep_services.rendezvous.domain.replica_placement import Neighbours, Place, cliques
 from everstep_services.rendezvous.service import _shown
-from tests.unit.rendezvous_world import World, spec
+from tests.unit.rendezvous.world import World, spec
 
 
 def places(count: int, domain: int = 0) -> list[Place]:
