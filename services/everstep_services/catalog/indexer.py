@@ -11,7 +11,7 @@ from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError, MessageTooLargeError
 from everstep.bus.facts import codec
 from everstep.bus.leader_election import Term, lead_for_ever
-from everstep.bus.ports import Batch, Bus, Document, StreamPosition
+from everstep.bus.ports import Bus, Document, FactBatch, StreamPosition
 from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -172,7 +172,7 @@ class Indexer:
             self.leads = False
             self._jobs.clear()
 
-    async def _take(self, batch: Batch) -> None:
+    async def _take(self, batch: FactBatch) -> None:
         self._counts["facts_read"] += len(batch.facts)
         self._counts["facts_missed"] += batch.missed
         by_job: dict[str, list[tuple[StreamPosition, Fact]]] = {}

@@ -17,17 +17,17 @@ from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import Done, Fact, Join, Leave, Message, Report, Reported, RoundDocument
 from everstep.messages.codec import BadMessageError, decode
-from everstep_services.rendezvous.domain.batch import Memory
+from everstep_services.rendezvous.domain.batch import ReplicaMemory
 from everstep_services.rendezvous.domain.events import (
-    Control,
+    BatchOutcome,
     Event,
+    JobControl,
+    LivenessProbe,
     Now,
-    Outcome,
-    Probe,
     Probed,
     Tick,
 )
-from everstep_services.rendezvous.domain.job import Job
+from everstep_services.rendezvous.domain.job import RendezvousJob
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 log = logging.getLogger(__name__)
@@ -40,11 +40,11 @@ _RESCUE_AFTER_S = 3.0
 _RETRY_S = 0.5
 _ATTEMPTS = 50
 _SENDS_AT_ONCE = 200
-Batch = list[tuple[Event, asyncio.Future[Message] | None]]
+Pending = list[tuple[Event, asyncio.Future[Message] | None]]
 """Events, each with whoever waits for the answer."""
 
 
-class UnreadableError(EverstepError):
+class UnreadableRoundError(EverstepError):
     """What is stored about a job is no document of ours. Nothing of it is decided on."""
 
     def __init__(self, job: str, why: str) -> None:
@@ -56,7 +56,7 @@ class UnreadableError(EverstepError):
 
 
 @dataclass(slots=True)
-class Counts:
+class RunnerCounts:
     """What a replica counted, over all jobs."""
 
     questions: int = 0
@@ -68,29 +68,29 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every desk works with."""
+class ReplicaContext:
+    """What every runner works with."""
 
     settings: RendezvousSettings
     bus: Bus
     clock: Clock
-    control: Callable[[str], Control]
+    control: Callable[[str], JobControl]
     tasks: asyncio.TaskGroup
-    counts: Counts = field(default_factory=Counts)
+    counts: RunnerCounts = field(default_factory=RunnerCounts)
 
 
-class Desk:
-    """Decides about one job, in turns with the other replicas' desks: whoever writes first wins."""
+class JobRunner:
+    """Decides about one job, in competition with other replicas: the first write wins."""
 
-    def __init__(self, job: str, around: Surroundings) -> None:
+    def __init__(self, job: str, around: ReplicaContext) -> None:
         self._name = job
         self._around = around
         self._documents = around.bus.documents(BUCKET)
-        self._events: Batch = []
+        self._events: Pending = []
         self._woken = asyncio.Event()
-        self._memory = Memory()
+        self._memory = ReplicaMemory()
         self._returns = around.bus.returns
-        self._job: Job | None = None
+        self._job: RendezvousJob | None = None
         self._revision: int | None = None
         self._stored_outbox = False
         self._news: Document | None = None
@@ -133,7 +133,7 @@ class Desk:
         returns = self._around.bus.returns
         if returns != self._returns:
             self._returns = returns
-            self._memory = Memory()
+            self._memory = ReplicaMemory()
             self._revision = None
 
     async def show(self) -> RoundDocument:
@@ -152,16 +152,16 @@ class Desk:
             if self._events:
                 await self._around.clock.sleep(self._around.settings.gather_s)
             self._see_whether_it_was_away()
-            batch, self._events = self._events, []
+            pending, self._events = self._events, []
             self._woken.clear()
             try:
-                await self._decide([event for event, _ in batch] or [Tick()], batch)
+                await self._decide([event for event, _ in pending] or [Tick()], pending)
             except BusError as error:
-                self._put_off(batch, error)
-            except UnreadableError as error:
-                self._leave_alone(batch, error)
+                self._put_off(pending, error)
+            except UnreadableRoundError as error:
+                self._leave_alone(pending, error)
             except Exception as error:  # noqa: BLE001  no other job may suffer from this one
-                self._pass_over(batch, error)
+                self._pass_over(pending, error)
             with self._contained.of("facts that wait"):
                 await self._tidy()
 
@@ -176,12 +176,12 @@ class Desk:
         except TimeoutError:
             return
 
-    async def _decide(self, events: list[Event], batch: Batch) -> None:
+    async def _decide(self, events: list[Event], pending: Pending) -> None:
         for _ in range(_ATTEMPTS):
             now = self._now()
             job = await self._load(events, now)
             if job is None:
-                _no_such_job(self._name, batch)
+                _no_such_job(self._name, pending)
                 self._wake_at = None
                 return
             outcome = job.apply(events, now, self._around.control(self._name))
@@ -194,13 +194,13 @@ class Desk:
                 continue
             self._around.counts.batches += 1
             self._wake_at = outcome.wake_at
-            await self._carry_out(outcome, batch)
+            await self._carry_out(outcome, pending)
             if outcome.is_changed:
                 await self._record(job)
             return
         raise BusError(f"job {self._name}: {_ATTEMPTS} writes in a row came second")
 
-    async def _load(self, events: list[Event], now: Now) -> Job | None:
+    async def _load(self, events: list[Event], now: Now) -> RendezvousJob | None:
         """The job as of the newest revision that we know of."""
         news, self._news = self._news, None
         if self._revision is not None and news is not None and news.revision > self._revision:
@@ -211,7 +211,7 @@ class Desk:
             first = next((event for event in events if isinstance(event, Join)), None)
             if first is None:
                 return None
-            document = Job.document_for(first, now)
+            document = RendezvousJob.document_for(first, now)
             self._job = self._made(document)
         return self._job
 
@@ -228,10 +228,10 @@ class Desk:
             self._stored_outbox = True
             self._tidy_at = self._around.clock.now() + _RESCUE_AFTER_S
 
-    def _made(self, document: RoundDocument) -> Job:
-        return Job(document, self._memory, self._around.settings, __version__)
+    def _made(self, document: RoundDocument) -> RendezvousJob:
+        return RendezvousJob(document, self._memory, self._around.settings, __version__)
 
-    async def _write(self, job: Job) -> None:
+    async def _write(self, job: RendezvousJob) -> None:
         revision, self._revision = self._revision, None
         data = _ENCODER.encode(job.document)
         try:
@@ -241,14 +241,14 @@ class Desk:
             raise BusError(f"job {self._name}: its document was not written in time") from error
         self._stored_outbox = bool(job.outbox)
 
-    async def _carry_out(self, outcome: Outcome, batch: Batch) -> None:
+    async def _carry_out(self, outcome: BatchOutcome, pending: Pending) -> None:
         around = self._around
         for number, send in enumerate(outcome.sends, 1):
             around.bus.send(self._subject(send.node, send.instance), send.order)
             if number % _SENDS_AT_ONCE == 0:  # more would push the oldest out of the bus's queue
                 await asyncio.sleep(0)
         around.counts.orders += len(outcome.sends)
-        for (_, answer), reply in zip(batch, outcome.replies, strict=False):
+        for (_, answer), reply in zip(pending, outcome.replies, strict=False):
             if answer is not None and not answer.done() and reply is not None:
                 answer.set_result(reply)
         for probe in outcome.probes:
@@ -259,7 +259,7 @@ class Desk:
         """Where an order is heard. Two agents may have one node id: only one of them is meant."""
         return subjects.order(self._name, instance or node)
 
-    async def _probe(self, probe: Probe) -> None:
+    async def _probe(self, probe: LivenessProbe) -> None:
         within_s = self._around.settings.probe_within_s
         try:
             subject = self._subject(probe.node, probe.instance)
@@ -270,7 +270,7 @@ class Desk:
             return
         self.tell(Probed(probe.node, probe.instance, is_there))
 
-    async def _record(self, job: Job) -> None:
+    async def _record(self, job: RendezvousJob) -> None:
         """Record what was decided. What fails stays in the document, and is tried again."""
         waiting = job.outbox
         facts = [fact for fact in (_fact_in(text) for text in waiting) if fact is not None]
@@ -304,32 +304,32 @@ class Desk:
             log.info("not_tidied job=%s error=%s", self._name, error)
             self._tidy_at = self._around.clock.now() + _TIDY_AFTER_S
 
-    def _put_off(self, batch: Batch, error: BusError) -> None:
+    def _put_off(self, pending: Pending, error: BusError) -> None:
         """The bus failed us: askers ask again, and we read again before we decide."""
-        log.warning("not_decided job=%s events=%d error=%s", self._name, len(batch), error)
+        log.warning("not_decided job=%s events=%d error=%s", self._name, len(pending), error)
         self._revision = None
         self._wake_at = self._around.clock.now() + _RETRY_S
         text = f"job {self._name}: nothing could be written down ({error}); ask again"
-        _refuse(batch, RefusalError("503", text))
-        for event, answer in batch:
+        _refuse(pending, RefusalError("503", text))
+        for event, answer in pending:
             if answer is None and not isinstance(event, Tick):
                 self._events.append((event, None))
 
-    def _pass_over(self, batch: Batch, error: Exception) -> None:
+    def _pass_over(self, pending: Pending, error: Exception) -> None:
         """What came together is dropped, and the document is read again: it has nothing of it."""
-        names = ", ".join(sorted({type(event).__name__ for event, _ in batch}))
+        names = ", ".join(sorted({type(event).__name__ for event, _ in pending}))
         self._contained.note(f"events {names or 'of time'}", error)
-        self._revision, self._memory = None, Memory()
+        self._revision, self._memory = None, ReplicaMemory()
         self._wake_at = self._around.clock.now() + _RETRY_S
-        _refuse(batch, RefusalError("500", "rendezvous failed: see its log"))
+        _refuse(pending, RefusalError("500", "rendezvous failed: see its log"))
 
-    def _leave_alone(self, batch: Batch, error: UnreadableError) -> None:
+    def _leave_alone(self, pending: Pending, error: UnreadableRoundError) -> None:
         """Until somebody writes something else there: no other job may suffer from it."""
         if self._unreadable != str(error):
             self._unreadable = str(error)
             log.error("document_unreadable job=%s error=%s", self._name, error)
         self._revision, self._wake_at = None, None
-        _refuse(batch, RefusalError("503", str(error)))
+        _refuse(pending, RefusalError("503", str(error)))
 
     def _now(self) -> Now:
         return Now(self._around.clock.now(), self._around.clock.wall(), new_id)
@@ -339,19 +339,19 @@ def _decoded(job: str, data: bytes) -> RoundDocument:
     try:
         return _DECODER.decode(data)
     except msgspec.MsgspecError as error:
-        raise UnreadableError(job, str(error)) from error
+        raise UnreadableRoundError(job, str(error)) from error
 
 
-def _no_such_job(job: str, batch: Batch) -> None:
+def _no_such_job(job: str, pending: Pending) -> None:
     """Its document was lost, or there never was one: agents that run ranks run on."""
-    for event, answer in batch:
+    for event, answer in pending:
         if answer is None or answer.done():
             continue
         if isinstance(event, Report):
             answer.set_result(Reported(round=event.round, is_current=False))
         elif isinstance(event, Leave):
             answer.set_result(Done(text="there is no such job"))
-    _refuse(batch, RefusalError("404", f"there is no job {job}: join it first"))
+    _refuse(pending, RefusalError("404", f"there is no job {job}: join it first"))
 
 
 def _fact_in(text: str) -> Fact | None:
@@ -364,7 +364,7 @@ def _fact_in(text: str) -> Fact | None:
     return found if isinstance(found, Fact) else None
 
 
-def _refuse(batch: Batch, error: RefusalError) -> None:
-    for _, answer in batch:
+def _refuse(pending: Pending, error: RefusalError) -> None:
+    for _, answer in pending:
         if answer is not None and not answer.done():
             answer.set_exception(error)

@@ -22,7 +22,7 @@ from everstep.messages import (
     RestartJob,
     StopJob,
 )
-from everstep_services.rendezvous.domain.events import Control, Probed
+from everstep_services.rendezvous.domain.events import JobControl, Probed
 from tests.unit.rendezvous.world import WALL, World, spec
 
 FAILED = (CheckResult(check="gpu", state="failed", reason="XID 79"),)
@@ -55,7 +55,7 @@ def test_a_node_that_is_drained_and_kept_out_is_sent_away() -> None:
     """It is not left waiting for the end of its exclusion: the job goes on without it."""
     world = World(spec(1)).started("n0")
     world.join("n1")
-    world.control = Control(exclusions=(Exclusion(node="n0", by="straggler", reason="slow"),))
+    world.control = JobControl(exclusions=(Exclusion(node="n0", by="straggler", reason="slow"),))
     world.apply(DrainNode(job="j", node="n0", by="straggler", reason="slow"))
     world.back("n0")
     assert world.members() == ["n1"]
@@ -77,12 +77,12 @@ def test_an_excluded_node_is_refused_until_its_time_is_over_or_the_brake_is_on()
     found = Exclusion(node="n0", by="ann", reason="bad cable", until=until)
     world = World(spec(2))
     world.join("n1")
-    world.control = Control(exclusions=(found,))
+    world.control = JobControl(exclusions=(found,))
     assert world.join("n0")[0].cause == "excluded"
-    world.control = Control(exclusions=(found,), is_braked=True)
+    world.control = JobControl(exclusions=(found,), is_braked=True)
     assert world.join("n0")[0].is_accepted
     world = World(spec(1))
-    world.control = Control(exclusions=(found,))
+    world.control = JobControl(exclusions=(found,))
     world.now += 200
     assert world.join("n0")[0].is_accepted
 
@@ -203,7 +203,7 @@ def test_a_drained_node_is_replaced_and_sent_away() -> None:
 def test_a_stall_is_left_alone_under_the_brake_and_a_death_is_not() -> None:
     """The decision is only observed (A15.4)."""
     world = World(spec(1)).started("n0")
-    world.control = Control(is_braked=True)
+    world.control = JobControl(is_braked=True)
     world.report("n0", "rank_stalled")
     world.report("n0", "rank_stalled")
     assert world.doc.phase == "running"

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from everstep_services.rendezvous.domain.budgets import Failure, Judgement, Past, Rules, judge
+from everstep_services.rendezvous.domain.budgets import (
+    RestartDecision,
+    RestartHistory,
+    RestartRules,
+    RoundFailure,
+    judge,
+)
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.unit.rendezvous.world import spec
 
@@ -14,7 +20,7 @@ SETTINGS = RendezvousSettings()
 CANNOT_START: dict[str, object] = {"is_of_code": True, "is_on_all_ranks": True}
 
 
-def failure(**fields: object) -> Failure:
+def failure(**fields: object) -> RoundFailure:
     values = {
         "cause": "rank_exited",
         "lived_s": 2.0,
@@ -23,18 +29,20 @@ def failure(**fields: object) -> Failure:
         "fingerprint": "f",
         "exit_code": 1,
     }
-    return Failure(**(values | fields))  # type: ignore[arg-type]
+    return RoundFailure(**(values | fields))  # type: ignore[arg-type]
 
 
 def run(
-    failures: list[Failure],
+    failures: list[RoundFailure],
     may_stop: bool = False,
     may_stop_start: bool = False,
     **limits: Any,
-) -> list[Judgement]:
-    past, found = Past(), []
+) -> list[RestartDecision]:
+    past, found = RestartHistory(), []
     for one in failures:
-        rules = Rules(spec(**limits), SETTINGS, may_stop=may_stop, may_stop_start=may_stop_start)
+        rules = RestartRules(
+            spec(**limits), SETTINGS, may_stop=may_stop, may_stop_start=may_stop_start
+        )
         judged = judge(one, past, rules)
         found.append(judged)
         past = judged.past
@@ -182,8 +190,8 @@ def test_a_long_round_that_nobody_counted_the_steps_of_says_nothing() -> None:
 
 def test_the_brake_lets_only_hard_limits_stop_a_job() -> None:
     """Under the brake a stop is advice (A15.4)."""
-    past = Past(idle_rounds=9)
-    rules = Rules(spec(no_progress_limit=3), SETTINGS, is_braked=True)
+    past = RestartHistory(idle_rounds=9)
+    rules = RestartRules(spec(no_progress_limit=3), SETTINGS, is_braked=True)
     judged = judge(failure(step=0), past, rules)
     assert judged.action == "restart"
     assert "3 is the limit" in judged.advice

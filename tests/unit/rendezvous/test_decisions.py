@@ -14,7 +14,7 @@ from everstep.messages import (
     RestartJob,
     StopJob,
 )
-from everstep_services.rendezvous.domain.events import Control
+from everstep_services.rendezvous.domain.events import JobControl
 from tests.unit.rendezvous.world import WALL, World, spec
 
 
@@ -125,7 +125,7 @@ def test_advice_says_its_own_rule_and_that_nothing_was_done() -> None:
 
 def test_a_stall_that_is_only_observed_is_on_record_as_that() -> None:
     world = World(spec(1)).started("n0")
-    world.control = Control(is_braked=True)
+    world.control = JobControl(is_braked=True)
     world.report("n0", "rank_stalled")
     assert ends(world) == [("restart", "observed")]
 
@@ -133,12 +133,12 @@ def test_a_stall_that_is_only_observed_is_on_record_as_that() -> None:
 def test_an_exclusion_is_on_record_once_enforced_or_observed() -> None:
     found = Exclusion(node="n1", by="ann", reason="bad cable", until=WALL + timedelta(seconds=99))
     world = World(spec(2))
-    world.control = Control(exclusions=(found,))
+    world.control = JobControl(exclusions=(found,))
     for _ in range(2):
         world.join("n1")
     assert ends(world) == [("exclude", "done")]
     assert world.of(ActionDecided)[0].nodes_out == ("n1",)
-    world.control = Control(exclusions=(found,), is_braked=True)
+    world.control = JobControl(exclusions=(found,), is_braked=True)
     for _ in range(2):
         assert world.join("n1")[0].is_accepted
     assert ends(world) == [("exclude", "done"), ("exclude", "observed")]
@@ -173,7 +173,7 @@ def test_a_failure_that_comes_again_is_said_with_its_remedy(
     enforce: tuple[str, ...], second: str, is_named: bool
 ) -> None:
     world = World(spec(1, enforce=enforce))
-    world.control = Control(is_braked=bool(enforce))  # it was asked for, and must not act
+    world.control = JobControl(is_braked=bool(enforce))  # it was asked for, and must not act
     world.join("n0")
     for fingerprint in ("same", second):
         world.run(stepped=False)
@@ -216,7 +216,7 @@ def test_the_only_node_of_a_job_that_is_drained_leaves_a_job_that_is_not_done() 
 
 def test_a_node_that_stays_unfit_while_no_round_runs_asks_to_be_requeued() -> None:
     world = World(spec(1), join_within_s=60)
-    world.control = Control(exclusions=(Exclusion(node="n0", by="ann", reason="bad cable"),))
+    world.control = JobControl(exclusions=(Exclusion(node="n0", by="ann", reason="bad cable"),))
     assert world.join("n0")[0].exit_code is None
     world.now += 59
     assert world.join("n0")[0].exit_code is None
@@ -228,7 +228,7 @@ def test_a_node_that_stays_unfit_while_no_round_runs_asks_to_be_requeued() -> No
 
 def test_a_node_that_is_unfit_beside_a_round_that_runs_is_asked_to_wait() -> None:
     world = World(spec(1), join_within_s=60).started("n0")
-    world.control = Control(exclusions=(Exclusion(node="n1", by="ann", reason="bad cable"),))
+    world.control = JobControl(exclusions=(Exclusion(node="n1", by="ann", reason="bad cable"),))
     world.join("n1")
     world.now += 600
     reply = world.join("n1")[0]

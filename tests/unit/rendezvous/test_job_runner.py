@@ -1,10 +1,10 @@
-"""A desk and its bus: what it knew before the bus was away, it forgets before it decides."""
+"""A job runner and its bus: what it knew before the bus was away, it forgets before it decides."""
 
 import asyncio
 
 from everstep.clock import SystemClock
-from everstep_services.rendezvous.domain.events import Control
-from everstep_services.rendezvous.job_runner import Desk, Surroundings
+from everstep_services.rendezvous.domain.events import JobControl
+from everstep_services.rendezvous.job_runner import JobRunner, ReplicaContext
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.rendezvous.world import World, spec
@@ -14,18 +14,18 @@ async def test_a_desk_that_wakes_first_when_the_bus_is_back_forgets_all_the_same
     server = MemoryServer()
     join = World(spec(1)).ask("a")
     async with asyncio.TaskGroup() as tasks:
-        around = Surroundings(
-            RendezvousSettings(), MemoryBus(server), SystemClock(), lambda _: Control(), tasks
+        around = ReplicaContext(
+            RendezvousSettings(), MemoryBus(server), SystemClock(), lambda _: JobControl(), tasks
         )
-        desk = Desk("j", around)
-        working = tasks.create_task(desk.work_for_ever())
-        await desk.ask(join)
-        before = desk._memory
-        await desk.ask(join)
-        assert desk._memory is before
+        runner = JobRunner("j", around)
+        working = tasks.create_task(runner.work_for_ever())
+        await runner.ask(join)
+        before = runner._memory
+        await runner.ask(join)
+        assert runner._memory is before
         await server.set_up(up=False)
-        asked = tasks.create_task(desk.ask(join))  # nobody else tells it that the bus was away
+        asked = tasks.create_task(runner.ask(join))  # nobody else tells it that the bus was away
         await server.set_up(up=True)
         await asked
-        assert desk._memory is not before
+        assert runner._memory is not before
         working.cancel()

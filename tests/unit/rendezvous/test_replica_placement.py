@@ -6,15 +6,15 @@ from itertools import combinations
 import pytest
 
 from everstep.messages import RoundDocument, StartRanks
-from everstep_services.rendezvous.domain.events import Control
-from everstep_services.rendezvous.domain.replica_placement import Neighbours, Place, cliques
+from everstep_services.rendezvous.domain.events import JobControl
+from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from everstep_services.rendezvous.service import _shown
 from tests.unit.rendezvous.world import World, spec
 
 
-def places(count: int, domain: int = 0) -> list[Place]:
+def places(count: int, domain: int = 0) -> list[ReplicaSlot]:
     """Slots in order, so many of them in each failure domain."""
-    return [Place(slot, f"rack-{slot // domain}" if domain else "") for slot in range(count)]
+    return [ReplicaSlot(slot, f"rack-{slot // domain}" if domain else "") for slot in range(count)]
 
 
 def groups(of: dict[int, int]) -> set[tuple[int, ...]]:
@@ -26,7 +26,7 @@ def groups(of: dict[int, int]) -> set[tuple[int, ...]]:
 
 def survivors(of: dict[int, int], factor: int, needed: int, lost: int) -> float:
     """The part of all losses of so many nodes that leave every state somewhere."""
-    near = Neighbours(of)
+    near = Cliques(of)
     kept = {slot: near.after(slot)[: factor - 1] for slot in of}
     ways = list(combinations(of, lost))
     good = [all(len(set(kept[slot]).difference(gone)) >= needed for slot in gone) for gone in ways]
@@ -43,7 +43,7 @@ def test_with_a_jump_the_cliques_are_those_of_nvrx() -> None:
 def test_every_slot_has_as_many_keepers_and_each_keeps_as_many(factor: int, count: int) -> None:
     of = cliques(places(count), factor, None, {})
     factor = min(factor, count)
-    near = Neighbours(of)
+    near = Cliques(of)
     kept = Counter(keeper for slot in of for keeper in near.after(slot)[: factor - 1])
     assert sorted(of) == list(range(count))
     assert set(kept.values()) == {factor - 1}
@@ -55,13 +55,13 @@ def test_a_state_is_kept_in_another_failure_domain_where_that_can_be(
     count: int, domain: int
 ) -> None:
     """No keeper shares its owner's domain (A9.1)."""
-    near = Neighbours(cliques(places(count, domain), 2, None, {}))
+    near = Cliques(cliques(places(count, domain), 2, None, {}))
     assert all(near.after(slot)[0] // domain != slot // domain for slot in range(count))
 
 
 def test_domains_without_order_are_told_apart_too() -> None:
-    mixed = [Place(slot, "abcd"[slot * 7 % 4]) for slot in range(16)]
-    near = Neighbours(cliques(mixed, 4, None, {}))
+    mixed = [ReplicaSlot(slot, "abcd"[slot * 7 % 4]) for slot in range(16)]
+    near = Cliques(cliques(mixed, 4, None, {}))
     for place in mixed:
         others = {mixed[slot].domain for slot in near.after(place.slot)}
         assert others == set("abcd") - {place.domain}
@@ -69,11 +69,13 @@ def test_domains_without_order_are_told_apart_too() -> None:
 
 def test_cliques_stay_unless_others_mix_fewer_domains() -> None:
     before = cliques(places(8, 2), 2, None, {})
-    elsewhere = [Place(slot, "rack-9" if slot == 3 else f"rack-{slot // 2}") for slot in range(8)]
+    elsewhere = [
+        ReplicaSlot(slot, "rack-9" if slot == 3 else f"rack-{slot // 2}") for slot in range(8)
+    ]
     assert cliques(elsewhere, 2, None, before) == before
-    partner = Neighbours(before).after(3)[0]
+    partner = Cliques(before).after(3)[0]
     together = [
-        Place(slot, f"rack-{partner // 2}" if slot == 3 else f"rack-{slot // 2}")
+        ReplicaSlot(slot, f"rack-{partner // 2}" if slot == 3 else f"rack-{slot // 2}")
         for slot in range(8)
     ]
     after = cliques(together, 2, None, before)
@@ -138,7 +140,7 @@ def test_and_its_former_holder_when_that_is_a_spare_now() -> None:
     world = World(spec(4, spares=1))
     formed(world, "a", "b", "c", "d", "e")
     world.run()
-    world.control = Control(suspects={"a": "two strikes"})
+    world.control = JobControl(suspects={"a": "two strikes"})
     world.report("b", "rank_exited", rank=2, exit_code=1)
     back(world, a=0, b=1, c=2, d=3)
     world.tick(10)

@@ -19,7 +19,7 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
-from everstep_services.rendezvous.domain.events import Control
+from everstep_services.rendezvous.domain.events import JobControl
 from tests.unit.rendezvous.world import WALL, World, names, spec
 
 
@@ -95,14 +95,14 @@ def test_a_spare_takes_the_lost_nodes_slot_and_nobody_else_moves() -> None:
 @pytest.mark.parametrize(
     ("control", "members"),
     [
-        (Control(suspects={"n1": "3 strikes"}), ["n0", "n2"]),
-        (Control(suspects={"n1": "3 strikes"}, is_braked=True), ["n0", "n1"]),
-        (Control(suspects={"n1": "3 strikes"}, modes={"replace": "observe"}), ["n0", "n1"]),
-        (Control(suspects={"n1": "3 strikes", "n2": "a check"}), ["n0", "n1"]),
+        (JobControl(suspects={"n1": "3 strikes"}), ["n0", "n2"]),
+        (JobControl(suspects={"n1": "3 strikes"}, is_braked=True), ["n0", "n1"]),
+        (JobControl(suspects={"n1": "3 strikes"}, modes={"replace": "observe"}), ["n0", "n1"]),
+        (JobControl(suspects={"n1": "3 strikes", "n2": "a check"}), ["n0", "n1"]),
     ],
 )
 def test_a_suspect_makes_way_for_a_spare_at_the_next_round_and_stays_as_one(
-    control: Control, members: list[str]
+    control: JobControl, members: list[str]
 ) -> None:
     """Where there is a spare, a suspect node is skipped (A10.6)."""
     world = World(spec(2)).started("n0", "n1")

@@ -1,7 +1,7 @@
 """A rank that has stalled: who is asked for an excuse, and what becomes of its round."""
 
 from everstep.messages import IncidentOpened, NameExcuse, RoundEnded
-from everstep_services.rendezvous.domain.events import Control
+from everstep_services.rendezvous.domain.events import JobControl
 from tests.unit.rendezvous.world import World, spec
 
 
@@ -159,7 +159,7 @@ def test_the_brake_that_comes_while_others_are_asked_holds() -> None:
     """A stall ends no round once the brake is on (A15.4)."""
     world = running()
     stall(world)
-    world.control = Control(is_braked=True)
+    world.control = JobControl(is_braked=True)
     world.tick(5)
     assert (world.doc.phase, world.doc.stalls) == ("running", ())
 

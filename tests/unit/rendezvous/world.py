@@ -18,9 +18,16 @@ from everstep.messages import (
     StartRanks,
     decode,
 )
-from everstep_services.rendezvous.domain.batch import Memory
-from everstep_services.rendezvous.domain.events import Control, Event, Now, Outcome, Probed, Tick
-from everstep_services.rendezvous.domain.job import Job
+from everstep_services.rendezvous.domain.batch import ReplicaMemory
+from everstep_services.rendezvous.domain.events import (
+    BatchOutcome,
+    Event,
+    JobControl,
+    Now,
+    Probed,
+    Tick,
+)
+from everstep_services.rendezvous.domain.job import RendezvousJob
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 F = TypeVar("F", bound=Fact)
@@ -46,13 +53,13 @@ class World:
     def __init__(self, of: JobSpec, **settings: Any) -> None:
         self.spec = of
         self.settings = RendezvousSettings(**settings)
-        self.control = Control()
+        self.control = JobControl()
         self.now = 1000.0
-        self.memory = Memory()
-        self.job: Job | None = None
+        self.memory = ReplicaMemory()
+        self.job: RendezvousJob | None = None
         self.facts: list[Fact] = []
         self.orders: list[tuple[str | None, Order]] = []
-        self.last: Outcome
+        self.last: BatchOutcome
         self._ids = itertools.count(1)
 
     @property
@@ -64,11 +71,13 @@ class World:
         wall = WALL + timedelta(seconds=self.now - 1000)
         return Now(self.now, wall, lambda: f"{next(self._ids):032x}")
 
-    def apply(self, *events: Event) -> Outcome:
+    def apply(self, *events: Event) -> BatchOutcome:
         now = self.moment()
         if self.job is None:
             first = next(event for event in events if isinstance(event, Join))
-            self.job = Job(Job.document_for(first, now), self.memory, self.settings, "0.1.0")
+            self.job = RendezvousJob(
+                RendezvousJob.document_for(first, now), self.memory, self.settings, "0.1.0"
+            )
         self.last = self.job.apply(events, now, self.control)
         self.facts += [
             found for text in self.job.outbox if isinstance(found := decode(text.encode()), Fact)
@@ -80,8 +89,8 @@ class World:
     def take_over(self) -> None:
         """From now on another replica decides, that has heard nobody yet."""
         assert self.job is not None
-        self.memory = Memory()
-        self.job = Job(self.doc, self.memory, self.settings, "0.1.0")
+        self.memory = ReplicaMemory()
+        self.job = RendezvousJob(self.doc, self.memory, self.settings, "0.1.0")
 
     def ask(self, node: str, **fields: Any) -> Join:
         values: dict[str, Any] = {

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 
 from everstep.bus.errors import BusError, BusUnreachableError
 from everstep.bus.jetstream import JetStream
-from everstep.bus.ports import Batch, Delivered, StreamPosition
+from everstep.bus.ports import Delivered, FactBatch, StreamPosition
 from everstep.bus.topology import FACTS_STREAM
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class NatsFactReader:
     def inbox(self) -> str:
         return self._inbox
 
-    async def fetch(self, most: int, within_s: float) -> Batch:
+    async def fetch(self, most: int, within_s: float) -> FactBatch:
         if self._lost:
             await self._connection.wait_connected()
             await self._begin_again()
@@ -104,7 +104,7 @@ class NatsFactReader:
             self._lost = True
             raise BusUnreachableError(f"cannot ask for facts: {error}") from error
 
-    def _take(self, most: int) -> Batch:
+    def _take(self, most: int) -> FactBatch:
         assert self._position is not None
         facts = [self._arrived.popleft() for _ in range(min(most, len(self._arrived)))]
         missed = 0
@@ -113,7 +113,7 @@ class NatsFactReader:
             if before:  # whoever starts at the beginning takes what there is
                 missed = facts[-1].sequence - before - len(facts)
             self._position = StreamPosition(self._position.stream, facts[-1].sequence)
-        return Batch(self._position, facts, missed)
+        return FactBatch(self._position, facts, missed)
 
     async def on_message(self, message: Msg) -> None:
         if message.reply.startswith("$JS.ACK."):

@@ -15,7 +15,7 @@ from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.facts import codec
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.leader_election import Term, lead_for_ever
-from everstep.bus.ports import Batch, Bus, Document, StreamPosition
+from everstep.bus.ports import Bus, Document, FactBatch, StreamPosition
 from everstep.bus.requests import RefusalError
 from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
@@ -286,7 +286,7 @@ class NodeService:
         for fact in codec.facts_in(outbox):
             await self._bus.record(fact)
 
-    def _facts(self, batch: Batch) -> list[Fact]:
+    def _facts(self, batch: FactBatch) -> list[Fact]:
         self._counts["facts_read"] += len(batch.facts)
         self._counts["facts_missed"] += batch.missed
         facts = (codec.fact_of(message, _KINDS) for message in batch.facts)

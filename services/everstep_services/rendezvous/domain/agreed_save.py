@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Leave, Report, SaveCheckpoint, Seat
 from everstep.messages.documents import AgreedSave, PlannedEnd
-from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.ends import (
     PREEMPTED,
     end_job,
@@ -27,28 +27,30 @@ _HASTE = 1.25
 """Steps may get so much shorter than they were."""
 
 
-def ask(turn: Turn, reason: str, occasion: str, *, within_s: float | None, then_stop: bool) -> None:
+def ask(
+    batch: Batch, reason: str, occasion: str, *, within_s: float | None, then_stop: bool
+) -> None:
     """Begin to agree on the step, unless it is agreed on already, and with the same end."""
-    before = turn.state.doc.saving
+    before = batch.state.doc.saving
     if before is not None and before.then_stop >= then_stop:
         if within_s is not None:
             within_s = min(within_s, before.within_s or within_s)
-            turn.state.set(saving=replace(before, within_s=within_s))
+            batch.state.set(saving=replace(before, within_s=within_s))
         return
     saving = AgreedSave(
-        id=turn.now.new_id(),
+        id=batch.now.new_id(),
         reason=reason,
         occasion=occasion,
         within_s=within_s,
         then_stop=then_stop,
     )
-    turn.state.set(saving=saving)
-    turn.since("saving", saving.id)
+    batch.state.set(saving=saving)
+    batch.since("saving", saving.id)
 
 
-def reached(turn: Turn, seat: Seat, report: Report) -> None:
+def reached(batch: Batch, seat: Seat, report: Report) -> None:
     """An agent says how far its ranks are, or that nobody counts their steps."""
-    saving = turn.state.doc.saving
+    saving = batch.state.doc.saving
     if saving is None or seat.slot is None:
         return
     if saving.after_step is not None:
@@ -56,9 +58,11 @@ def reached(turn: Turn, seat: Seat, report: Report) -> None:
             return
         # Nobody counted steps when this was settled: all are asked again, for the same save.
         saving = replace(saving, after_step=None, answered="")
-        turn.memory.forget("saving", saving.id)
-    furthest = [step for step in (saving.furthest, _before_which(turn, report)) if step is not None]
-    turn.state.set(
+        batch.memory.forget("saving", saving.id)
+    furthest = [
+        step for step in (saving.furthest, _before_which(batch, report)) if step is not None
+    ]
+    batch.state.set(
         saving=replace(
             saving,
             answered=f"{_answered(saving) | 1 << seat.slot:x}",
@@ -67,92 +71,92 @@ def reached(turn: Turn, seat: Seat, report: Report) -> None:
     )
 
 
-def stopped(turn: Turn, seat: Seat) -> None:
+def stopped(batch: Batch, seat: Seat) -> None:
     """Every rank of a node has ended well, since it was told to stop."""
     if seat.stage not in {"starting", "running"}:
         return
-    turn.state.put(replace(seat, stage="finished"))
-    saving = turn.state.doc.saving
+    batch.state.put(replace(seat, stage="finished"))
+    saving = batch.state.doc.saving
     if saving is not None:
-        turn.state.set(saving=replace(saving, has_stopped=True))
-    elif turn.state.doc.phase in {"forming", "running"}:
+        batch.state.set(saving=replace(saving, has_stopped=True))
+    elif batch.state.doc.phase in {"forming", "running"}:
         reason = f"the ranks of {seat.node} have stopped to save, and nobody knows who asked"
-        end_round(turn, "preempted", Sign("preempted", reason, node=seat.node))
+        end_round(batch, "preempted", Sign("preempted", reason, node=seat.node))
 
 
-def left(turn: Turn, seat: Seat, ask: Leave) -> None:
+def left(batch: Batch, seat: Seat, ask: Leave) -> None:
     """A node goes in the middle of a save: the others still have their time."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     saving = doc.saving
     if saving is None or saving.after_step is None or ask.cause != "preempted":
         return
     has_saved = saving.furthest is not None and ask.exit_code == PREEMPTED
     if doc.phase in {"forming", "running"} and (saving.then_leave or has_saved):
-        stopped(turn, seat)
+        stopped(batch, seat)
 
 
-def all_ended(turn: Turn) -> bool:
+def all_ended(batch: Batch) -> bool:
     """Whether every rank has ended because it was told to; then the round ends as was planned."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     saving, planned = doc.saving, doc.planned
     if saving is None or not saving.has_stopped:
         return False
     if planned is not None:
-        _end(turn, planned)
+        _end(batch, planned)
     elif saving.then_leave:
-        end_preempted(turn, f"every node of round {doc.round} has left: {saving.reason}")
+        end_preempted(batch, f"every node of round {doc.round} has left: {saving.reason}")
     else:
-        end_round(turn, "preempted", Sign("preempted", saving.reason))
+        end_round(batch, "preempted", Sign("preempted", saving.reason))
     return True
 
 
-def plan_end(turn: Turn, planned: PlannedEnd) -> None:
+def plan_end(batch: Batch, planned: PlannedEnd) -> None:
     """End the round so, once its ranks have saved or had their time."""
-    turn.memory.forget("planned", turn.state.doc.round)
-    turn.state.set(planned=planned)
+    batch.memory.forget("planned", batch.state.doc.round)
+    batch.state.set(planned=planned)
 
 
-def agree(turn: Turn) -> None:
+def agree(batch: Batch) -> None:
     """Settle on the step, once all have said how far they are, or had the time to."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     saving = doc.saving
     if saving is None or saving.after_step is not None or doc.phase not in {"forming", "running"}:
         return
     count = _answered(saving).bit_count()
-    left_s = turn.settings.save_agree_s - turn.since("saving", saving.id)
+    left_s = batch.settings.save_agree_s - batch.since("saving", saving.id)
     if count < doc.slots and (left_s > 0 or not count):
-        turn.wake_in(left_s if left_s > 0 else _REPEAT_S)
+        batch.wake_in(left_s if left_s > 0 else _REPEAT_S)
         return
-    turn.state.set(saving=replace(saving, after_step=saving.furthest or 0))
+    batch.state.set(saving=replace(saving, after_step=saving.furthest or 0))
     if saving.furthest is None and saving.occasion != "preemption":
-        _nobody_counts(turn)
+        _nobody_counts(batch)
 
 
-def settle(turn: Turn) -> None:
+def settle(batch: Batch) -> None:
     """Order the save; end the round when those who were to save have had their time."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     if doc.phase not in {"forming", "running"}:
         return
     if doc.planned is not None:
-        left_s = doc.planned.within_s - turn.since("planned", doc.round)
+        left_s = doc.planned.within_s - batch.since("planned", doc.round)
         if left_s <= 0:
-            _end(turn, doc.planned)
+            _end(batch, doc.planned)
             return
-        turn.wake_in(left_s)
+        batch.wake_in(left_s)
     if doc.saving is not None:
-        _order(turn, doc.saving)
+        _order(batch, doc.saving)
 
 
-def _order(turn: Turn, saving: AgreedSave) -> None:
-    doc = turn.state.doc
+def _order(batch: Batch, saving: AgreedSave) -> None:
+    doc = batch.state.doc
     goes_on = saving.after_step is not None and not saving.then_stop
-    if goes_on and turn.since("saved", saving.id) >= _SAVE_FOR_S:
-        turn.state.set(saving=None)
+    if goes_on and batch.since("saved", saving.id) >= _SAVE_FOR_S:
+        batch.state.set(saving=None)
         return
     said = ("save said", saving.id, saving.after_step, saving.then_leave)
-    if turn.memory.known(*said) is None or turn.since(*said) >= _REPEAT_S:
-        turn.memory.forget(*said)
-        turn.send(
+    if batch.memory.known(*said) is None or batch.since(*said) >= _REPEAT_S:
+        batch.memory.forget(*said)
+        batch.send(
             SaveCheckpoint(
                 id=saving.id,
                 job=doc.job,
@@ -165,29 +169,29 @@ def _order(turn: Turn, saving: AgreedSave) -> None:
                 within_s=saving.within_s,
             )
         )
-    turn.wake_in(_REPEAT_S - turn.since(*said))
+    batch.wake_in(_REPEAT_S - batch.since(*said))
 
 
-def _end(turn: Turn, planned: PlannedEnd) -> None:
-    turn.memory.forget("planned", turn.state.doc.round)
-    end_round(turn, planned.cause, Sign(planned.cause, planned.reason, node=planned.node))
+def _end(batch: Batch, planned: PlannedEnd) -> None:
+    batch.memory.forget("planned", batch.state.doc.round)
+    end_round(batch, planned.cause, Sign(planned.cause, planned.reason, node=planned.node))
     if planned.exit_code is not None:
-        end_job(turn, "stopped", planned.exit_code, planned.reason)
+        end_job(batch, "stopped", planned.exit_code, planned.reason)
 
 
-def _nobody_counts(turn: Turn) -> None:
+def _nobody_counts(batch: Batch) -> None:
     """No rank can be told after which step to save: there is nothing to wait for."""
-    turn.state.set(saving=None)
-    planned = turn.state.doc.planned
+    batch.state.set(saving=None)
+    planned = batch.state.doc.planned
     if planned is not None:
-        turn.state.set(planned=replace(planned, within_s=0.0))
+        batch.state.set(planned=replace(planned, within_s=0.0))
 
 
-def _before_which(turn: Turn, report: Report) -> int | None:
+def _before_which(batch: Batch, report: Report) -> int | None:
     """The first step that none of the node's ranks can have finished when the order is there."""
     if report.step is None or not report.step_s:
         return None
-    ahead_s = turn.settings.save_agree_s + turn.settings.save_lead_s
+    ahead_s = batch.settings.save_agree_s + batch.settings.save_lead_s
     moves_s = (report.last_progress_age_s or 0.0) + ahead_s
     return report.step + 1 + floor(_HASTE * moves_s / report.step_s)
 

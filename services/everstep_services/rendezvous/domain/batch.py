@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 
 from everstep.messages import AwaitRound, Fact, LeaveJob, Order, Seat, StandBy, StopRanks
 from everstep.messages.codec import encode
-from everstep_services.rendezvous.domain.events import Control, Now, Probe, Send
-from everstep_services.rendezvous.domain.state import CONSEQUENCE, State
+from everstep_services.rendezvous.domain.events import JobControl, LivenessProbe, Now, Send
+from everstep_services.rendezvous.domain.state import CONSEQUENCE, JobState
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 F = TypeVar("F", bound=Fact)
 
 
-class Memory:
+class ReplicaMemory:
     """What one replica has seen with its own clock. Lost with it: its successor starts anew."""
 
     def __init__(self) -> None:
@@ -56,17 +56,17 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Turn:
+class Batch:
     """Decisions change the state and leave here what others must be told."""
 
-    state: State
-    memory: Memory
+    state: JobState
+    memory: ReplicaMemory
     now: Now
     settings: RendezvousSettings
-    control: Control
+    control: JobControl
     version: str
     sends: list[Send] = field(default_factory=list)
-    probes: list[Probe] = field(default_factory=list)
+    probes: list[LivenessProbe] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
 
     def fact(self, of: type[F], **fields: Any) -> str:

@@ -11,14 +11,14 @@ from everstep.messages import (
 )
 from everstep.messages.documents import OpenIncident
 from everstep_services.rendezvous.domain import incidents
-from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.budgets import (
     CANNOT_START,
     HOUR_S,
-    Failure,
-    Judgement,
-    Past,
-    Rules,
+    RestartDecision,
+    RestartHistory,
+    RestartRules,
+    RoundFailure,
     judge,
 )
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
@@ -32,70 +32,70 @@ PREEMPTED = 91
 _ENDS_WITH = {"preempted": "preempted", "operator": "stopped", "done": "done", "failed": "failed"}
 
 
-def end_round(turn: Turn, cause: str, sign: Sign) -> None:
+def end_round(batch: Batch, cause: str, sign: Sign) -> None:
     """The round is over for everybody: its ranks are to be stopped, and another may follow."""
-    state, doc = turn.state, turn.state.doc
+    state, doc = batch.state, batch.state.doc
     if doc.phase == "forming":
         told = f"round {doc.round} was over before all of its ranks ran: {sign.reason}"
-        came_of(turn, "failed", told, "restart")
+        came_of(batch, "failed", told, "restart")
     opened = None
     if cause not in WITHOUT_INCIDENT or doc.incident is not None:
         if doc.incident is None:
-            opened = incidents.add(turn, sign)
+            opened = incidents.add(batch, sign)
         else:
-            incidents.broke_again(turn, sign)
+            incidents.broke_again(batch, sign)
             opened = state.doc.incident
-    _say_ended(turn, cause, sign, opened.id if opened else None)
-    state.set(stop_order=turn.now.new_id(), planned=None, saving=None, stalls=())
+    _say_ended(batch, cause, sign, opened.id if opened else None)
+    state.set(stop_order=batch.now.new_id(), planned=None, saving=None, stalls=())
     for seat in state.in_stage(*AT_WORK):
         state.put(replace(seat, stage="stopping" if seat.instance else "gone"))
-    state.enter("ending", sign.reason, turn.now.wall)
-    turn.since("phase", doc.round, "ending")
-    turn.since("form", doc.round, doc.allocation)
-    turn.send(turn.stop_order())
+    state.enter("ending", sign.reason, batch.now.wall)
+    batch.since("phase", doc.round, "ending")
+    batch.since("form", doc.round, doc.allocation)
+    batch.send(batch.stop_order())
 
 
-def decide(turn: Turn) -> None:
+def decide(batch: Batch) -> None:
     """What comes after the round that has ended; once, when its reports are in."""
-    incident = turn.state.doc.incident
+    incident = batch.state.doc.incident
     if incident is None or incident.is_decided:
         return
-    if incident.weight <= CONSEQUENCE and turn.state.is_left:
+    if incident.weight <= CONSEQUENCE and batch.state.is_left:
         incident = replace(incident, trigger="preempted")
-    failure = _failure(turn, incident)
-    rules = Rules(
-        turn.state.doc.spec,
-        turn.settings,
-        may_stop=_may_stop(turn, turn.state.doc.spec),
-        may_stop_start=turn.control.enforces("stop", otherwise=True),
-        is_braked=turn.control.is_braked,
+    failure = _failure(batch, incident)
+    rules = RestartRules(
+        batch.state.doc.spec,
+        batch.settings,
+        may_stop=_may_stop(batch, batch.state.doc.spec),
+        may_stop_start=batch.control.enforces("stop", otherwise=True),
+        is_braked=batch.control.is_braked,
     )
-    found = judge(failure, _past(turn), rules)
-    _keep(turn, found, is_counted=failure.is_counted)
-    _say_decided(turn, found, incident.reason, incident.id, incident.trigger_fact)
+    found = judge(failure, _past(batch), rules)
+    _keep(batch, found, is_counted=failure.is_counted)
+    _say_decided(batch, found, incident.reason, incident.id, incident.trigger_fact)
     if found.action == "stop":
         state = "failed" if found.exit_code == 1 else "stopped"
-        turn.state.set(is_mendable=found.rule == CANNOT_START)
-        end_job(turn, state, found.exit_code, f"{incident.reason}; {found.reason}")
+        batch.state.set(is_mendable=found.rule == CANNOT_START)
+        end_job(batch, state, found.exit_code, f"{incident.reason}; {found.reason}")
         return
-    turn.state.set(incident=replace(incident, is_decided=True, delay_s=found.delay_s))
+    batch.state.set(incident=replace(incident, is_decided=True, delay_s=found.delay_s))
     if found.delay_s:
         after = f"{found.backoff}; the last one: {incident.reason}"
-        if found.advice and "stop" not in turn.state.doc.spec.enforce:
+        if found.advice and "stop" not in batch.state.doc.spec.enforce:
             after += "; --stop-on-repeat ends the job instead"
-        number = turn.state.doc.round + 1
-        turn.say_waiting("backoff", f"waits {found.delay_s:g} s before round {number}: {after}")
+        number = batch.state.doc.round + 1
+        batch.say_waiting("backoff", f"waits {found.delay_s:g} s before round {number}: {after}")
 
 
-def end_job(turn: Turn, state: str, exit_code: int, reason: str) -> None:
+def end_job(batch: Batch, state: str, exit_code: int, reason: str) -> None:
     """Over for good: whoever is here is sent away."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     incident = doc.incident
-    came_of(turn, "done", f"every agent is told to leave with code {exit_code}", "stop")
+    came_of(batch, "done", f"every agent is told to leave with code {exit_code}", "stop")
     if state != "done":
-        incidents.close(turn, "failed" if state == "failed" else "stopped", reason, "decide_s")
+        incidents.close(batch, "failed" if state == "failed" else "stopped", reason, "decide_s")
     reached = [step for step in (doc.last_step, doc.round_step) if step is not None]
-    turn.fact(
+    batch.fact(
         JobEnded,
         state=state,
         exit_code=exit_code,
@@ -104,58 +104,58 @@ def end_job(turn: Turn, state: str, exit_code: int, reason: str) -> None:
         rounds=doc.round,
         incident=incident.id if incident else None,
     )
-    _send_away(turn, "done" if state == "done" else "stopped", exit_code, reason)
+    _send_away(batch, "done" if state == "done" else "stopped", exit_code, reason)
 
 
-def end_allocation(turn: Turn, exit_code: int, reason: str) -> None:
+def end_allocation(batch: Batch, exit_code: int, reason: str) -> None:
     """Over for now: the job may go on in another allocation."""
-    came_of(turn, "failed", reason)
-    incidents.close(turn, "failed", reason, "rendezvous_s")
-    _send_away(turn, "stopped", exit_code, reason)
+    came_of(batch, "failed", reason)
+    incidents.close(batch, "failed", reason, "rendezvous_s")
+    _send_away(batch, "stopped", exit_code, reason)
 
 
-def end_preempted(turn: Turn, reason: str) -> None:
+def end_preempted(batch: Batch, reason: str) -> None:
     """All of its nodes are taken away: the job goes on in another allocation."""
-    incident = turn.state.doc.incident
-    _say_ended(turn, "preempted", Sign("preempted", reason), incident.id if incident else None)
-    incidents.close(turn, "preempted", reason, "other_s")
-    _send_away(turn, "stopped", PREEMPTED, reason)
+    incident = batch.state.doc.incident
+    _say_ended(batch, "preempted", Sign("preempted", reason), incident.id if incident else None)
+    incidents.close(batch, "preempted", reason, "other_s")
+    _send_away(batch, "stopped", PREEMPTED, reason)
 
 
-def finish(turn: Turn) -> None:
+def finish(batch: Batch) -> None:
     """Every rank of the round has exited with 0."""
-    doc = turn.state.doc
-    came_of(turn, "done", "the round came to its good end")
-    incidents.close(turn, "recovered", "the round came to its good end", "first_step_s")
+    doc = batch.state.doc
+    came_of(batch, "done", "the round came to its good end")
+    incidents.close(batch, "recovered", "the round came to its good end", "first_step_s")
     reason = f"every rank of round {doc.round} exited with 0"
-    _say_ended(turn, "done", Sign("done", reason), None)
-    end_job(turn, "done", 0, reason)
+    _say_ended(batch, "done", Sign("done", reason), None)
+    end_job(batch, "done", 0, reason)
 
 
-def close_allocations(turn: Turn, cause: str, reason: str, exit_code: int | None) -> None:
+def close_allocations(batch: Batch, cause: str, reason: str, exit_code: int | None) -> None:
     """Record each allocation of which no agent is left."""
-    doc = turn.state.doc
-    here = {seat.allocation for seat in turn.state.seats if seat.stage != "gone"}
+    doc = batch.state.doc
+    here = {seat.allocation for seat in batch.state.seats if seat.stage != "gone"}
     for allocation in doc.allocations:
         if allocation in here:
             continue
         over = doc.phase in OVER
-        turn.fact(
+        batch.fact(
             AllocationEnded,
             allocation=allocation,
-            state=_allocation_state(turn, cause),
+            state=_allocation_state(batch, cause),
             reason=doc.reason if over else reason,
             exit_code=doc.exit_code if over else exit_code,
         )
     left = tuple(name for name in doc.allocations if name in here)
     if left != doc.allocations:
-        turn.state.set(allocations=left)
+        batch.state.set(allocations=left)
     if not here and doc.phase not in OVER:
-        _abandoned(turn, cause, reason)
+        _abandoned(batch, cause, reason)
 
 
-def _allocation_state(turn: Turn, cause: str) -> str:
-    doc = turn.state.doc
+def _allocation_state(batch: Batch, cause: str) -> str:
+    doc = batch.state.doc
     if doc.phase == "done":
         return "done"
     known = {1: "failed", NOT_ENOUGH_NODES: "failed", PREEMPTED: "preempted", 93: "stopped"}
@@ -164,36 +164,36 @@ def _allocation_state(turn: Turn, cause: str) -> str:
     return _ENDS_WITH.get(cause, "lost")
 
 
-def _abandoned(turn: Turn, cause: str, reason: str) -> None:
+def _abandoned(batch: Batch, cause: str, reason: str) -> None:
     """Nobody is left, and the job is not over."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     exit_code = PREEMPTED if cause == "preempted" else RETRYABLE
     outcome = "preempted" if cause == "preempted" else "stopped"
     if doc.phase in {"forming", "running"}:
-        _say_ended(turn, cause, Sign(cause, reason), doc.incident.id if doc.incident else None)
-    incidents.close(turn, outcome, f"no agent is left: {reason}", "other_s")
-    _send_away(turn, "stopped", exit_code, f"no agent is left: {reason}")
+        _say_ended(batch, cause, Sign(cause, reason), doc.incident.id if doc.incident else None)
+    incidents.close(batch, outcome, f"no agent is left: {reason}", "other_s")
+    _send_away(batch, "stopped", exit_code, f"no agent is left: {reason}")
 
 
-def _send_away(turn: Turn, phase: str, exit_code: int, reason: str) -> None:
-    state = turn.state
-    came_of(turn, "overtaken", reason)
-    state.set(exit_code=exit_code, stop_order=turn.now.new_id())
+def _send_away(batch: Batch, phase: str, exit_code: int, reason: str) -> None:
+    state = batch.state
+    came_of(batch, "overtaken", reason)
+    state.set(exit_code=exit_code, stop_order=batch.now.new_id())
     state.set(planned=None, saving=None, stalls=())
     for seat in [seat for seat in state.seats if seat.stage == "gone" or not seat.instance]:
         state.drop(seat.node)
     for seat in state.in_stage(*AT_WORK):
         state.put(replace(seat, stage="stopping"))
-    state.enter(phase, reason, turn.now.wall)
-    turn.send(turn.leave_order())
+    state.enter(phase, reason, batch.now.wall)
+    batch.send(batch.leave_order())
 
 
-def _failure(turn: Turn, incident: OpenIncident) -> Failure:
-    doc = turn.state.doc
-    lived = turn.memory.known("lived", doc.round)
-    stepping = turn.memory.known("stepping", doc.round)
-    ended = turn.memory.known("phase", doc.round, "ending") or turn.now.s
-    return Failure(
+def _failure(batch: Batch, incident: OpenIncident) -> RoundFailure:
+    doc = batch.state.doc
+    lived = batch.memory.known("lived", doc.round)
+    stepping = batch.memory.known("stepping", doc.round)
+    ended = batch.memory.known("phase", doc.round, "ending") or batch.now.s
+    return RoundFailure(
         cause=incident.trigger,
         lived_s=0.0 if lived is None else max(ended - lived, 0.0),
         steps_s=0.0 if stepping is None else max(ended - stepping, 0.0),
@@ -201,17 +201,17 @@ def _failure(turn: Turn, incident: OpenIncident) -> Failure:
         fingerprint=incident.fingerprint,
         exit_code=incident.exit_code,
         is_of_code=incident.is_of_code,
-        is_on_all_ranks=turn.are_all_alike,
+        is_on_all_ranks=batch.are_all_alike,
         has_ever_stepped=doc.has_ever_stepped or doc.last_step is not None,
     )
 
 
-def _past(turn: Turn) -> Past:
-    doc = turn.state.doc
-    return Past(
+def _past(batch: Batch) -> RestartHistory:
+    doc = batch.state.doc
+    return RestartHistory(
         restarts=doc.restarts,
         refilled=doc.refilled,
-        recent=len(recent(turn)),
+        recent=len(recent(batch)),
         quick_failures=doc.quick_failures,
         idle_rounds=doc.idle_rounds,
         best_step=doc.last_step,
@@ -219,24 +219,24 @@ def _past(turn: Turn) -> Past:
     )
 
 
-def recent(turn: Turn) -> tuple[int, ...]:
+def recent(batch: Batch) -> tuple[int, ...]:
     """The restarts that may lie within the last hour: one whose age we do not know may."""
     return tuple(
         number
-        for number in turn.state.doc.recent
-        if turn.since("restart", turn.state.doc.job, number) < HOUR_S
+        for number in batch.state.doc.recent
+        if batch.since("restart", batch.state.doc.job, number) < HOUR_S
     )
 
 
-def _keep(turn: Turn, found: Judgement, *, is_counted: bool) -> None:
+def _keep(batch: Batch, found: RestartDecision, *, is_counted: bool) -> None:
     past = found.past
     is_restart = found.action == "restart" and is_counted
-    doc = turn.state.doc
-    latest = recent(turn)
+    doc = batch.state.doc
+    latest = recent(batch)
     if is_restart:
         latest = (*latest, past.restarts)
-        turn.since("restart", doc.job, past.restarts)
-    turn.state.set(
+        batch.since("restart", doc.job, past.restarts)
+    batch.state.set(
         restarts=past.restarts if is_restart else doc.restarts,
         recent=latest,
         refilled=past.refilled,
@@ -248,14 +248,14 @@ def _keep(turn: Turn, found: Judgement, *, is_counted: bool) -> None:
     )
 
 
-def _say_ended(turn: Turn, cause: str, sign: Sign, incident: str | None) -> None:
-    doc = turn.state.doc
-    lived = turn.memory.known("lived", doc.round)
-    turn.fact(
+def _say_ended(batch: Batch, cause: str, sign: Sign, incident: str | None) -> None:
+    doc = batch.state.doc
+    lived = batch.memory.known("lived", doc.round)
+    batch.fact(
         RoundEnded,
         cause=cause,
         reason=sign.reason,
-        lasted_s=None if lived is None else turn.now.s - lived,
+        lasted_s=None if lived is None else batch.now.s - lived,
         first_step=doc.first_step,
         last_step=doc.round_step,
         node=sign.node,
@@ -266,14 +266,14 @@ def _say_ended(turn: Turn, cause: str, sign: Sign, incident: str | None) -> None
 
 
 def _say_decided(
-    turn: Turn, found: Judgement, reason: str, incident: str, trigger_fact: str | None
+    batch: Batch, found: RestartDecision, reason: str, incident: str, trigger_fact: str | None
 ) -> None:
-    doc = turn.state.doc
-    gone = tuple(seat.node for seat in turn.state.in_stage("gone"))[:100]
-    took_s = turn.since("phase", doc.round, "ending")
+    doc = batch.state.doc
+    gone = tuple(seat.node for seat in batch.state.in_stage("gone"))[:100]
+    took_s = batch.since("phase", doc.round, "ending")
     if found.advice:
         only_say(
-            turn,
+            batch,
             "stop",
             found.advice,
             rule=found.advice_rule,
@@ -284,7 +284,7 @@ def _say_decided(
             took_s=took_s,
         )
     decide_to(
-        turn,
+        batch,
         found.action,
         f"{reason}; {found.reason}",
         rule=found.rule,
@@ -299,5 +299,5 @@ def _say_decided(
     )
 
 
-def _may_stop(turn: Turn, spec: JobSpec) -> bool:
-    return turn.control.enforces("stop", otherwise="stop" in spec.enforce)
+def _may_stop(batch: Batch, spec: JobSpec) -> bool:
+    return batch.control.enforces("stop", otherwise="stop" in spec.enforce)

@@ -30,10 +30,10 @@ from everstep_services.rendezvous.domain.admission import (
     refusal,
     reopens,
 )
-from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
 from everstep_services.rendezvous.domain.ends import PREEMPTED, RETRYABLE, close_allocations
-from everstep_services.rendezvous.domain.events import Probe
+from everstep_services.rendezvous.domain.events import LivenessProbe
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.liveness import fell_away, member_lost
 from everstep_services.rendezvous.domain.recovery import (
@@ -54,32 +54,32 @@ _UNFIT = frozenset({"unhealthy", "excluded"})
 """Why a node is refused that may be welcome later."""
 
 
-def join(turn: Turn, ask: Join) -> Refusal | None:
+def join(batch: Batch, ask: Join) -> Refusal | None:
     """Take an agent in, or say why not. What it is told is settled with `answer`."""
-    state = turn.state
-    if state.doc.phase in OVER and not _reopened(turn, ask):
-        return job_over(turn)
-    ask = _in_its_allocation(turn, ask)
-    recall(turn, ask)
-    no = _not_the_only_one(turn, ask) or _known_job(turn, ask) or _outlived(turn, ask)
+    state = batch.state
+    if state.doc.phase in OVER and not _reopened(batch, ask):
+        return job_over(batch)
+    ask = _in_its_allocation(batch, ask)
+    recall(batch, ask)
+    no = _not_the_only_one(batch, ask) or _known_job(batch, ask) or _outlived(batch, ask)
     if no is None:
-        _take(turn, ask)
-        turn.memory.forget("unfit", ask.instance)
-        _say_tolerated(turn, ask)
+        _take(batch, ask)
+        batch.memory.forget("unfit", ask.instance)
+        _say_tolerated(batch, ask)
         return None
     seat = state.seat(ask.node)
     if no.cause not in {"duplicate", "stale"}:
-        _say_refused(turn, ask, no)
+        _say_refused(batch, ask, no)
         if seat is not None and seat.instance == ask.instance:
-            fell_away(turn, seat, Sign("node_left", no.reason, node=seat.node))
-    return _given_up(turn, ask, no) if no.cause in _UNFIT else no
+            fell_away(batch, seat, Sign("node_left", no.reason, node=seat.node))
+    return _given_up(batch, ask, no) if no.cause in _UNFIT else no
 
 
-def answer(turn: Turn, ask: Join, no: Refusal | None) -> Joined:
+def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
     """What an agent is told, once everything that came with its question is decided."""
-    doc, seat = turn.state.doc, turn.state.seat(ask.node)
+    doc, seat = batch.state.doc, batch.state.seat(ask.node)
     if no is not None:
-        order = turn.stop_order() if no.cause == "stale" else None
+        order = batch.stop_order() if no.cause == "stale" else None
         return Joined(
             round=doc.round,
             is_accepted=False,
@@ -94,13 +94,13 @@ def answer(turn: Turn, ask: Join, no: Refusal | None) -> Joined:
         exit_code = doc.exit_code if doc.phase in OVER else None
         return Joined(round=doc.round, is_accepted=True, reason=doc.reason, exit_code=exit_code)
     if seat.is_leaving and seat.stage == "idle":
-        code, reason = dismissal(turn, seat)
+        code, reason = dismissal(batch, seat)
         return Joined(round=doc.round, is_accepted=True, reason=reason, exit_code=code)
     is_member = seat.slot is not None and doc.phase in {"forming", "running", "ending"}
     is_spare = seat.slot is None and doc.phase in {"forming", "running"}
-    given = turn.order_for(seat) if seat.stage == "stopping" or is_member or is_spare else None
+    given = batch.order_for(seat) if seat.stage == "stopping" or is_member or is_spare else None
     waits = seat.stage == "idle" and is_member
-    told: StartRanks | StopRanks | StandBy | AwaitRound | None = turn.await_order()
+    told: StartRanks | StopRanks | StandBy | AwaitRound | None = batch.await_order()
     if isinstance(given, StartRanks | StopRanks | StandBy) and not waits:
         told = given
     return Joined(
@@ -113,12 +113,12 @@ def answer(turn: Turn, ask: Join, no: Refusal | None) -> Joined:
     )
 
 
-def leave(turn: Turn, ask: Leave) -> Done:
+def leave(batch: Batch, ask: Leave) -> Done:
     """An agent goes, and says so."""
-    seat = turn.state.seat(ask.node)
+    seat = batch.state.seat(ask.node)
     if seat is None or seat.instance != ask.instance:
         return Done(text="it had left already")
-    turn.fact(
+    batch.fact(
         NodeLeft,
         node=ask.node,
         cause=ask.cause,
@@ -126,41 +126,41 @@ def leave(turn: Turn, ask: Leave) -> Done:
         slot=seat.slot,
         exit_code=ask.exit_code,
     )
-    agreed_save.left(turn, seat, ask)
-    seat = turn.state.seat(ask.node) or seat
+    agreed_save.left(batch, seat, ask)
+    seat = batch.state.seat(ask.node) or seat
     cause = "preempted" if ask.cause == "preempted" else "node_left"
-    fell_away(turn, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
+    fell_away(batch, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
     exit_code = ask.exit_code if ask.exit_code is not None else PREEMPTED
-    close_allocations(turn, ask.cause, f"{ask.node} was the last: {ask.reason}", exit_code)
+    close_allocations(batch, ask.cause, f"{ask.node} was the last: {ask.reason}", exit_code)
     return Done(text="goodbye")
 
 
-def begin(turn: Turn, ask: Join) -> None:
+def begin(batch: Batch, ask: Join) -> None:
     """The job's first agent has come."""
-    turn.fact(
+    batch.fact(
         JobStarted,
         spec=ask.spec,
         world_size=ask.spec.nodes_max * ask.spec.ranks_per_node,
         allocation=ask.allocation,
-        version=turn.version,
+        version=batch.version,
     )
 
 
-def _in_its_allocation(turn: Turn, ask: Join) -> Join:
+def _in_its_allocation(batch: Batch, ask: Join) -> Join:
     """Agents that a person starts one by one belong together as long as one of them is there."""
-    doc = turn.state.doc
-    if ask.scheduler != "none" or not doc.allocations or not turn.state.present:
+    doc = batch.state.doc
+    if ask.scheduler != "none" or not doc.allocations or not batch.state.present:
         return ask
     return replace(ask, allocation=doc.allocation)
 
 
-def _reopened(turn: Turn, ask: Join) -> bool:
-    if not reopens(turn, ask):
+def _reopened(batch: Batch, ask: Join) -> bool:
+    if not reopens(batch, ask):
         return False
-    state, before = turn.state, turn.state.doc
+    state, before = batch.state, batch.state.doc
     for seat in list(state.seats):
         state.drop(seat.node)
-    close_allocations(turn, "lost", "another allocation took the job over", None)
+    close_allocations(batch, "lost", "another allocation took the job over", None)
     state.set(
         spec=ask.spec,
         allocation=ask.allocation,
@@ -175,62 +175,66 @@ def _reopened(turn: Turn, ask: Join) -> bool:
         fingerprints=(),
         incident=None,
     )
-    state.enter("joining", "another allocation goes on with the job", turn.now.wall)
-    turn.memory.forget("restart", before.job)
+    state.enter("joining", "another allocation goes on with the job", batch.now.wall)
+    batch.memory.forget("restart", before.job)
     changed = changed_fields(before.spec, ask.spec)
     if changed:
-        turn.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
+        batch.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
     return True
 
 
-def _not_the_only_one(turn: Turn, ask: Join) -> Refusal | None:
+def _not_the_only_one(batch: Batch, ask: Join) -> Refusal | None:
     """Another agent has this node id: find out whether it is still there."""
-    seat = turn.state.seat(ask.node)
+    seat = batch.state.seat(ask.node)
     if seat is None or seat.instance == ask.instance or seat.stage == "gone":
         return None
     if not seat.instance:
         reason = f"the ranks of {ask.node} have finished: it is needed again if others fail"
         return Refusal("duplicate", reason, retry_after_s=_NEEDED_LATER_S)
-    if turn.memory.known("rival", seat.instance, ask.instance) is None:
+    if batch.memory.known("rival", seat.instance, ask.instance) is None:
         # What it answered before tells nothing: it may have died since, and this one come after.
-        turn.memory.answered.pop(seat.instance, None)
-        turn.since("rival", seat.instance, ask.instance)
-    answered = turn.memory.answered.get(seat.instance)
-    if answered is not None and turn.now.s - answered < _ALIVE_FOR_S:
+        batch.memory.answered.pop(seat.instance, None)
+        batch.since("rival", seat.instance, ask.instance)
+    answered = batch.memory.answered.get(seat.instance)
+    if answered is not None and batch.now.s - answered < _ALIVE_FOR_S:
         reason = (
             f"another agent runs as {ask.node} (at {seat.address}): give each its own --node-id, "
             f"or stop the other"
         )
         no = Refusal("duplicate", reason, exit_code=2)
-        _say_refused(turn, ask, no)
+        _say_refused(batch, ask, no)
         return no
-    turn.probes.append(Probe(ask.node, seat.instance, turn.order_for(seat)))
+    batch.probes.append(LivenessProbe(ask.node, seat.instance, batch.order_for(seat)))
     reason = f"asking whether the agent that ran as {ask.node} before is still there"
     return Refusal("duplicate", reason, retry_after_s=_CHECKING_S)
 
 
-def _known_job(turn: Turn, ask: Join) -> Refusal | None:
+def _known_job(batch: Batch, ask: Join) -> Refusal | None:
     """A later allocation may change the job, when nobody of the earlier one is left."""
-    state, doc = turn.state, turn.state.doc
+    state, doc = batch.state, batch.state.doc
     alone = all(seat.stage == "gone" or seat.node == ask.node for seat in state.seats)
     if ask.allocation not in doc.allocations and doc.allocations and not alone:
-        return refusal(turn, ask)
+        return refusal(batch, ask)
     changed = changed_fields(doc.spec, ask.spec)
     if alone and ask.allocation != doc.allocation and changed:
-        turn.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
+        batch.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
         state.set(spec=ask.spec)
-    return refusal(turn, ask)
+    return refusal(batch, ask)
 
 
-def _outlived(turn: Turn, ask: Join) -> Refusal | None:
+def _outlived(batch: Batch, ask: Join) -> Refusal | None:
     """It runs ranks of a round that is over, or whose slot is somebody else's now."""
-    doc, seat = turn.state.doc, turn.state.seat(ask.node)
+    doc, seat = batch.state.doc, batch.state.seat(ask.node)
     running = ask.running_round
     if running is None:
         return None
     if running > doc.round:
         return None  # it knows more than we do: our document was lost
-    if running == doc.round and seat is None and (may_be_recalled(turn) or is_adoptable(turn, ask)):
+    if (
+        running == doc.round
+        and seat is None
+        and (may_be_recalled(batch) or is_adoptable(batch, ask))
+    ):
         return None
     is_its_own = seat is not None and seat.instance == ask.instance and seat.slot is not None
     if running == doc.round and is_its_own and seat is not None and seat.stage != "absent":
@@ -239,44 +243,44 @@ def _outlived(turn: Turn, ask: Join) -> Refusal | None:
     return Refusal("stale", text, retry_after_s=_CHECKING_S)
 
 
-def _given_up(turn: Turn, ask: Join, no: Refusal) -> Refusal:
+def _given_up(batch: Batch, ask: Join, no: Refusal) -> Refusal:
     """Unfit for as long as a round may take to form, while none runs: another node may do."""
-    if turn.state.doc.phase != "joining":
-        turn.memory.forget("unfit", ask.instance)
+    if batch.state.doc.phase != "joining":
+        batch.memory.forget("unfit", ask.instance)
         return no
-    if turn.since("unfit", ask.instance) < turn.join_within_s:
+    if batch.since("unfit", ask.instance) < batch.join_within_s:
         return no
-    reason = f"{no.reason}; so it was for {turn.join_within_s:g} s: requeue the job elsewhere"
+    reason = f"{no.reason}; so it was for {batch.join_within_s:g} s: requeue the job elsewhere"
     return dataclasses.replace(no, reason=reason, exit_code=RETRYABLE)
 
 
-def _say_tolerated(turn: Turn, ask: Join) -> None:
+def _say_tolerated(batch: Batch, ask: Join) -> None:
     """It is excluded, and exclusions only observe."""
-    found, key = turn.control.exclusion(ask.node, turn.now.wall), f"{ask.node} exclude.observe"
-    if found is None or key in turn.state.doc.refused:
+    found, key = batch.control.exclusion(ask.node, batch.now.wall), f"{ask.node} exclude.observe"
+    if found is None or key in batch.state.doc.refused:
         return
-    _note(turn, key)
+    _note(batch, key)
     reason = f"{ask.node} is excluded by {found.by}: {found.reason}; exclusions only observe"
-    only_say(turn, "exclude", reason, rule="exclude.observe", nodes_out=(ask.node,))
+    only_say(batch, "exclude", reason, rule="exclude.observe", nodes_out=(ask.node,))
 
 
-def _say_refused(turn: Turn, ask: Join, no: Refusal) -> None:
+def _say_refused(batch: Batch, ask: Join, no: Refusal) -> None:
     """Once a cause, not once an attempt."""
-    doc, key = turn.state.doc, f"{ask.node} {no.cause}"
+    doc, key = batch.state.doc, f"{ask.node} {no.cause}"
     if key in doc.refused:
         return
-    _note(turn, key)
+    _note(batch, key)
     if no.cause == "excluded":
         decide_to(
-            turn,
+            batch,
             "exclude",
             no.reason,
             rule="exclude.control",
             considered=(Option(action="observe", rejected="no brake is on: exclusions bind"),),
             nodes_out=(ask.node,),
         )
-        came_of(turn, "done", f"{ask.node} was not let in", "exclude")
-    turn.fact(
+        came_of(batch, "done", f"{ask.node} was not let in", "exclude")
+    batch.fact(
         NodeRefused,
         node=ask.node,
         cause=no.cause,
@@ -286,22 +290,22 @@ def _say_refused(turn: Turn, ask: Join, no: Refusal) -> None:
     )
 
 
-def _note(turn: Turn, key: str) -> None:
+def _note(batch: Batch, key: str) -> None:
     """It need not be said again."""
-    turn.state.set(refused=(*turn.state.doc.refused, key)[-_REFUSALS_KEPT:])
+    batch.state.set(refused=(*batch.state.doc.refused, key)[-_REFUSALS_KEPT:])
 
 
-def _take(turn: Turn, ask: Join) -> None:
+def _take(batch: Batch, ask: Join) -> None:
     """Let an agent _take part; an old acquaintance keeps its slot."""
-    state, before = turn.state, turn.state.seat(ask.node)
+    state, before = batch.state, batch.state.seat(ask.node)
     is_new = before is None or before.instance != ask.instance
-    _allocation(turn, ask)
+    _allocation(batch, ask)
     if before is not None and not is_new:
-        _rejoin(turn, ask, before)
+        _rejoin(batch, ask, before)
         before = state.seat(ask.node)
     if is_new:
-        resume(turn, ask)
-    is_adopted = is_new and is_adoptable(turn, ask)
+        resume(batch, ask)
+    is_adopted = is_new and is_adoptable(batch, ask)
     slot, stage = _adopted_seat(ask) if is_adopted else _seat_place(ask, before)
     seat = Seat(
         node=ask.node,
@@ -322,11 +326,11 @@ def _take(turn: Turn, ask: Join) -> None:
     )
     state.put(seat)
     if state.doc.phase in {"joining", "ending"}:
-        turn.since("form", state.doc.round, state.doc.allocation)
+        batch.since("form", state.doc.round, state.doc.allocation)
     if is_new:
-        _say_joined(turn, ask)
+        _say_joined(batch, ask)
     if is_adopted:
-        look_for_failure(turn, ask, seat)
+        look_for_failure(batch, ask, seat)
 
 
 def _adopted_seat(ask: Join) -> tuple[int | None, str]:
@@ -342,39 +346,39 @@ def _seat_place(ask: Join, before: Seat | None) -> tuple[int | None, str]:
     return slot, "idle" if ask.running is None else "stopping"
 
 
-def _rejoin(turn: Turn, ask: Join, seat: Seat) -> None:
+def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
     """The same agent asks again."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     if ask.running is not None:
         return
     if seat.stage in {"stopping", "absent"}:
         incident = doc.incident
         if incident is not None:
-            turn.state.set(
+            batch.state.set(
                 incident=replace(
                     incident,
                     evidence_s=max(incident.evidence_s, ask.evidence_s),
                     stop_s=max(incident.stop_s, ask.stop_s),
                 )
             )
-        turn.state.put(replace(seat, stage="idle"))
+        batch.state.put(replace(seat, stage="idle"))
     elif seat.stage in AT_WORK and ask.last_round == doc.round:
         # It had ranks of this round, and has none any more. One that does not say so may merely
         # be late: its question can be older than its ranks.
         reason = f"{ask.node} no longer runs any rank of round {doc.round}"
-        turn.state.put(replace(seat, stage="stopping"))
-        member_lost(turn, seat, Sign("rank_exited", reason, node=ask.node))
-        turn.state.put(replace(seat, stage="idle"))
+        batch.state.put(replace(seat, stage="stopping"))
+        member_lost(batch, seat, Sign("rank_exited", reason, node=ask.node))
+        batch.state.put(replace(seat, stage="idle"))
 
 
-def _allocation(turn: Turn, ask: Join) -> None:
-    doc = turn.state.doc
+def _allocation(batch: Batch, ask: Join) -> None:
+    doc = batch.state.doc
     if ask.allocation in doc.allocations:
         return
     if not doc.allocations:
-        turn.state.set(allocation=ask.allocation)
-    turn.state.set(allocations=(*doc.allocations, ask.allocation))
-    turn.fact(
+        batch.state.set(allocation=ask.allocation)
+    batch.state.set(allocations=(*doc.allocations, ask.allocation))
+    batch.fact(
         AllocationStarted,
         allocation=ask.allocation,
         scheduler=ask.scheduler,
@@ -384,8 +388,8 @@ def _allocation(turn: Turn, ask: Join) -> None:
     )
 
 
-def _say_joined(turn: Turn, ask: Join) -> None:
-    turn.fact(
+def _say_joined(batch: Batch, ask: Join) -> None:
+    batch.fact(
         NodeJoined,
         node=ask.node,
         allocation=ask.allocation,

@@ -5,32 +5,32 @@ from msgspec.structs import replace
 from everstep.messages import PreemptionPlanned, Report, Seat
 from everstep.messages.documents import PlannedEnd
 from everstep_services.rendezvous.domain import agreed_save
-from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.formation import candidate_of, world_of
 from everstep_services.rendezvous.domain.placement import largest_size
 
 _EXIT = "save_and_exit"
 
 
-def preempted(turn: Turn, seat: Seat, report: Report) -> None:
+def preempted(batch: Batch, seat: Seat, report: Report) -> None:
     """It will go, and leaves the round by itself; until then all ranks may save."""
-    if seat.is_leaving or turn.state.doc.phase not in {"forming", "running"}:
+    if seat.is_leaving or batch.state.doc.phase not in {"forming", "running"}:
         return
-    turn.state.put(replace(seat, is_leaving=True))
-    agreed_save.ask(turn, report.reason, "preemption", within_s=report.grace_s, then_stop=True)
+    batch.state.put(replace(seat, is_leaving=True))
+    agreed_save.ask(batch, report.reason, "preemption", within_s=report.grace_s, then_stop=True)
 
 
-def settle(turn: Turn) -> None:
+def settle(batch: Batch) -> None:
     """Once the step is agreed on it is known who goes; and again when more are to go."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     save = doc.saving
     if save is None or save.occasion != "preemption" or save.after_step is None or save.then_leave:
         return
-    leaving = [seat.node for seat in turn.state.members if seat.is_leaving]
-    plan, why = _plan(turn, len(leaving))
+    leaving = [seat.node for seat in batch.state.members if seat.is_leaving]
+    plan, why = _plan(batch, len(leaving))
     if plan == save.plan:
         return
-    turn.fact(
+    batch.fact(
         PreemptionPlanned,
         plan=plan,
         reason=f"{save.reason}; {why}",
@@ -39,27 +39,27 @@ def settle(turn: Turn) -> None:
         incident=doc.incident.id if doc.incident else None,
     )
     if plan == _EXIT:
-        turn.state.set(saving=replace(save, plan=plan, then_leave=True), planned=None)
+        batch.state.set(saving=replace(save, plan=plan, then_leave=True), planned=None)
     elif save.furthest is None:
-        turn.state.set(saving=None)  # nobody can be told when to save: the round ends when it goes
+        batch.state.set(saving=None)  # nobody can be told when to save: the round ends when it goes
     else:
-        turn.state.set(saving=replace(save, plan=plan))
+        batch.state.set(saving=replace(save, plan=plan))
         if doc.planned is None:
-            agreed_save.plan_end(turn, _end(save.reason, save.within_s, leaving[0]))
+            agreed_save.plan_end(batch, _end(save.reason, save.within_s, leaving[0]))
 
 
 def _end(reason: str, within_s: float | None, node: str) -> PlannedEnd:
     return PlannedEnd(cause="preempted", reason=reason, within_s=within_s or 0.0, node=node)
 
 
-def _plan(turn: Turn, leaving: int) -> tuple[str, str]:
-    doc = turn.state.doc
+def _plan(batch: Batch, leaving: int) -> tuple[str, str]:
+    doc = batch.state.doc
     stay = [
         candidate_of(seat)
-        for seat in turn.state.seats
+        for seat in batch.state.seats
         if seat.instance and seat.stage != "gone" and not seat.is_leaving
     ]
-    size = largest_size(stay, world_of(turn))
+    size = largest_size(stay, world_of(batch))
     why = f"{leaving} of {doc.slots} nodes go, and {len(stay)} are left"
     if size >= doc.slots:
         return "replace", f"{why}: enough for the next round"

@@ -11,7 +11,7 @@ _NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReplicaSlot:
     """A slot whose node can hold states."""
 
     slot: int
@@ -20,7 +20,7 @@ class Place:
 
 
 def cliques(
-    places: Sequence[Place], factor: int, jump: int | None, before: Mapping[int, int]
+    places: Sequence[ReplicaSlot], factor: int, jump: int | None, before: Mapping[int, int]
 ) -> dict[int, int]:
     """The clique of each slot, by number: at least `factor` slots each, of different domains.
 
@@ -42,7 +42,7 @@ def cliques(
     return fresh
 
 
-class Neighbours:
+class Cliques:
     """Who is in a clique with whom."""
 
     def __init__(self, of: Mapping[int, int]) -> None:
@@ -83,16 +83,16 @@ def _mixed(of: Mapping[int, int], domains: Mapping[int, str]) -> int:
     return sum(len(each) - len(set(each)) for each in found.values())
 
 
-class Keepers:
+class ReplicaHolders:
     """Of one round, as its document says."""
 
     def __init__(self, replication: Replication, seats: Iterable[Seat]) -> None:
         self.key = replication.key
         self.parts_needed = replication.parts_needed
         self._factor = replication.factor
-        self._now = self._before = Neighbours(_by_slot(replication.cliques))
+        self._now = self._before = Cliques(_by_slot(replication.cliques))
         if replication.before:
-            self._before = Neighbours(_by_slot(replication.before))
+            self._before = Cliques(_by_slot(replication.before))
         self._holders: dict[int, Seat] = {}
         self._former: dict[int, list[Seat]] = {}
         for seat in seats:
@@ -125,7 +125,7 @@ def arranged(
     """Who keeps whose state in the round that begins. `key` is for a job that has none yet."""
     key = last.key if last is not None and last.key else key
     places = [
-        Place(seat.slot, seat.failure_domain)
+        ReplicaSlot(seat.slot, seat.failure_domain)
         for seat in members
         if seat.slot is not None and seat.replica_port is not None
     ]

@@ -28,13 +28,13 @@ from everstep.messages import (
 )
 from everstep.messages.documents import PlannedEnd
 from everstep_services.rendezvous.domain import agreed_save
-from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.ends import RETRYABLE, end_job
 from everstep_services.rendezvous.domain.formation import candidate_of, world_of
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
 
-Deed = (
+OperatorRequest = (
     StopJob
     | RestartJob
     | DrainNode
@@ -44,10 +44,10 @@ Deed = (
     | RequestEvidence
 )
 """What is on record with who asked for it."""
-Beside = RequestCopy | RequestRelease
+ServiceRequest = RequestCopy | RequestRelease
 """What services ask for."""
-Request = Deed | Beside
-_ACTIONS: Mapping[type[Deed], str] = {
+Request = OperatorRequest | ServiceRequest
+_ACTIONS: Mapping[type[OperatorRequest], str] = {
     StopJob: "stop_job",
     RestartJob: "restart_job",
     DrainNode: "drain_node",
@@ -65,125 +65,127 @@ _NODES_MOST = 4096
 _NAMED_MOST = 20
 
 
-def request(turn: Turn, ask: Request) -> Done:
+def request(batch: Batch, ask: Request) -> Done:
     """Do it, or say why not; either is on record where a person asked."""
     if isinstance(ask, StopJob):
-        return _stop(turn, ask)
+        return _stop(batch, ask)
     if isinstance(ask, RestartJob):
-        return _restart(turn, ask)
+        return _restart(batch, ask)
     if isinstance(ask, DrainNode):
-        return _drain(turn, ask)
-    return _save(turn, ask) if isinstance(ask, RequestSave) else _pass_on(turn, ask)
+        return _drain(batch, ask)
+    return _save(batch, ask) if isinstance(ask, RequestSave) else _pass_on(batch, ask)
 
 
 def _pass_on(
-    turn: Turn, ask: RequestEvidence | RequestChecks | RequestMeasurement | Beside
+    batch: Batch, ask: RequestEvidence | RequestChecks | RequestMeasurement | ServiceRequest
 ) -> Done:
     match ask:
         case RequestEvidence():
-            return _evidence(turn, ask)
+            return _evidence(batch, ask)
         case RequestChecks():
-            return _checks(turn, ask)
+            return _checks(batch, ask)
         case RequestMeasurement():
-            return _measurement(turn, ask)
+            return _measurement(batch, ask)
         case RequestCopy():
-            return _copy(turn, ask)
+            return _copy(batch, ask)
         case RequestRelease():
-            return _release(turn, ask)
+            return _release(batch, ask)
 
 
-def dismiss(turn: Turn) -> None:
+def dismiss(batch: Batch) -> None:
     """Send away the nodes that are to be replaced, as soon as none of their ranks is left."""
-    doc = turn.state.doc
-    for seat in turn.state.leaving:
-        if doc.phase in OVER or turn.memory.known("dismissed", seat.instance) is not None:
+    doc = batch.state.doc
+    for seat in batch.state.leaving:
+        if doc.phase in OVER or batch.memory.known("dismissed", seat.instance) is not None:
             continue
-        turn.since("dismissed", seat.instance)
-        exit_code, reason = dismissal(turn, seat)
+        batch.since("dismissed", seat.instance)
+        exit_code, reason = dismissal(batch, seat)
         order = LeaveJob(
-            id=turn.now.new_id(),
+            id=batch.now.new_id(),
             job=doc.job,
             round=doc.round,
             reason=reason,
             exit_code=exit_code,
             state="excluded",
         )
-        turn.send(order, seat)
+        batch.send(order, seat)
 
 
-def dismissal(turn: Turn, seat: Seat) -> tuple[int, str]:
+def dismissal(batch: Batch, seat: Seat) -> tuple[int, str]:
     """What the agent of a node that is to go exits with, and why.
 
     0 where the others can go on: any other code would end a whole Slurm step.
     """
-    stay = [one for one in turn.state.seats if one.stage != "gone" and not one.is_leaving]
-    if largest_size([candidate_of(one) for one in stay], world_of(turn)):
+    stay = [one for one in batch.state.seats if one.stage != "gone" and not one.is_leaving]
+    if largest_size([candidate_of(one) for one in stay], world_of(batch)):
         return 0, f"{seat.node} is replaced"
     return RETRYABLE, f"{seat.node} is to go, and the job needs another node: requeue it"
 
 
-def _stop(turn: Turn, ask: StopJob) -> Done:
-    doc = turn.state.doc
+def _stop(batch: Batch, ask: StopJob) -> Done:
+    doc = batch.state.doc
     if doc.phase in OVER:
-        return _refused(turn, ask, f"the job is over already: {doc.reason}")
-    within_s = _save_time(turn, ask.save_first)
+        return _refused(batch, ask, f"the job is over already: {doc.reason}")
+    within_s = _save_time(batch, ask.save_first)
     left = f"the job is stopped, and its agents exit with {_DO_NOT_RESTART}"
-    done = _accepted(turn, ask, f"{_ends(turn, within_s)}; {left}")
+    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}")
     reason = f"{ask.by} stopped the job: {ask.reason}"
     if doc.phase in {"forming", "running"}:
-        _end(turn, reason, within_s, exit_code=_DO_NOT_RESTART)
+        _end(batch, reason, within_s, exit_code=_DO_NOT_RESTART)
     else:
-        end_job(turn, "stopped", _DO_NOT_RESTART, reason)
+        end_job(batch, "stopped", _DO_NOT_RESTART, reason)
     return done
 
 
-def _restart(turn: Turn, ask: RestartJob) -> Done:
-    doc = turn.state.doc
+def _restart(batch: Batch, ask: RestartJob) -> Done:
+    doc = batch.state.doc
     if ask.round != doc.round or doc.phase not in {"forming", "running"}:
         why = f"round {ask.round} does not run: the job is at round {doc.round}, {doc.phase}"
-        return _refused(turn, ask, why)
-    within_s = _save_time(turn, ask.save_first)
+        return _refused(batch, ask, why)
+    within_s = _save_time(batch, ask.save_first)
     free = "another one follows, and costs nothing of the restart budget"
     left = f", without {', '.join(ask.without_nodes)}" if ask.without_nodes else ""
-    done = _accepted(turn, ask, f"{_ends(turn, within_s)}; {free}{left}")
+    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {free}{left}")
     for node in ask.without_nodes:
-        seat = turn.state.seat(node)
+        seat = batch.state.seat(node)
         if seat is not None:
-            turn.state.put(replace(seat, is_leaving=True))
-    _end(turn, f"{ask.by} asked for another round: {ask.reason}", within_s)
+            batch.state.put(replace(seat, is_leaving=True))
+    _end(batch, f"{ask.by} asked for another round: {ask.reason}", within_s)
     return done
 
 
-def _drain(turn: Turn, ask: DrainNode) -> Done:
-    seat = turn.state.seat(ask.node)
-    if turn.state.doc.phase in OVER:
-        return _refused(turn, ask, f"the job is over already: {turn.state.doc.reason}")
+def _drain(batch: Batch, ask: DrainNode) -> Done:
+    seat = batch.state.seat(ask.node)
+    if batch.state.doc.phase in OVER:
+        return _refused(batch, ask, f"the job is over already: {batch.state.doc.reason}")
     if seat is None:
-        return _refused(turn, ask, f"{ask.node} takes no part in the job")
-    turn.state.put(replace(seat, is_leaving=True))
-    exit_code, _ = dismissal(turn, seat)
+        return _refused(batch, ask, f"{ask.node} takes no part in the job")
+    batch.state.put(replace(seat, is_leaving=True))
+    exit_code, _ = dismissal(batch, seat)
     left = f"{ask.node} leaves, and its agent exits with {exit_code}"
     rest = "the others go on without it" if exit_code == 0 else "the job then needs another node"
     if seat.stage not in AT_WORK:
-        return _accepted(turn, ask, f"{left}; {rest}")
-    within_s = (ask.within_s or 0.0) if turn.state.doc.phase == "running" else 0.0
-    done = _accepted(turn, ask, f"{_ends(turn, within_s)}; {left}; {rest}")
-    _end(turn, f"{ask.by} drains {ask.node}: {ask.reason}", within_s, node=ask.node)
+        return _accepted(batch, ask, f"{left}; {rest}")
+    within_s = (ask.within_s or 0.0) if batch.state.doc.phase == "running" else 0.0
+    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}; {rest}")
+    _end(batch, f"{ask.by} drains {ask.node}: {ask.reason}", within_s, node=ask.node)
     return done
 
 
-def _save(turn: Turn, ask: RequestSave) -> Done:
-    doc = turn.state.doc
+def _save(batch: Batch, ask: RequestSave) -> Done:
+    doc = batch.state.doc
     if doc.phase != "running":
-        return _refused(turn, ask, f"no round runs: the job is at round {doc.round}, {doc.phase}")
-    done = _accepted(turn, ask, f"round {doc.round} is asked to save at its next step, and goes on")
+        return _refused(batch, ask, f"no round runs: the job is at round {doc.round}, {doc.phase}")
+    done = _accepted(
+        batch, ask, f"round {doc.round} is asked to save at its next step, and goes on"
+    )
     reason = f"{ask.by}: {ask.reason}"
-    agreed_save.ask(turn, reason, "requested", within_s=None, then_stop=False)
+    agreed_save.ask(batch, reason, "requested", within_s=None, then_stop=False)
     return done
 
 
 def _end(
-    turn: Turn,
+    batch: Batch,
     reason: str,
     within_s: float,
     *,
@@ -191,34 +193,34 @@ def _end(
     exit_code: int | None = None,
 ) -> None:
     if within_s:
-        agreed_save.ask(turn, reason, "requested", within_s=within_s, then_stop=True)
+        agreed_save.ask(batch, reason, "requested", within_s=within_s, then_stop=True)
     planned = PlannedEnd(
         cause="operator", reason=reason, within_s=within_s, node=node, exit_code=exit_code
     )
-    agreed_save.plan_end(turn, planned)
-    agreed_save.settle(turn)
+    agreed_save.plan_end(batch, planned)
+    agreed_save.settle(batch)
 
 
-def _save_time(turn: Turn, is_wanted: bool) -> float:
+def _save_time(batch: Batch, is_wanted: bool) -> float:
     """How long the round may go on to save: only one that runs has something to save."""
-    can_save = is_wanted and turn.state.doc.phase == "running"
-    return turn.settings.save_within_s if can_save else 0.0
+    can_save = is_wanted and batch.state.doc.phase == "running"
+    return batch.settings.save_within_s if can_save else 0.0
 
 
-def _ends(turn: Turn, within_s: float) -> str:
-    doc = turn.state.doc
+def _ends(batch: Batch, within_s: float) -> str:
+    doc = batch.state.doc
     if doc.phase not in {"forming", "running"}:
         return "no round runs"
     return f"round {doc.round} {f'has {within_s:g} s to save, then ends' if within_s else 'ends'}"
 
 
-def _evidence(turn: Turn, ask: RequestEvidence) -> Done:
-    doc, state = turn.state.doc, turn.state
+def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
+    doc, state = batch.state.doc, batch.state
     if ask.round not in {0, doc.round} or doc.phase not in {"forming", "running", "ending"}:
         why = f"round {ask.round or doc.round} is over: its ranks are gone"
-        return _refused(turn, ask, why) if ask.origin else Done(text=why)
+        return _refused(batch, ask, why) if ask.origin else Done(text=why)
     order = CollectEvidence(
-        id=turn.now.new_id(),
+        id=batch.now.new_id(),
         job=doc.job,
         round=doc.round,
         reason=f"{ask.by}: {ask.reason or 'evidence is asked for'}",
@@ -227,65 +229,65 @@ def _evidence(turn: Turn, ask: RequestEvidence) -> Done:
         within_s=ask.within_s,
         ranks=ask.ranks,
     )
-    wanted = [seat for seat in state.members if _is_wanted(turn, seat, ask)]
+    wanted = [seat for seat in state.members if _is_wanted(batch, seat, ask)]
     for seat in wanted:
-        turn.send(order, seat)
+        batch.send(order, seat)
     text = f"asked {len(wanted)} node{'' if len(wanted) == 1 else 's'} of round {doc.round}"
     if not ask.origin:  # a service, whose facts tell why it asks
         return Done(text=text)
     if not wanted:
-        return _refused(turn, ask, "no node of the job has such ranks")
-    return _accepted(turn, ask, text)
+        return _refused(batch, ask, "no node of the job has such ranks")
+    return _accepted(batch, ask, text)
 
 
-def _is_wanted(turn: Turn, seat: Seat, ask: RequestEvidence) -> bool:
+def _is_wanted(batch: Batch, seat: Seat, ask: RequestEvidence) -> bool:
     if seat.stage == "gone" or (ask.nodes and seat.node not in ask.nodes):
         return False
     if not ask.ranks:
         return True
-    first = turn.state.first_rank(seat.node)
+    first = batch.state.first_rank(seat.node)
     return any(first <= rank < first + seat.ranks for rank in ask.ranks)
 
 
-def _checks(turn: Turn, ask: RequestChecks) -> Done:
-    doc = turn.state.doc
-    seats = [turn.state.seat(node) for node in ask.nodes]
+def _checks(batch: Batch, ask: RequestChecks) -> Done:
+    doc = batch.state.doc
+    seats = [batch.state.seat(node) for node in ask.nodes]
     here = [seat for seat in seats if seat is not None]
     for seat in here:
         order = RunChecks(
-            id=turn.now.new_id(),
+            id=batch.now.new_id(),
             job=doc.job,
             round=doc.round,
             reason=f"{ask.by}: {ask.reason}",
             checks=ask.checks,
         )
-        turn.send(order, seat)
+        batch.send(order, seat)
     text = f"asked {len(here)} of {len(ask.nodes)} nodes"
     if not ask.origin:  # a service, which says in facts of its own why it asks
         return Done(text=text)
     if not here:
-        return _refused(turn, ask, f"{', '.join(ask.nodes)} takes no part in the job")
-    return _accepted(turn, ask, text)
+        return _refused(batch, ask, f"{', '.join(ask.nodes)} takes no part in the job")
+    return _accepted(batch, ask, text)
 
 
-def _measurement(turn: Turn, ask: RequestMeasurement) -> Done:
-    order = _network_test(turn, ask)
+def _measurement(batch: Batch, ask: RequestMeasurement) -> Done:
+    order = _network_test(batch, ask)
     if isinstance(order, str):
-        return _refused(turn, ask, order)
-    turn.send(order)
-    return _accepted(turn, ask, _network_test_text(order))
+        return _refused(batch, ask, order)
+    batch.send(order)
+    return _accepted(batch, ask, _network_test_text(order))
 
 
-def _copy(turn: Turn, ask: RequestCopy) -> Done:
-    doc, to = turn.state.doc, turn.state.seat(ask.to)
+def _copy(batch: Batch, ask: RequestCopy) -> Done:
+    doc, to = batch.state.doc, batch.state.seat(ask.to)
     if ask.round != doc.round:
         return Done(text=f"round {ask.round} is over: nothing was ordered")
-    holder = turn.state.seat(ask.holder)
+    holder = batch.state.seat(ask.holder)
     if to is None or to.replica_port is None or holder is None:
         return Done(text=f"{ask.holder} or {ask.to} is not here: nothing was ordered")
     peer = Peer(node=to.node, slot=to.slot or 0, address=to.address, port=to.replica_port)
     order = CopyReplica(
-        id=turn.now.new_id(),
+        id=batch.now.new_id(),
         job=doc.job,
         round=doc.round,
         reason=ask.reason,
@@ -293,38 +295,38 @@ def _copy(turn: Turn, ask: RequestCopy) -> Done:
         step=ask.step,
         to=peer,
     )
-    turn.send(order, holder)
+    batch.send(order, holder)
     return Done(text=f"asked {ask.holder}")
 
 
-def _release(turn: Turn, ask: RequestRelease) -> Done:
-    doc = turn.state.doc
+def _release(batch: Batch, ask: RequestRelease) -> Done:
+    doc = batch.state.doc
     if doc.phase in OVER:
         return Done(text="the job is over, and its states in memory with it", is_refused=True)
     order = ReleaseImages(
-        id=turn.now.new_id(),
+        id=batch.now.new_id(),
         job=doc.job,
         round=doc.round,
         reason=ask.reason,
         step=ask.step,
         by=ask.by,
     )
-    turn.send(order)
+    batch.send(order)
     return Done(text="all nodes are asked")
 
 
-def _accepted(turn: Turn, ask: Deed, text: str) -> Done:
-    _say(turn, ask, "accepted", ask.reason)
+def _accepted(batch: Batch, ask: OperatorRequest, text: str) -> Done:
+    _say(batch, ask, "accepted", ask.reason)
     return Done(text=text)
 
 
-def _refused(turn: Turn, ask: Deed, why: str) -> Done:
-    _say(turn, ask, "refused", f"{ask.reason}; {why}")
+def _refused(batch: Batch, ask: OperatorRequest, why: str) -> Done:
+    _say(batch, ask, "refused", f"{ask.reason}; {why}")
     return Done(text=why, is_refused=True)
 
 
-def _say(turn: Turn, ask: Deed, outcome: str, reason: str) -> None:
-    turn.fact(
+def _say(batch: Batch, ask: OperatorRequest, outcome: str, reason: str) -> None:
+    batch.fact(
         OperatorActed,
         by=ask.by,
         action=_ACTIONS[type(ask)],
@@ -335,7 +337,7 @@ def _say(turn: Turn, ask: Deed, outcome: str, reason: str) -> None:
     )
 
 
-def _target(ask: Deed) -> str:
+def _target(ask: OperatorRequest) -> str:
     match ask:
         case DrainNode():
             return ask.node
@@ -347,10 +349,10 @@ def _target(ask: Deed) -> str:
             return ""
 
 
-def _network_test(turn: Turn, ask: RequestMeasurement) -> MeasureNetwork | str:
+def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str:
     """What all agents are _network_test_text, or why nothing is measured."""
-    doc = turn.state.doc
-    here = {seat.node: seat for seat in turn.state.seats if seat.stage != "gone"}
+    doc = batch.state.doc
+    here = {seat.node: seat for seat in batch.state.seats if seat.stage != "gone"}
     missing = [node for node in ask.nodes if node not in here]
     if missing:
         return f"{_named(missing)} takes no part in the job"
@@ -369,7 +371,7 @@ def _network_test(turn: Turn, ask: RequestMeasurement) -> MeasureNetwork | str:
         round=doc.round,
         reason=f"{ask.by}: {ask.reason}",
         peers=_network_peers(seats, ask.test),
-        token=turn.now.new_id() + turn.now.new_id(),
+        token=batch.now.new_id() + batch.now.new_id(),
         turns=max(1, min(ask.partners, len(seats) - 1 + len(seats) % 2)),
         turn_s=_TURN_S,
     )

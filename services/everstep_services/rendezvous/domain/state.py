@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Replication, RoundDocument, Seat, StartRanks
 from everstep.messages.base import Time
-from everstep_services.rendezvous.domain.replica_placement import Keepers
+from everstep_services.rendezvous.domain.replica_placement import ReplicaHolders
 
 AT_WORK = frozenset({"starting", "running", "finished"})
 OVER = frozenset({"done", "stopped"})
@@ -17,7 +17,7 @@ CONSEQUENCE, PLAIN, NODE = 1, 2, 3
 _FORMER_LEAST = 1024
 
 
-class State:
+class JobState:
     """What is known about a job. Every change goes through a method, so that none is missed."""
 
     def __init__(self, document: RoundDocument) -> None:
@@ -32,7 +32,7 @@ class State:
         }
         self._leaving = sum(seat.is_leaving for seat in document.seats)
         self._layout: dict[str, int] | None = None
-        self._keepers: Keepers | None = None
+        self._keepers: ReplicaHolders | None = None
 
     def document(self) -> RoundDocument:
         """All of it, to be written down."""
@@ -169,10 +169,12 @@ class State:
             replica_parts_needed=keepers.parts_needed,
         )
 
-    def _who_keeps(self) -> Keepers:
+    def _who_keeps(self) -> ReplicaHolders:
         if self._keepers is None:
             replication = self.doc.replication or Replication(key="")
-            self._keepers = Keepers(replication, self._seats.values() if replication.factor else ())
+            self._keepers = ReplicaHolders(
+                replication, self._seats.values() if replication.factor else ()
+            )
         return self._keepers
 
     def _remember(self, nodes: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from everstep.messages import Option, RoundWaiting
-from everstep_services.rendezvous.domain.batch import Turn
+from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import decide_to, is_open
 from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
 from everstep_services.rendezvous.domain.placement import Candidate, World, obstacle
@@ -23,51 +23,51 @@ class _Waiting:
     missing: tuple[str, ...] = ()
 
 
-def wait(turn: Turn, candidates: list[Candidate], world: World, size: int) -> None:
+def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> None:
     """Wait for nodes that are needed, or wanted, as long as that is allowed."""
-    doc = turn.state.doc
-    waited_s = turn.since("form", doc.round, doc.allocation)
-    left_s = turn.join_within_s - waited_s
+    doc = batch.state.doc
+    waited_s = batch.since("form", doc.round, doc.allocation)
+    left_s = batch.join_within_s - waited_s
     here = {candidate.node for candidate in candidates}
-    missing = tuple(seat.node for seat in turn.state.members if seat.node not in here)
+    missing = tuple(seat.node for seat in batch.state.members if seat.node not in here)
     missing = missing[:_NAMED_MOST]
     needed = min(world.sizes(), default=world.least)
     stands = obstacle(candidates, world)
     if left_s <= 0:
         names = f"; missing: {', '.join(missing)}" if missing else ""
         end_allocation(
-            turn,
+            batch,
             NOT_ENOUGH_NODES,
             f"round {doc.round + 1}: {len(candidates)} of {needed} nodes joined within "
-            f"{turn.join_within_s:g} s{names}. {stands or 'Start their agents'}, or allow fewer "
+            f"{batch.join_within_s:g} s{names}. {stands or 'Start their agents'}, or allow fewer "
             f"nodes with --nnodes MIN:MAX",
         )
         return
-    turn.wake_in(left_s)
+    batch.wake_in(left_s)
     if doc.phase == "ending":
-        turn.state.enter("joining", doc.reason, turn.now.wall)
-        turn.since("phase", doc.round, "joining")
+        batch.state.enter("joining", doc.reason, batch.now.wall)
+        batch.since("phase", doc.round, "joining")
     if size:
-        most, within_s = max(world.sizes()), turn.settings.elastic_wait_s
+        most, within_s = max(world.sizes()), batch.settings.elastic_wait_s
         why = f"{len(candidates)} nodes are here, and up to {most} are wanted"
-        _say_waiting(turn, _Waiting("wait.for_more", why, within_s, len(candidates), needed))
+        _say_waiting(batch, _Waiting("wait.for_more", why, within_s, len(candidates), needed))
         return
     rule = "wait.no_place" if stands else "wait.not_enough_nodes"
     why = stands or f"{len(candidates)} of {needed} nodes are here"
-    waiting = _Waiting(rule, why, turn.join_within_s, len(candidates), needed, missing)
-    _say_waiting(turn, waiting)
+    waiting = _Waiting(rule, why, batch.join_within_s, len(candidates), needed, missing)
+    _say_waiting(batch, waiting)
 
 
-def _say_waiting(turn: Turn, waiting: _Waiting) -> None:
-    doc = turn.state.doc
-    waited_s = turn.since("form", doc.round, doc.allocation)
+def _say_waiting(batch: Batch, waiting: _Waiting) -> None:
+    doc = batch.state.doc
+    waited_s = batch.since("form", doc.round, doc.allocation)
     said = f"{','.join(waiting.missing)}|{waiting.rule}|{waiting.needed}"
     if said == doc.waiting:
         return
-    if waited_s < turn.settings.say_waiting_after_s:
-        turn.wake_in(turn.settings.say_waiting_after_s - waited_s)
+    if waited_s < batch.settings.say_waiting_after_s:
+        batch.wake_in(batch.settings.say_waiting_after_s - waited_s)
         return
-    turn.fact(
+    batch.fact(
         RoundWaiting,
         joined=waiting.joined,
         needed=waiting.needed,
@@ -77,22 +77,22 @@ def _say_waiting(turn: Turn, waiting: _Waiting) -> None:
         reason=waiting.reason,
         round=doc.round + 1,
     )
-    _decide_to_wait(turn, waiting)
+    _decide_to_wait(batch, waiting)
     names = f"; missing: {', '.join(waiting.missing)}" if waiting.missing else ""
     within = f"waits up to {waiting.limit_s:g} s for round {doc.round + 1}"
-    turn.say_waiting(said, f"{within}: {waiting.reason}{names}")
+    batch.say_waiting(said, f"{within}: {waiting.reason}{names}")
 
 
-def _decide_to_wait(turn: Turn, waiting: _Waiting) -> None:
+def _decide_to_wait(batch: Batch, waiting: _Waiting) -> None:
     """Waiting for a job's first round is no decision; after that it answers a loss."""
-    doc = turn.state.doc
-    if not doc.round or is_open(turn, "wait"):
+    doc = batch.state.doc
+    if not doc.round or is_open(batch, "wait"):
         return
     fewer = "a smaller world is formed when the wait is over"
     if waiting.rule != "wait.for_more":
         fewer = f"a round has {waiting.needed} nodes at least"
     decide_to(
-        turn,
+        batch,
         "wait",
         waiting.reason,
         rule=waiting.rule,
