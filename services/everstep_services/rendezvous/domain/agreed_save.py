@@ -9,6 +9,7 @@ from math import floor
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import cause_of
 from everstep.messages import Leave, Report, SaveCheckpoint, Seat
 from everstep.messages.documents import AgreedSave, PlannedEnd
 from everstep_services.rendezvous.domain.batch import Batch
@@ -19,6 +20,7 @@ from everstep_services.rendezvous.domain.ends import (
     end_round,
 )
 from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.state import with_stage
 
 _REPEAT_S = 0.5
 _SAVE_FOR_S = 5.0
@@ -45,7 +47,7 @@ def ask(
         then_stop=then_stop,
     )
     batch.state.set(saving=saving)
-    batch.since("saving", saving.id)
+    batch.timers.start("saving", saving.id)
 
 
 def reached(batch: Batch, seat: Seat, report: Report) -> None:
@@ -58,7 +60,7 @@ def reached(batch: Batch, seat: Seat, report: Report) -> None:
             return
         # Nobody counted steps when this was settled: all are asked again, for the same save.
         saving = replace(saving, after_step=None, answered="")
-        batch.memory.forget("saving", saving.id)
+        batch.timers.clear("saving", saving.id)
     furthest = [
         step for step in (saving.furthest, _before_which(batch, report)) if step is not None
     ]
@@ -75,13 +77,13 @@ def stopped(batch: Batch, seat: Seat) -> None:
     """Every rank of a node has ended well, since it was told to stop."""
     if seat.stage not in {"starting", "running"}:
         return
-    batch.state.put(replace(seat, stage="finished"))
+    batch.state.put(with_stage(seat, "finished"))
     saving = batch.state.doc.saving
     if saving is not None:
         batch.state.set(saving=replace(saving, has_stopped=True))
     elif batch.state.doc.phase in {"forming", "running"}:
         reason = f"the ranks of {seat.node} have stopped to save, and nobody knows who asked"
-        end_round(batch, "preempted", Sign("preempted", reason, node=seat.node))
+        end_round(batch, Sign("preempted", reason, node=seat.node))
 
 
 def left(batch: Batch, seat: Seat, ask: Leave) -> None:
@@ -106,13 +108,13 @@ def all_ended(batch: Batch) -> bool:
     elif saving.then_leave:
         end_preempted(batch, f"every node of round {doc.round} has left: {saving.reason}")
     else:
-        end_round(batch, "preempted", Sign("preempted", saving.reason))
+        end_round(batch, Sign("preempted", saving.reason))
     return True
 
 
 def plan_end(batch: Batch, planned: PlannedEnd) -> None:
     """End the round so, once its ranks have saved or had their time."""
-    batch.memory.forget("planned", batch.state.doc.round)
+    batch.timers.clear("planned", batch.state.doc.round)
     batch.state.set(planned=planned)
 
 
@@ -123,7 +125,8 @@ def agree(batch: Batch) -> None:
     if saving is None or saving.after_step is not None or doc.phase not in {"forming", "running"}:
         return
     count = _answered(saving).bit_count()
-    left_s = batch.settings.save_agree_s - batch.since("saving", saving.id)
+    batch.timers.start("saving", saving.id)
+    left_s = batch.settings.save_agree_s - batch.timers.elapsed("saving", saving.id)
     if count < doc.slots and (left_s > 0 or not count):
         batch.wake_in(left_s if left_s > 0 else _REPEAT_S)
         return
@@ -138,7 +141,8 @@ def settle(batch: Batch) -> None:
     if doc.phase not in {"forming", "running"}:
         return
     if doc.planned is not None:
-        left_s = doc.planned.within_s - batch.since("planned", doc.round)
+        batch.timers.start("planned", doc.round)
+        left_s = doc.planned.within_s - batch.timers.elapsed("planned", doc.round)
         if left_s <= 0:
             _end(batch, doc.planned)
             return
@@ -149,13 +153,15 @@ def settle(batch: Batch) -> None:
 
 def _order(batch: Batch, saving: AgreedSave) -> None:
     doc = batch.state.doc
-    goes_on = saving.after_step is not None and not saving.then_stop
-    if goes_on and batch.since("saved", saving.id) >= _SAVE_FOR_S:
-        batch.state.set(saving=None)
-        return
-    said = ("save said", saving.id, saving.after_step, saving.then_leave)
-    if batch.memory.known(*said) is None or batch.since(*said) >= _REPEAT_S:
-        batch.memory.forget(*said)
+    if saving.after_step is not None and not saving.then_stop:
+        batch.timers.start("saved", saving.id)
+        if batch.timers.elapsed("saved", saving.id) >= _SAVE_FOR_S:
+            batch.state.set(saving=None)
+            return
+    order = (saving.id, saving.after_step, saving.then_leave)
+    is_ordered = batch.timers.is_running("save_ordered", *order)
+    if not is_ordered or batch.timers.elapsed("save_ordered", *order) >= _REPEAT_S:
+        batch.timers.restart("save_ordered", *order)
         batch.send(
             SaveCheckpoint(
                 id=saving.id,
@@ -169,12 +175,12 @@ def _order(batch: Batch, saving: AgreedSave) -> None:
                 within_s=saving.within_s,
             )
         )
-    batch.wake_in(_REPEAT_S - batch.since(*said))
+    batch.wake_in(_REPEAT_S - batch.timers.elapsed("save_ordered", *order))
 
 
 def _end(batch: Batch, planned: PlannedEnd) -> None:
-    batch.memory.forget("planned", batch.state.doc.round)
-    end_round(batch, planned.cause, Sign(planned.cause, planned.reason, node=planned.node))
+    batch.timers.clear("planned", batch.state.doc.round)
+    end_round(batch, Sign(cause_of(planned.cause), planned.reason, node=planned.node))
     if planned.exit_code is not None:
         end_job(batch, "stopped", planned.exit_code, planned.reason)
 

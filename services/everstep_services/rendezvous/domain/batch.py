@@ -1,22 +1,36 @@
 """One batch of events being decided: what it reads, and where its decisions gather."""
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import assert_never
 
+from everstep.incident_causes import CONSEQUENCE, meaning_of
 from everstep.messages import AwaitRound, Fact, LeaveJob, Order, Seat, StandBy, StopRanks
 from everstep.messages.codec import encode
+from everstep.messages.stamp import FactHead, FactStamp
 from everstep_services.rendezvous.domain.events import JobControl, LivenessProbe, Now, Send
-from everstep_services.rendezvous.domain.state import CONSEQUENCE, JobState
+from everstep_services.rendezvous.domain.state import OVER, JobState, Phase
+from everstep_services.rendezvous.domain.timers import StartTimes, Timers
 from everstep_services.rendezvous.settings import RendezvousSettings
 
-F = TypeVar("F", bound=Fact)
+
+class RoundFactHead(FactHead):
+    """The head of a fact about a round."""
+
+    round: int
+
+
+class JobFactHead(FactHead):
+    """The head of a fact about a job, which may be in a round."""
+
+    round: int | None
 
 
 class ReplicaMemory:
     """What one replica has seen with its own clock. Lost with it: its successor starts anew."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[object, ...], float] = {}
+        self.started: StartTimes = {}
+        """When each timer was started."""
         self.heard: dict[str, float] = {}
         """When each agent, by instance, was heard last."""
         self.answered: dict[str, float] = {}
@@ -28,31 +42,11 @@ class ReplicaMemory:
         self.slowest = ""
         """The node whose ranks came up last."""
 
-    def since(self, now: float, *what: object) -> float:
-        """How long this has been so, as far as this replica saw it."""
-        return now - self._since.setdefault(what, now)
-
-    def known(self, *what: object) -> float | None:
-        """When this began, if this replica saw it begin."""
-        return self._since.get(what)
-
-    def forget(self, *first: object) -> None:
-        """Start again whatever begins with these words."""
-        gone = [what for what in self._since if what[: len(first)] == first]
-        for what in gone:
-            del self._since[what]
-
     def failed_alike(self, round: int, fingerprint: str, rank: int) -> None:
         """One more rank has failed, perhaps in the same way as the others of its round."""
         if self.alike[:2] != (round, fingerprint):
             self.alike = (round, fingerprint, set())
         self.alike[2].add(rank)
-
-    def forget_agent(self, instance: str) -> None:
-        """It will not be heard again."""
-        for times in (self.heard, self.answered, self.probed):
-            times.pop(instance, None)
-        self.forget("rival", instance)
 
 
 @dataclass(slots=True)
@@ -61,6 +55,7 @@ class Batch:
 
     state: JobState
     memory: ReplicaMemory
+    timers: Timers
     now: Now
     settings: RendezvousSettings
     control: JobControl
@@ -69,19 +64,28 @@ class Batch:
     probes: list[LivenessProbe] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
 
-    def fact(self, of: type[F], **fields: Any) -> str:
-        """Decide that this is so; it is recorded once the document says so, too. Its id."""
-        doc = self.state.doc
-        fact = of(
-            id=self.now.new_id(),
-            job=doc.job,
-            at=self.now.wall,
-            source="rendezvous",
-            **({"round": doc.round or None} | fields),
-        )
+    def head(self) -> JobFactHead:
+        """The head of a new fact about the job, in its current round if there is one."""
+        return {**self._stamp().head(self.state.doc.job), "round": self.state.doc.round or None}
+
+    def round_head(self, round: int | None = None) -> RoundFactHead:
+        """The head of a new fact about a round; by default the current one."""
+        number = self.state.doc.round if round is None else round
+        return {**self._stamp().head(self.state.doc.job), "round": number}
+
+    def _stamp(self) -> FactStamp:
+        return FactStamp(self.now.wall, self.now.new_id, "rendezvous")
+
+    def record(self, fact: Fact) -> str:
+        """Put a fact on record once the document that holds it is written; its id."""
         self.state.outbox.append(encode(fact).decode())
         self.state.is_changed = True
         return fact.id
+
+    def enter(self, phase: Phase, reason: str) -> None:
+        """Enter another phase of the job."""
+        self.state.set(phase=phase, reason=reason, phase_since=self.now.wall, waiting="")
+        self.timers.start("phase", self.state.doc.round, phase)
 
     def send(self, order: Order, to: Seat | None = None) -> None:
         """Give an order to one agent, or to all."""
@@ -94,15 +98,18 @@ class Batch:
         """Something becomes due then."""
         self.wakes.append(self.now.s + max(seconds, 0.0))
 
-    def since(self, *what: object) -> float:
-        """How long this has been so."""
-        return self.memory.since(self.now.s, *what)
+    def forget_agent(self, instance: str) -> None:
+        """It will not be heard again."""
+        memory = self.memory
+        for times in (memory.heard, memory.answered, memory.probed):
+            times.pop(instance, None)
+        self.timers.clear("rival", instance)
 
     @property
     def phase_s(self) -> float:
         """How long the phase has lasted."""
         doc = self.state.doc
-        return self.since("phase", doc.round, doc.phase)
+        return self.timers.elapsed("phase", doc.round, doc.phase)
 
     @property
     def join_within_s(self) -> float:
@@ -111,16 +118,22 @@ class Batch:
         return self.settings.join_within_s if asked is None else asked
 
     def evidence_s(self, cause: str) -> float:
-        """How long agents may collect evidence."""
-        if cause in {"operator", "grow", "preempted", "done"}:
-            return 0.0
-        is_stall = cause == "rank_stalled"
-        return self.settings.stall_evidence_s if is_stall else self.settings.crash_evidence_s
+        """How long agents may collect evidence after a round that ended by `cause`."""
+        evidence = meaning_of(cause).evidence
+        match evidence:
+            case "none":
+                return 0.0
+            case "crash":
+                return self.settings.crash_evidence_s
+            case "stall":
+                return self.settings.stall_evidence_s
+            case _:
+                assert_never(evidence)
 
     def order_for(self, seat: Seat) -> Order:
         """What this agent was told last."""
         doc, state = self.state.doc, self.state
-        if doc.phase in {"done", "stopped"}:
+        if doc.phase in OVER:
             return self.leave_order()
         if seat.stage in {"starting", "running", "finished"}:
             return state.start_order(seat)

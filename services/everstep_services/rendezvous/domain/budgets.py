@@ -2,17 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+from everstep.incident_causes import SECONDARY, meaning_of
 from everstep.messages import Budget, JobSpec, Option
 from everstep_services.rendezvous.settings import RendezvousSettings
 
-SECONDARY = "secondary:"
-"""Before the fingerprint of a failure that looks like the consequence of another rank's."""
 HOUR_S = 3600.0
 CANNOT_START = "stop.script_cannot_start"
-COUNTED = frozenset({"rank_exited", "rank_stalled", "start_failed", "node_lost", "node_left"})
-"""The ends of a round whose restart is taken from the budget."""
-OF_THE_SCRIPT = frozenset({"rank_exited", "rank_stalled", "start_failed"})
-"""Those that the script may bring about again, as often as it is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,13 @@ class RoundFailure:
 
     @property
     def is_counted(self) -> bool:
-        return self.cause in COUNTED
+        """The restart after it is taken from the budgets."""
+        return meaning_of(self.cause).costs_restart
+
+    @property
+    def can_recur(self) -> bool:
+        """The script may fail in this way again, as often as it is started."""
+        return meaning_of(self.cause).can_recur
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def _another(
     advice: str,
 ) -> RestartDecision:
     delay_s = 0.0
-    if failure.cause in OF_THE_SCRIPT and past.quick_failures:
+    if failure.can_recur and past.quick_failures:
         steps = rules.settings.backoff_s
         # Whether the script cannot start is not asked at once: a file system may come back.
         waits = past.quick_failures + (past.quick_failures == 1 and _cannot_start(failure, rules))
@@ -183,14 +184,14 @@ def _with(
         idle = 0
     elif progress is False or is_quick:
         idle += 1
-    if failure.cause in OF_THE_SCRIPT:
+    if failure.can_recur:
         quick = quick + 1 if is_quick and not progress else 0
     elif progress:
         quick = 0
     counted = 1 if failure.is_counted else 0
     steps = [step for step in (past.best_step, failure.step) if step is not None]
     prints = past.fingerprints
-    if failure.cause in OF_THE_SCRIPT:
+    if failure.can_recur:
         prints = (*prints, failure.fingerprint)[-10:]
     return RestartHistory(
         restarts=past.restarts + counted,
@@ -234,7 +235,7 @@ def _enough(
         return "stop.no_progress", reason, asked_for or rules.may_stop
     same = past.fingerprints[-2:]
     if (
-        failure.cause in OF_THE_SCRIPT
+        failure.can_recur
         and failure.exit_code is not None
         and not progress
         and len(same) == 2

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import CONSEQUENCE, meaning_of
 from everstep.messages import (
     AllocationEnded,
     JobEnded,
@@ -23,35 +24,33 @@ from everstep_services.rendezvous.domain.budgets import (
 )
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.state import AT_WORK, CONSEQUENCE, OVER
+from everstep_services.rendezvous.domain.state import AT_WORK, OVER, Phase, with_stage
 
-WITHOUT_INCIDENT = frozenset({"operator", "grow", "done"})
 NOT_ENOUGH_NODES = 92
 RETRYABLE = 90
 PREEMPTED = 91
 _ENDS_WITH = {"preempted": "preempted", "operator": "stopped", "done": "done", "failed": "failed"}
 
 
-def end_round(batch: Batch, cause: str, sign: Sign) -> None:
+def end_round(batch: Batch, sign: Sign) -> None:
     """The round is over for everybody: its ranks are to be stopped, and another may follow."""
     state, doc = batch.state, batch.state.doc
     if doc.phase == "forming":
         told = f"round {doc.round} was over before all of its ranks ran: {sign.reason}"
         came_of(batch, "failed", told, "restart")
     opened = None
-    if cause not in WITHOUT_INCIDENT or doc.incident is not None:
+    if meaning_of(sign.trigger).opens_incident or doc.incident is not None:
         if doc.incident is None:
             opened = incidents.add(batch, sign)
         else:
             incidents.broke_again(batch, sign)
             opened = state.doc.incident
-    _say_ended(batch, cause, sign, opened.id if opened else None)
+    _say_ended(batch, sign.trigger, sign.reason, opened, sign)
     state.set(stop_order=batch.now.new_id(), planned=None, saving=None, stalls=())
     for seat in state.in_stage(*AT_WORK):
-        state.put(replace(seat, stage="stopping" if seat.instance else "gone"))
-    state.enter("ending", sign.reason, batch.now.wall)
-    batch.since("phase", doc.round, "ending")
-    batch.since("form", doc.round, doc.allocation)
+        state.put(with_stage(seat, "stopping" if seat.instance else "gone"))
+    batch.enter("ending", sign.reason)
+    batch.timers.start("form", doc.round, doc.allocation)
     batch.send(batch.stop_order())
 
 
@@ -95,14 +94,16 @@ def end_job(batch: Batch, state: str, exit_code: int, reason: str) -> None:
     if state != "done":
         incidents.close(batch, "failed" if state == "failed" else "stopped", reason, "decide_s")
     reached = [step for step in (doc.last_step, doc.round_step) if step is not None]
-    batch.fact(
-        JobEnded,
-        state=state,
-        exit_code=exit_code,
-        reason=reason,
-        last_step=max(reached, default=None),
-        rounds=doc.round,
-        incident=incident.id if incident else None,
+    batch.record(
+        JobEnded(
+            **batch.head(),
+            state=state,
+            exit_code=exit_code,
+            reason=reason,
+            last_step=max(reached, default=None),
+            rounds=doc.round,
+            incident=incident.id if incident else None,
+        )
     )
     _send_away(batch, "done" if state == "done" else "stopped", exit_code, reason)
 
@@ -117,7 +118,7 @@ def end_allocation(batch: Batch, exit_code: int, reason: str) -> None:
 def end_preempted(batch: Batch, reason: str) -> None:
     """All of its nodes are taken away: the job goes on in another allocation."""
     incident = batch.state.doc.incident
-    _say_ended(batch, "preempted", Sign("preempted", reason), incident.id if incident else None)
+    _say_ended(batch, "preempted", reason, incident)
     incidents.close(batch, "preempted", reason, "other_s")
     _send_away(batch, "stopped", PREEMPTED, reason)
 
@@ -128,7 +129,7 @@ def finish(batch: Batch) -> None:
     came_of(batch, "done", "the round came to its good end")
     incidents.close(batch, "recovered", "the round came to its good end", "first_step_s")
     reason = f"every rank of round {doc.round} exited with 0"
-    _say_ended(batch, "done", Sign("done", reason), None)
+    _say_ended(batch, "done", reason, None)
     end_job(batch, "done", 0, reason)
 
 
@@ -140,12 +141,14 @@ def close_allocations(batch: Batch, cause: str, reason: str, exit_code: int | No
         if allocation in here:
             continue
         over = doc.phase in OVER
-        batch.fact(
-            AllocationEnded,
-            allocation=allocation,
-            state=_allocation_state(batch, cause),
-            reason=doc.reason if over else reason,
-            exit_code=doc.exit_code if over else exit_code,
+        batch.record(
+            AllocationEnded(
+                **batch.head(),
+                allocation=allocation,
+                state=_allocation_state(batch, cause),
+                reason=doc.reason if over else reason,
+                exit_code=doc.exit_code if over else exit_code,
+            )
         )
     left = tuple(name for name in doc.allocations if name in here)
     if left != doc.allocations:
@@ -170,12 +173,12 @@ def _abandoned(batch: Batch, cause: str, reason: str) -> None:
     exit_code = PREEMPTED if cause == "preempted" else RETRYABLE
     outcome = "preempted" if cause == "preempted" else "stopped"
     if doc.phase in {"forming", "running"}:
-        _say_ended(batch, cause, Sign(cause, reason), doc.incident.id if doc.incident else None)
+        _say_ended(batch, cause, reason, doc.incident)
     incidents.close(batch, outcome, f"no agent is left: {reason}", "other_s")
     _send_away(batch, "stopped", exit_code, f"no agent is left: {reason}")
 
 
-def _send_away(batch: Batch, phase: str, exit_code: int, reason: str) -> None:
+def _send_away(batch: Batch, phase: Phase, exit_code: int, reason: str) -> None:
     state = batch.state
     came_of(batch, "overtaken", reason)
     state.set(exit_code=exit_code, stop_order=batch.now.new_id())
@@ -183,16 +186,16 @@ def _send_away(batch: Batch, phase: str, exit_code: int, reason: str) -> None:
     for seat in [seat for seat in state.seats if seat.stage == "gone" or not seat.instance]:
         state.drop(seat.node)
     for seat in state.in_stage(*AT_WORK):
-        state.put(replace(seat, stage="stopping"))
-    state.enter(phase, reason, batch.now.wall)
+        state.put(with_stage(seat, "stopping"))
+    batch.enter(phase, reason)
     batch.send(batch.leave_order())
 
 
 def _failure(batch: Batch, incident: OpenIncident) -> RoundFailure:
     doc = batch.state.doc
-    lived = batch.memory.known("lived", doc.round)
-    stepping = batch.memory.known("stepping", doc.round)
-    ended = batch.memory.known("phase", doc.round, "ending") or batch.now.s
+    lived = batch.timers.started_at("lived", doc.round)
+    stepping = batch.timers.started_at("stepping", doc.round)
+    ended = batch.timers.started_at("phase", doc.round, "ending") or batch.now.s
     return RoundFailure(
         cause=incident.trigger,
         lived_s=0.0 if lived is None else max(ended - lived, 0.0),
@@ -224,7 +227,7 @@ def recent(batch: Batch) -> tuple[int, ...]:
     return tuple(
         number
         for number in batch.state.doc.recent
-        if batch.since("restart", batch.state.doc.job, number) < HOUR_S
+        if batch.timers.elapsed("restart", batch.state.doc.job, number) < HOUR_S
     )
 
 
@@ -235,7 +238,7 @@ def _keep(batch: Batch, found: RestartDecision, *, is_counted: bool) -> None:
     latest = recent(batch)
     if is_restart:
         latest = (*latest, past.restarts)
-        batch.since("restart", doc.job, past.restarts)
+        batch.timers.start("restart", doc.job, past.restarts)
     batch.state.set(
         restarts=past.restarts if is_restart else doc.restarts,
         recent=latest,
@@ -248,20 +251,28 @@ def _keep(batch: Batch, found: RestartDecision, *, is_counted: bool) -> None:
     )
 
 
-def _say_ended(batch: Batch, cause: str, sign: Sign, incident: str | None) -> None:
+def _say_ended(
+    batch: Batch,
+    cause: str,
+    reason: str,
+    incident: OpenIncident | None,
+    sign: Sign | None = None,
+) -> None:
     doc = batch.state.doc
-    lived = batch.memory.known("lived", doc.round)
-    batch.fact(
-        RoundEnded,
-        cause=cause,
-        reason=sign.reason,
-        lasted_s=None if lived is None else batch.now.s - lived,
-        first_step=doc.first_step,
-        last_step=doc.round_step,
-        node=sign.node,
-        rank=sign.rank,
-        incident=incident,
-        trigger=sign.fact,
+    lived = batch.timers.started_at("lived", doc.round)
+    batch.record(
+        RoundEnded(
+            **batch.round_head(),
+            cause=cause,
+            reason=reason,
+            lasted_s=None if lived is None else batch.now.s - lived,
+            first_step=doc.first_step,
+            last_step=doc.round_step,
+            node=sign.node if sign else None,
+            rank=sign.rank if sign else None,
+            incident=incident.id if incident else None,
+            trigger=sign.fact if sign else None,
+        )
     )
 
 
@@ -270,7 +281,7 @@ def _say_decided(
 ) -> None:
     doc = batch.state.doc
     gone = tuple(seat.node for seat in batch.state.in_stage("gone"))[:100]
-    took_s = batch.since("phase", doc.round, "ending")
+    took_s = batch.timers.elapsed("phase", doc.round, "ending")
     if found.advice:
         only_say(
             batch,

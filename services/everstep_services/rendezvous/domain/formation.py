@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import CONSEQUENCE
 from everstep.messages import Member, Replacement, RoundFormed, Seat, StandBy
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
@@ -15,7 +16,6 @@ from everstep_services.rendezvous.domain.placement import (
 )
 from everstep_services.rendezvous.domain.recovery import may_be_recalled
 from everstep_services.rendezvous.domain.replica_placement import arranged
-from everstep_services.rendezvous.domain.state import CONSEQUENCE
 from everstep_services.rendezvous.domain.waits import wait
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -25,6 +25,7 @@ def try_form(batch: Batch) -> None:
     """Form the next round if its time has come; else say what it waits for, or give up."""
     if not _is_settled(batch):
         return
+    batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
     candidates = [
         candidate_of(seat, is_suspect=batch.control.suspicion(seat.node) is not None)
         for seat in batch.state.in_stage("idle")
@@ -113,10 +114,11 @@ def _wait_s(batch: Batch, size: int, world: World) -> float:
     if not size:
         return 0.0
     if may_be_recalled(batch):  # whoever runs the newest round on is only late
-        return batch.settings.elastic_wait_s - batch.since("recalled", doc.round)
+        batch.timers.start("recalled", doc.round)
+        return batch.settings.elastic_wait_s - batch.timers.elapsed("recalled", doc.round)
     if size >= (doc.slots or world.most) or size >= world.most:
         return _first_call_s(batch, world)
-    return batch.settings.elastic_wait_s - batch.since("enough", doc.round, doc.allocation)
+    return batch.settings.elastic_wait_s - _enough_for_s(batch)
 
 
 def _first_call_s(batch: Batch, world: World) -> float:
@@ -126,7 +128,14 @@ def _first_call_s(batch: Batch, world: World) -> float:
     is_ordered = any(seat.infra_rank is not None for seat in here)
     if doc.round or not is_ordered or len(here) >= world.most + doc.spec.spares:
         return 0.0
-    return batch.settings.last_call_s - batch.since("enough", doc.round, doc.allocation)
+    return batch.settings.last_call_s - _enough_for_s(batch)
+
+
+def _enough_for_s(batch: Batch) -> float:
+    """For how long there have been enough nodes for a round."""
+    doc = batch.state.doc
+    batch.timers.start("enough", doc.round, doc.allocation)
+    return batch.timers.elapsed("enough", doc.round, doc.allocation)
 
 
 def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
@@ -142,7 +151,7 @@ def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
         for seat in state.seats
         if seat.stage != "gone"
     ]
-    waited_s = batch.since("form", doc.round, doc.allocation)
+    waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
     state.replace_all(seats)
     incidents.formed(batch)
     came_of(batch, "done", f"{size} nodes are here after {waited_s:.1f} s", "wait")
@@ -161,8 +170,8 @@ def _enter_round(batch: Batch, size: int) -> None:
     state, doc = batch.state, batch.state.doc
     members = state.members
     first, number = members[0], doc.round + 1
-    batch.memory.forget("form", doc.round)
-    batch.memory.forget("enough", doc.round)
+    batch.timers.clear("form", doc.round)
+    batch.timers.clear("enough", doc.round)
     state.set(
         round=number,
         slots=size,
@@ -183,13 +192,8 @@ def _enter_round(batch: Batch, size: int) -> None:
         stalls=(),
     )
     again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
-    state.enter(
-        "forming",
-        f"round {number}: {size} {'slot' if size == 1 else 'slots'}, {again}",
-        batch.now.wall,
-    )
-    batch.since("phase", number, "forming")
-    batch.since("lived", number)
+    batch.enter("forming", f"round {number}: {size} {'slot' if size == 1 else 'slots'}, {again}")
+    batch.timers.start("lived", number)
 
 
 def _say_formed(
@@ -209,26 +213,28 @@ def _say_formed(
     )
     larger = len(members) - len(before)
     cause = "start" if is_first else "grow" if larger > 0 else "shrink" if larger else "restart"
-    batch.fact(
-        RoundFormed,
-        members=tuple(
-            Member(
-                slot=seat.slot or 0,
-                node=seat.node,
-                first_rank=state.first_rank(seat.node),
-                ranks=seat.ranks,
-            )
-            for seat in members
-        ),
-        world_size=doc.world_size,
-        waited_s=waited_s,
-        allocation=doc.allocation,
-        spares=tuple(seat.node for seat in state.in_stage("idle")),
-        cause=cause,
-        reason=doc.reason,
-        replaced=replaced,
-        restarts=doc.restarts,
-        incident=doc.incident.id if doc.incident else None,
+    batch.record(
+        RoundFormed(
+            **batch.round_head(),
+            members=tuple(
+                Member(
+                    slot=seat.slot or 0,
+                    node=seat.node,
+                    first_rank=state.first_rank(seat.node),
+                    ranks=seat.ranks,
+                )
+                for seat in members
+            ),
+            world_size=doc.world_size,
+            waited_s=waited_s,
+            allocation=doc.allocation,
+            spares=tuple(seat.node for seat in state.in_stage("idle")),
+            cause=cause,
+            reason=doc.reason,
+            replaced=replaced,
+            restarts=doc.restarts,
+            incident=doc.incident.id if doc.incident else None,
+        )
     )
 
 

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCause, meaning_of
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
 from everstep.messages.documents import OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
-from everstep_services.rendezvous.domain.budgets import SECONDARY
-from everstep_services.rendezvous.domain.state import CONSEQUENCE, NODE, PLAIN
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0
@@ -18,8 +17,7 @@ _SAY_EVERY_S = 1.0
 class Sign:
     """Something bad that was reported about the round."""
 
-    trigger: str
-    """As in `incident_opened`."""
+    trigger: IncidentCause
     reason: str
     node: str | None = None
     rank: int | None = None
@@ -34,9 +32,9 @@ class Sign:
     @property
     def weight(self) -> int:
         """How well it explains the others: the loss of a node explains what its peers saw."""
-        if self.trigger == "node_lost":
-            return NODE
-        return CONSEQUENCE if self.fingerprint.startswith(SECONDARY) else PLAIN
+        weight = meaning_of(self.trigger).weight
+        is_consequence = weight == PLAIN and self.fingerprint.startswith(SECONDARY)
+        return CONSEQUENCE if is_consequence else weight
 
 
 def add(batch: Batch, sign: Sign) -> OpenIncident:
@@ -85,24 +83,25 @@ def close(batch: Batch, outcome: str, reason: str, entry: str) -> None:
     lost = 0
     if recovered and doc.last_step is not None and doc.first_step is not None:
         lost = max(doc.last_step - doc.first_step + 1, 0)
-    batch.fact(
-        IncidentClosed,
-        incident=incident.id,
-        outcome=outcome,
-        reason=reason,
-        ledger=incident.ledger,
-        lost_steps=lost,
-        next_round=doc.round if recovered else None,
-        reports=incident.reports,
-        round=incident.round,
-        trigger=incident.trigger,
-        cause=incident.reason,
-        trigger_fact=incident.trigger_fact,
-        node=incident.node,
-        rank=incident.rank,
+    batch.record(
+        IncidentClosed(
+            **batch.round_head(incident.round),
+            incident=incident.id,
+            outcome=outcome,
+            reason=reason,
+            ledger=incident.ledger,
+            lost_steps=lost,
+            next_round=doc.round if recovered else None,
+            reports=incident.reports,
+            trigger=incident.trigger,
+            cause=incident.reason,
+            trigger_fact=incident.trigger_fact,
+            node=incident.node,
+            rank=incident.rank,
+        )
     )
-    batch.memory.forget("counted", incident.id)
-    batch.memory.forget("extended", incident.id)
+    batch.timers.clear("counted", incident.id)
+    batch.timers.clear("extended", incident.id)
     batch.state.set(incident=None)
 
 
@@ -111,20 +110,22 @@ def extend(batch: Batch, *, now: bool = False) -> None:
     incident = batch.state.doc.incident
     if incident is None or not (incident.unsaid or incident.unsaid_nodes):
         return
-    waited_s = batch.since("extended", incident.id)
+    batch.timers.start("extended", incident.id)
+    waited_s = batch.timers.elapsed("extended", incident.id)
     if waited_s < _SAY_EVERY_S and not now:
         batch.wake_in(_SAY_EVERY_S - waited_s)
         return
-    batch.fact(
-        IncidentExtended,
-        incident=incident.id,
-        reports=incident.unsaid,
-        nodes=incident.unsaid_nodes,
-        ranks=incident.ranks,
-        reason=f"{incident.reports} reports; the cause seems to be: {incident.reason}",
+    batch.record(
+        IncidentExtended(
+            **batch.head(),
+            incident=incident.id,
+            reports=incident.unsaid,
+            nodes=incident.unsaid_nodes,
+            ranks=incident.ranks,
+            reason=f"{incident.reports} reports; the cause seems to be: {incident.reason}",
+        )
     )
-    batch.memory.forget("extended", incident.id)
-    batch.since("extended", incident.id)
+    batch.timers.restart("extended", incident.id)
     batch.state.set(incident=replace(incident, unsaid=(), unsaid_nodes=()))
 
 
@@ -147,18 +148,24 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
         trigger_fact=sign.fact,
         ranks=0 if sign.rank is None else 1,
     )
-    batch.since("counted", incident.id, incident.counted_until)
-    batch.since("extended", incident.id)
-    batch.fact(
-        IncidentOpened,
-        incident=incident.id,
-        trigger=sign.trigger,
-        reason=sign.reason,
-        trigger_fact=sign.fact,
-        node=sign.node,
-        rank=sign.rank,
-        step=doc.round_step if sign.step is None else sign.step,
-        phase="step" if doc.has_stepped else "start" if doc.phase == "forming" else "first_step",
+    batch.timers.start("counted", incident.id, incident.counted_until)
+    batch.timers.start("extended", incident.id)
+    batch.record(
+        IncidentOpened(
+            **batch.head(),
+            incident=incident.id,
+            trigger=sign.trigger,
+            reason=sign.reason,
+            trigger_fact=sign.fact,
+            node=sign.node,
+            rank=sign.rank,
+            step=doc.round_step if sign.step is None else sign.step,
+            phase="step"
+            if doc.has_stepped
+            else "start"
+            if doc.phase == "forming"
+            else "first_step",
+        )
     )
     return incident
 
@@ -166,8 +173,7 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
 def _join(batch: Batch, incident: OpenIncident, sign: Sign) -> OpenIncident:
     told = _told(incident, sign)
     if told.trigger_fact != incident.trigger_fact or told.node != incident.node:
-        batch.memory.forget("extended", incident.id)
-        batch.memory.since(batch.now.s - _SAY_EVERY_S, "extended", incident.id)
+        batch.timers.restart("extended", incident.id, ago_s=_SAY_EVERY_S)
     return told
 
 
@@ -233,15 +239,15 @@ def _moved(batch: Batch, incident: OpenIncident, entries: dict[str, float]) -> O
     ledger = replace(
         before, **{name: getattr(before, name) + seconds for name, seconds in entries.items()}
     )
-    batch.memory.forget("counted", incident.id)
+    batch.timers.clear("counted", incident.id)
     moved = replace(incident, ledger=ledger, counted_until=batch.now.wall)
-    batch.since("counted", incident.id, moved.counted_until)
+    batch.timers.start("counted", incident.id, moved.counted_until)
     return moved
 
 
 def _elapsed_s(batch: Batch, incident: OpenIncident) -> float:
     """By our own clock, if we saw the beginning; else by the wall clock of whoever did."""
-    began = batch.memory.known("counted", incident.id, incident.counted_until)
+    began = batch.timers.started_at("counted", incident.id, incident.counted_until)
     if began is not None:
         return batch.now.s - began
     return max((batch.now.wall - incident.counted_until).total_seconds(), 0.0)

@@ -37,6 +37,7 @@ from everstep_services.rendezvous.domain.formation import candidate_of, try_form
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import OVER, JobState
+from everstep_services.rendezvous.domain.timers import Timers
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 _Settled = Refusal | Done | bool | None
@@ -92,7 +93,10 @@ class RendezvousJob:
 
     def apply(self, events: Sequence[Event], now: Now, control: JobControl) -> BatchOutcome:
         """Decide about a batch of events together."""
-        batch = Batch(self._state, self._memory, now, self._settings, control, self._version)
+        timers = Timers(self._memory.started, now.s)
+        batch = Batch(
+            self._state, self._memory, timers, now, self._settings, control, self._version
+        )
         self._state.is_changed = False
         _stamp(batch)
         found = [_one(batch, event) for event in events]
@@ -105,14 +109,14 @@ class RendezvousJob:
 def _stamp(batch: Batch) -> None:
     """Start the clock of whatever this replica sees for the first time."""
     doc = batch.state.doc
-    batch.since("awake")
-    batch.since("phase", doc.round, doc.phase)
+    batch.timers.start("awake")
+    batch.timers.start("phase", doc.round, doc.phase)
     if doc.phase in {"forming", "running"}:
-        batch.since("lived", doc.round)
+        batch.timers.start("lived", doc.round)
     if doc.has_stepped:
-        batch.since("stepping", doc.round)
+        batch.timers.start("stepping", doc.round)
     for number in doc.recent:
-        batch.since("restart", doc.job, number)
+        batch.timers.start("restart", doc.job, number)
 
 
 def _one(batch: Batch, event: Event) -> _Settled:
@@ -179,11 +183,12 @@ def _grow(batch: Batch) -> None:
     stay = [candidate_of(seat) for seat in batch.state.seats if seat.stage != "gone"]
     size = largest_size(stay, world_of(batch))
     if size <= doc.slots:
-        batch.memory.forget("could_grow", doc.round)
+        batch.timers.clear("could_grow", doc.round)
         return
-    left_s = after_s - batch.since("could_grow", doc.round)
+    batch.timers.start("could_grow", doc.round)
+    left_s = after_s - batch.timers.elapsed("could_grow", doc.round)
     if left_s > 0:
         batch.wake_in(left_s)
         return
     reason = f"{size} slots can be filled for {after_s:g} s, and {doc.slots} run"
-    end_round(batch, "grow", Sign("grow", reason))
+    end_round(batch, Sign("grow", reason))

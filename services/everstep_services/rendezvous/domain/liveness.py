@@ -8,7 +8,7 @@ from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.events import LivenessProbe, Probed
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.state import AT_WORK, OVER
+from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
 
 
 def probed(batch: Batch, found: Probed) -> None:
@@ -35,7 +35,7 @@ def lost(batch: Batch, finding: NodeLost) -> None:
 def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:
     """A node is no longer there; if a round needed it, that round is over."""
     state, doc = batch.state, batch.state.doc
-    batch.memory.forget_agent(seat.instance)
+    batch.forget_agent(seat.instance)
     if doc.phase in OVER:
         state.drop(seat.node)
         return
@@ -46,7 +46,7 @@ def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:
     if seat.slot is None:
         state.drop(seat.node)
         return
-    state.put(replace(seat, stage="gone"))
+    state.put(with_stage(seat, "gone"))
     member_lost(batch, seat, sign)
 
 
@@ -54,7 +54,7 @@ def member_lost(batch: Batch, seat: Seat, sign: Sign) -> None:
     """What the round has lost ends it, or belongs to the incident that ended it."""
     doc = batch.state.doc
     if doc.phase in {"forming", "running"} and seat.stage in AT_WORK:
-        end_round(batch, sign.trigger, sign)
+        end_round(batch, sign)
     elif doc.phase == "ending" and doc.incident is not None and not doc.incident.is_decided:
         incidents.add(batch, sign)
 

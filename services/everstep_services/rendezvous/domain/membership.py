@@ -4,6 +4,7 @@ import dataclasses
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import IncidentCause
 from everstep.messages import (
     AllocationStarted,
     AwaitRound,
@@ -44,7 +45,7 @@ from everstep_services.rendezvous.domain.recovery import (
     resume,
 )
 from everstep_services.rendezvous.domain.requests import dismissal
-from everstep_services.rendezvous.domain.state import AT_WORK, OVER
+from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
 
 _REFUSALS_KEPT = 1000
 _CHECKING_S = 0.2
@@ -64,7 +65,7 @@ def join(batch: Batch, ask: Join) -> Refusal | None:
     no = _not_the_only_one(batch, ask) or _known_job(batch, ask) or _outlived(batch, ask)
     if no is None:
         _take(batch, ask)
-        batch.memory.forget("unfit", ask.instance)
+        batch.timers.clear("unfit", ask.instance)
         _say_tolerated(batch, ask)
         return None
     seat = state.seat(ask.node)
@@ -118,17 +119,19 @@ def leave(batch: Batch, ask: Leave) -> Done:
     seat = batch.state.seat(ask.node)
     if seat is None or seat.instance != ask.instance:
         return Done(text="it had left already")
-    batch.fact(
-        NodeLeft,
-        node=ask.node,
-        cause=ask.cause,
-        reason=ask.reason,
-        slot=seat.slot,
-        exit_code=ask.exit_code,
+    batch.record(
+        NodeLeft(
+            **batch.head(),
+            node=ask.node,
+            cause=ask.cause,
+            reason=ask.reason,
+            slot=seat.slot,
+            exit_code=ask.exit_code,
+        )
     )
     agreed_save.left(batch, seat, ask)
     seat = batch.state.seat(ask.node) or seat
-    cause = "preempted" if ask.cause == "preempted" else "node_left"
+    cause: IncidentCause = "preempted" if ask.cause == "preempted" else "node_left"
     fell_away(batch, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
     exit_code = ask.exit_code if ask.exit_code is not None else PREEMPTED
     close_allocations(batch, ask.cause, f"{ask.node} was the last: {ask.reason}", exit_code)
@@ -137,12 +140,14 @@ def leave(batch: Batch, ask: Leave) -> Done:
 
 def begin(batch: Batch, ask: Join) -> None:
     """The job's first agent has come."""
-    batch.fact(
-        JobStarted,
-        spec=ask.spec,
-        world_size=ask.spec.nodes_max * ask.spec.ranks_per_node,
-        allocation=ask.allocation,
-        version=batch.version,
+    batch.record(
+        JobStarted(
+            **batch.head(),
+            spec=ask.spec,
+            world_size=ask.spec.nodes_max * ask.spec.ranks_per_node,
+            allocation=ask.allocation,
+            version=batch.version,
+        )
     )
 
 
@@ -175,11 +180,13 @@ def _reopened(batch: Batch, ask: Join) -> bool:
         fingerprints=(),
         incident=None,
     )
-    state.enter("joining", "another allocation goes on with the job", batch.now.wall)
-    batch.memory.forget("restart", before.job)
+    batch.enter("joining", "another allocation goes on with the job")
+    batch.timers.clear("restart", before.job)
     changed = changed_fields(before.spec, ask.spec)
     if changed:
-        batch.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
+        batch.record(
+            JobChanged(**batch.head(), spec=ask.spec, changed=changed, allocation=ask.allocation)
+        )
     return True
 
 
@@ -191,10 +198,10 @@ def _not_the_only_one(batch: Batch, ask: Join) -> Refusal | None:
     if not seat.instance:
         reason = f"the ranks of {ask.node} have finished: it is needed again if others fail"
         return Refusal("duplicate", reason, retry_after_s=_NEEDED_LATER_S)
-    if batch.memory.known("rival", seat.instance, ask.instance) is None:
+    if not batch.timers.is_running("rival", seat.instance, ask.instance):
         # What it answered before tells nothing: it may have died since, and this one come after.
         batch.memory.answered.pop(seat.instance, None)
-        batch.since("rival", seat.instance, ask.instance)
+        batch.timers.start("rival", seat.instance, ask.instance)
     answered = batch.memory.answered.get(seat.instance)
     if answered is not None and batch.now.s - answered < _ALIVE_FOR_S:
         reason = (
@@ -217,7 +224,9 @@ def _known_job(batch: Batch, ask: Join) -> Refusal | None:
         return refusal(batch, ask)
     changed = changed_fields(doc.spec, ask.spec)
     if alone and ask.allocation != doc.allocation and changed:
-        batch.fact(JobChanged, spec=ask.spec, changed=changed, allocation=ask.allocation)
+        batch.record(
+            JobChanged(**batch.head(), spec=ask.spec, changed=changed, allocation=ask.allocation)
+        )
         state.set(spec=ask.spec)
     return refusal(batch, ask)
 
@@ -246,9 +255,10 @@ def _outlived(batch: Batch, ask: Join) -> Refusal | None:
 def _given_up(batch: Batch, ask: Join, no: Refusal) -> Refusal:
     """Unfit for as long as a round may take to form, while none runs: another node may do."""
     if batch.state.doc.phase != "joining":
-        batch.memory.forget("unfit", ask.instance)
+        batch.timers.clear("unfit", ask.instance)
         return no
-    if batch.since("unfit", ask.instance) < batch.join_within_s:
+    batch.timers.start("unfit", ask.instance)
+    if batch.timers.elapsed("unfit", ask.instance) < batch.join_within_s:
         return no
     reason = f"{no.reason}; so it was for {batch.join_within_s:g} s: requeue the job elsewhere"
     return dataclasses.replace(no, reason=reason, exit_code=RETRYABLE)
@@ -280,13 +290,15 @@ def _say_refused(batch: Batch, ask: Join, no: Refusal) -> None:
             nodes_out=(ask.node,),
         )
         came_of(batch, "done", f"{ask.node} was not let in", "exclude")
-    batch.fact(
-        NodeRefused,
-        node=ask.node,
-        cause=no.cause,
-        reason=no.reason,
-        checks=no.checks,
-        retry_after_s=no.retry_after_s,
+    batch.record(
+        NodeRefused(
+            **batch.head(),
+            node=ask.node,
+            cause=no.cause,
+            reason=no.reason,
+            checks=no.checks,
+            retry_after_s=no.retry_after_s,
+        )
     )
 
 
@@ -326,7 +338,7 @@ def _take(batch: Batch, ask: Join) -> None:
     )
     state.put(seat)
     if state.doc.phase in {"joining", "ending"}:
-        batch.since("form", state.doc.round, state.doc.allocation)
+        batch.timers.start("form", state.doc.round, state.doc.allocation)
     if is_new:
         _say_joined(batch, ask)
     if is_adopted:
@@ -361,14 +373,14 @@ def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
                     stop_s=max(incident.stop_s, ask.stop_s),
                 )
             )
-        batch.state.put(replace(seat, stage="idle"))
+        batch.state.put(with_stage(seat, "idle"))
     elif seat.stage in AT_WORK and ask.last_round == doc.round:
         # It had ranks of this round, and has none any more. One that does not say so may merely
         # be late: its question can be older than its ranks.
         reason = f"{ask.node} no longer runs any rank of round {doc.round}"
-        batch.state.put(replace(seat, stage="stopping"))
+        batch.state.put(with_stage(seat, "stopping"))
         member_lost(batch, seat, Sign("rank_exited", reason, node=ask.node))
-        batch.state.put(replace(seat, stage="idle"))
+        batch.state.put(with_stage(seat, "idle"))
 
 
 def _allocation(batch: Batch, ask: Join) -> None:
@@ -378,28 +390,32 @@ def _allocation(batch: Batch, ask: Join) -> None:
     if not doc.allocations:
         batch.state.set(allocation=ask.allocation)
     batch.state.set(allocations=(*doc.allocations, ask.allocation))
-    batch.fact(
-        AllocationStarted,
-        allocation=ask.allocation,
-        scheduler=ask.scheduler,
-        scheduler_job=ask.scheduler_job,
-        attempt=ask.attempt,
-        config_fingerprint=ask.spec.config_fingerprint,
+    batch.record(
+        AllocationStarted(
+            **batch.head(),
+            allocation=ask.allocation,
+            scheduler=ask.scheduler,
+            scheduler_job=ask.scheduler_job,
+            attempt=ask.attempt,
+            config_fingerprint=ask.spec.config_fingerprint,
+        )
     )
 
 
 def _say_joined(batch: Batch, ask: Join) -> None:
-    batch.fact(
-        NodeJoined,
-        node=ask.node,
-        allocation=ask.allocation,
-        ranks=ask.ranks,
-        address=ask.address,
-        infra_rank=ask.infra_rank,
-        failure_domain=ask.failure_domain,
-        topology=ask.topology,
-        last_round=ask.last_round,
-        warm=ask.warm,
-        device=ask.device,
-        version=ask.version,
+    batch.record(
+        NodeJoined(
+            **batch.head(),
+            node=ask.node,
+            allocation=ask.allocation,
+            ranks=ask.ranks,
+            address=ask.address,
+            infra_rank=ask.infra_rank,
+            failure_domain=ask.failure_domain,
+            topology=ask.topology,
+            last_round=ask.last_round,
+            warm=ask.warm,
+            device=ask.device,
+            version=ask.version,
+        )
     )

@@ -30,13 +30,15 @@ def settle(batch: Batch) -> None:
     plan, why = _plan(batch, len(leaving))
     if plan == save.plan:
         return
-    batch.fact(
-        PreemptionPlanned,
-        plan=plan,
-        reason=f"{save.reason}; {why}",
-        stop_after_step=save.furthest,
-        nodes=tuple(leaving[:100]),
-        incident=doc.incident.id if doc.incident else None,
+    batch.record(
+        PreemptionPlanned(
+            **batch.round_head(),
+            plan=plan,
+            reason=f"{save.reason}; {why}",
+            stop_after_step=save.furthest,
+            nodes=tuple(leaving[:100]),
+            incident=doc.incident.id if doc.incident else None,
+        )
     )
     if plan == _EXIT:
         batch.state.set(saving=replace(save, plan=plan, then_leave=True), planned=None)

@@ -11,19 +11,19 @@ from everstep_services.rendezvous.domain.state import AT_WORK
 def recall(batch: Batch, ask: Join) -> None:
     """Take over the newest round that an agent knows of, whether it may take part or not."""
     if newest_known(ask) > batch.state.doc.round and not batch.state.count(*AT_WORK):
-        batch.state.set(round=newest_known(ask))
+        _go_to_round(batch, newest_known(ask))
 
 
 def resume(batch: Batch, ask: Join) -> None:
     """Go on with the newest round, if this agent runs it; of two worlds neither goes on."""
-    state, doc, known = batch.state, batch.state.doc, newest_known(ask)
+    doc, known = batch.state.doc, newest_known(ask)
     if known > doc.round:
         reason = (
             f"{ask.node} knows of round {known}, and the document of none after {doc.round}: an "
             f"earlier one was lost, and a job has one world"
         )
-        end_round(batch, "document_lost", Sign("document_lost", reason))
-        state.set(round=known)
+        end_round(batch, Sign("document_lost", reason))
+        _go_to_round(batch, known)
     elif ask.running_round == doc.round and may_be_recalled(batch):
         _go_on(batch, ask)
 
@@ -60,7 +60,8 @@ def settle(batch: Batch) -> None:
     unclaimed = doc.slots - state.count(*AT_WORK)
     if doc.phase != "running" or not unclaimed or state.count("starting", "running"):
         return
-    left_s = batch.join_within_s - batch.since("unclaimed", doc.round)
+    batch.timers.start("unclaimed", doc.round)
+    left_s = batch.join_within_s - batch.timers.elapsed("unclaimed", doc.round)
     if left_s > 0:
         batch.wake_in(left_s)
         return
@@ -68,7 +69,12 @@ def settle(batch: Batch) -> None:
         f"nobody has come back with {unclaimed} of {doc.slots} slots within "
         f"{batch.join_within_s:g} s since the document was lost"
     )
-    end_round(batch, "node_lost", Sign("node_lost", reason))
+    end_round(batch, Sign("node_lost", reason))
+
+
+def _go_to_round(batch: Batch, number: int) -> None:
+    batch.state.set(round=number)
+    batch.timers.start("phase", number, batch.state.doc.phase)
 
 
 def _go_on(batch: Batch, ask: Join) -> None:
@@ -86,4 +92,4 @@ def _go_on(batch: Batch, ask: Join) -> None:
         has_stepped=True,
         has_ever_stepped=True,
     )
-    batch.state.enter("running", "its agents say so: the document was lost", batch.now.wall)
+    batch.enter("running", "its agents say so: the document was lost")

@@ -1,7 +1,6 @@
 """What agents report about their part of the round."""
 
-from msgspec.structs import replace
-
+from everstep.incident_causes import cause_of
 from everstep.messages import (
     Report,
     Reported,
@@ -13,6 +12,7 @@ from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of
 from everstep_services.rendezvous.domain.ends import end_round, finish
 from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.state import with_stage
 
 
 def hear(batch: Batch, report: Report) -> bool:
@@ -101,25 +101,26 @@ def _started(batch: Batch, seat: Seat, report: Report) -> None:
     if seat.stage != "starting":
         return
     doc = batch.state.doc
-    batch.state.put(replace(seat, stage="running"))
+    batch.state.put(with_stage(seat, "running"))
     batch.state.set(warm_ranks=doc.warm_ranks + report.warm_ranks)
     batch.memory.slowest = seat.node
 
 
 def _runs(batch: Batch) -> None:
     doc = batch.state.doc
-    batch.fact(
-        RoundStarted,
-        start_s=batch.phase_s,
-        master_address=doc.master_address,
-        master_port=doc.master_port,
-        warm_ranks=doc.warm_ranks,
-        slowest_node=batch.memory.slowest,
+    batch.record(
+        RoundStarted(
+            **batch.round_head(),
+            start_s=batch.phase_s,
+            master_address=doc.master_address,
+            master_port=doc.master_port,
+            warm_ranks=doc.warm_ranks,
+            slowest_node=batch.memory.slowest,
+        )
     )
     incidents.started(batch)
     came_of(batch, "done", f"all ranks of round {doc.round} run", "restart")
-    batch.state.enter("running", f"round {doc.round} runs", batch.now.wall)
-    batch.since("phase", doc.round, "running")
+    batch.enter("running", f"round {doc.round} runs")
     if doc.has_stepped:
         _recovered(batch)
 
@@ -130,7 +131,7 @@ def _first_step(batch: Batch, report: Report) -> None:
         return
     batch.state.set(has_ever_stepped=True)
     batch.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
-    batch.since("stepping", doc.round)
+    batch.timers.start("stepping", doc.round)
     if doc.phase == "running":
         _recovered(batch)
 
@@ -156,7 +157,7 @@ def _steady(batch: Batch) -> None:
 
 def _finished(batch: Batch, seat: Seat) -> None:
     if seat.stage in {"starting", "running"}:
-        batch.state.put(replace(seat, stage="finished"))
+        batch.state.put(with_stage(seat, "finished"))
 
 
 def _bad(batch: Batch, report: Report) -> None:
@@ -168,7 +169,7 @@ def _bad(batch: Batch, report: Report) -> None:
         if doc.incident is not None:
             incidents.add(batch, sign)
         return
-    end_round(batch, report.event, sign)
+    end_round(batch, sign)
 
 
 def _sign(report: Report) -> Sign:
@@ -176,7 +177,7 @@ def _sign(report: Report) -> Sign:
     if report.last_progress_age_s is not None:
         detect_s = max(report.last_progress_age_s, 0.0)
     return Sign(
-        report.event,
+        cause_of(report.event),
         report.reason,
         node=report.node,
         rank=report.rank,

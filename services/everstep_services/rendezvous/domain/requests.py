@@ -96,9 +96,9 @@ def dismiss(batch: Batch) -> None:
     """Send away the nodes that are to be replaced, as soon as none of their ranks is left."""
     doc = batch.state.doc
     for seat in batch.state.leaving:
-        if doc.phase in OVER or batch.memory.known("dismissed", seat.instance) is not None:
+        if doc.phase in OVER or batch.timers.is_running("dismissed", seat.instance):
             continue
-        batch.since("dismissed", seat.instance)
+        batch.timers.start("dismissed", seat.instance)
         exit_code, reason = dismissal(batch, seat)
         order = LeaveJob(
             id=batch.now.new_id(),
@@ -326,14 +326,16 @@ def _refused(batch: Batch, ask: OperatorRequest, why: str) -> Done:
 
 
 def _say(batch: Batch, ask: OperatorRequest, outcome: str, reason: str) -> None:
-    batch.fact(
-        OperatorActed,
-        by=ask.by,
-        action=_ACTIONS[type(ask)],
-        target=_target(ask),
-        outcome=outcome,
-        reason=reason,
-        origin=ask.origin,
+    batch.record(
+        OperatorActed(
+            **batch.head(),
+            by=ask.by,
+            action=_ACTIONS[type(ask)],
+            target=_target(ask),
+            outcome=outcome,
+            reason=reason,
+            origin=ask.origin,
+        )
     )
 
 

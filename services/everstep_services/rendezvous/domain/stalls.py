@@ -85,7 +85,10 @@ def _excuse(batch: Batch, stall: OpenStall, left_s: float, why: str) -> None:
 
 def _excused_s(batch: Batch, stall: OpenStall) -> float:
     """For how much longer nothing is decided."""
-    return stall.excused_s - batch.since("stall excused", stall.span) if stall.excused_s else 0.0
+    if not stall.excused_s:
+        return 0.0
+    batch.timers.start("stall_excused", stall.span)
+    return stall.excused_s - batch.timers.elapsed("stall_excused", stall.span)
 
 
 def _look(batch: Batch, stall: OpenStall) -> None:
@@ -96,18 +99,19 @@ def _look(batch: Batch, stall: OpenStall) -> None:
             return
         stall = replace(stall, span=batch.now.new_id(), excused_s=0.0, excuse="")
         _put(batch, stall)
-    asleep_s = _AWAKE_S - batch.since("awake")
+    asleep_s = _AWAKE_S - batch.timers.elapsed("awake")
     if asleep_s > 0:
         batch.wake_in(asleep_s)
         return
     within_s = batch.settings.stall_excuse_s
-    left_s = within_s - batch.since("stall asked", stall.span)
+    batch.timers.start("stall_asked", stall.span)
+    left_s = within_s - batch.timers.elapsed("stall_asked", stall.span)
     if left_s <= 0:
         _decide(batch, stall)
         return
     half = "first" if left_s > within_s / 2 else "second"
-    if batch.memory.known("stall said", stall.span, half) is None:
-        batch.since("stall said", stall.span, half)
+    if not batch.timers.is_running("stall_ordered", stall.span, half):
+        batch.timers.start("stall_ordered", stall.span, half)
         _ask(batch, stall, left_s)
     batch.wake_in(left_s - within_s / 2 if half == "first" else left_s)
 
@@ -136,7 +140,7 @@ def _decide(batch: Batch, stall: OpenStall) -> None:
         _observe(batch, stall.node, stall.reason, stall.fact)
         return
     others = batch.state.doc.stalls
-    end_round(batch, "rank_stalled", _sign(batch, stall))
+    end_round(batch, _sign(batch, stall))
     for other in others:
         incidents.add(batch, _sign(batch, other))
 
@@ -144,9 +148,9 @@ def _decide(batch: Batch, stall: OpenStall) -> None:
 def _observe(batch: Batch, node: str, reason: str, fact: str | None) -> None:
     """A stalled rank is not dead: what is not allowed to act leaves it alone."""
     doc = batch.state.doc
-    if batch.memory.known("observed", doc.round, node) is not None:
+    if batch.timers.is_running("observed", doc.round, node):
         return
-    batch.since("observed", doc.round, node)
+    batch.timers.start("observed", doc.round, node)
     only_say(
         batch,
         "restart",
@@ -170,12 +174,13 @@ def _opened(batch: Batch, report: Report) -> OpenStall:
         entered=report.entered,
         waited_s=(report.waited_s or report.last_progress_age_s or 0.0) + report.age_s,
     )
-    batch.since("stalled", stall.id)
+    batch.timers.start("stalled", stall.id)
     return stall
 
 
 def _waited_s(batch: Batch, stall: OpenStall) -> float:
-    return stall.waited_s + batch.since("stalled", stall.id)
+    batch.timers.start("stalled", stall.id)
+    return stall.waited_s + batch.timers.elapsed("stalled", stall.id)
 
 
 def _sign(batch: Batch, stall: OpenStall) -> Sign:

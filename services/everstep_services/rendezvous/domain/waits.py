@@ -26,7 +26,7 @@ class _Waiting:
 def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> None:
     """Wait for nodes that are needed, or wanted, as long as that is allowed."""
     doc = batch.state.doc
-    waited_s = batch.since("form", doc.round, doc.allocation)
+    waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
     left_s = batch.join_within_s - waited_s
     here = {candidate.node for candidate in candidates}
     missing = tuple(seat.node for seat in batch.state.members if seat.node not in here)
@@ -45,8 +45,7 @@ def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> 
         return
     batch.wake_in(left_s)
     if doc.phase == "ending":
-        batch.state.enter("joining", doc.reason, batch.now.wall)
-        batch.since("phase", doc.round, "joining")
+        batch.enter("joining", doc.reason)
     if size:
         most, within_s = max(world.sizes()), batch.settings.elastic_wait_s
         why = f"{len(candidates)} nodes are here, and up to {most} are wanted"
@@ -60,22 +59,23 @@ def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> 
 
 def _say_waiting(batch: Batch, waiting: _Waiting) -> None:
     doc = batch.state.doc
-    waited_s = batch.since("form", doc.round, doc.allocation)
+    waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
     said = f"{','.join(waiting.missing)}|{waiting.rule}|{waiting.needed}"
     if said == doc.waiting:
         return
     if waited_s < batch.settings.say_waiting_after_s:
         batch.wake_in(batch.settings.say_waiting_after_s - waited_s)
         return
-    batch.fact(
-        RoundWaiting,
-        joined=waiting.joined,
-        needed=waiting.needed,
-        waited_s=waited_s,
-        limit_s=waiting.limit_s,
-        missing=waiting.missing,
-        reason=waiting.reason,
-        round=doc.round + 1,
+    batch.record(
+        RoundWaiting(
+            **batch.round_head(doc.round + 1),
+            joined=waiting.joined,
+            needed=waiting.needed,
+            waited_s=waited_s,
+            limit_s=waiting.limit_s,
+            missing=waiting.missing,
+            reason=waiting.reason,
+        )
     )
     _decide_to_wait(batch, waiting)
     names = f"; missing: {', '.join(waiting.missing)}" if waiting.missing else ""
