@@ -34,17 +34,17 @@ CONSEQUENCE, PLAIN, NODE = 1, 2, 3
 """How much a report explains of the others: nothing, something, all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CauseMeaning:
     """What follows from one cause."""
 
-    fault: tuple[Party, ...]
+    fault: tuple[Party, ...] = ()
     """Whom the cause alone points at, before any evidence is read; empty for nobody."""
-    costs_restart: bool
+    costs_restart: bool = False
     """The restart after it is taken from the budgets."""
-    opens_incident: bool
+    opens_incident: bool = True
     """It opens an incident where none is open."""
-    evidence: EvidenceTime
+    evidence: EvidenceTime = "crash"
     """How long agents may collect evidence: not at all, or as after a crash or a stall."""
     weight: int = PLAIN
     """How well it explains other reports of the same incident."""
@@ -65,29 +65,29 @@ def is_cause(word: str) -> TypeGuard[IncidentCause]:
     return word in _TABLE
 
 
-def cause_of(word: str) -> IncidentCause:
+def known_cause(word: str) -> IncidentCause:
     """The cause that a word of the wire names; `other` for one that this release does not know."""
     return word if is_cause(word) else "other"
 
 
-def _row(cause: IncidentCause) -> CauseMeaning:
+def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911  a table, one row a cause
     match cause:
         case "rank_exited" | "start_failed":
-            return CauseMeaning(("script",), True, True, "crash")
+            return CauseMeaning(fault=("script",), costs_restart=True)
         case "rank_stalled":
-            return CauseMeaning(("script",), True, True, "stall")
+            return CauseMeaning(fault=("script",), costs_restart=True, evidence="stall")
         case "node_lost":
-            return CauseMeaning(("node",), True, True, "crash", NODE)
-        case "node_left":  # its agent said so: told by the scheduler, or by a person
-            return CauseMeaning(("scheduler", "operator"), True, True, "crash")
+            return CauseMeaning(fault=("node",), costs_restart=True, weight=NODE)
+        case "node_left":  # its agent said so: sent away by the scheduler, or by a person
+            return CauseMeaning(fault=("scheduler", "operator"), costs_restart=True)
         case "preempted":
-            return CauseMeaning(("scheduler",), False, True, "none")
+            return CauseMeaning(fault=("scheduler",), evidence="none")
         case "operator":
-            return CauseMeaning(("operator",), False, False, "none")
+            return CauseMeaning(fault=("operator",), opens_incident=False, evidence="none")
         case "grow" | "done":
-            return CauseMeaning((), False, False, "none")
+            return CauseMeaning(opens_incident=False, evidence="none")
         case "document_lost" | "other":
-            return CauseMeaning((), False, True, "crash")
+            return CauseMeaning()
         case _:
             assert_never(cause)
 

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from everstep.incident_causes import NODE, IncidentCause, cause_of, meaning_of
+from everstep.incident_causes import NODE, IncidentCause, known_cause, meaning_of
 
 CAUSES: tuple[IncidentCause, ...] = get_args(IncidentCause)
 
@@ -12,7 +12,7 @@ CAUSES: tuple[IncidentCause, ...] = get_args(IncidentCause)
 @pytest.mark.parametrize("cause", CAUSES)
 def test_each_cause_has_a_meaning_and_is_found_by_its_word(cause: IncidentCause) -> None:
     assert meaning_of(cause).fault is not None
-    assert cause_of(cause) == cause
+    assert known_cause(cause) == cause
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if meaning_of(cause).costs_restart])
@@ -31,4 +31,8 @@ def test_a_script_is_to_blame_for_what_it_may_repeat() -> None:
 
 def test_a_word_of_a_newer_release_costs_no_restart_and_blames_nobody() -> None:
     meaning = meaning_of("solar_flare")
-    assert (meaning.fault, meaning.costs_restart, cause_of("solar_flare")) == ((), False, "other")
+    assert (meaning.fault, meaning.costs_restart, known_cause("solar_flare")) == (
+        (),
+        False,
+        "other",
+    )

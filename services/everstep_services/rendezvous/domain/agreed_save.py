@@ -9,7 +9,7 @@ from math import floor
 
 from msgspec.structs import replace
 
-from everstep.incident_causes import cause_of
+from everstep.incident_causes import known_cause
 from everstep.messages import Leave, Report, SaveCheckpoint, Seat
 from everstep.messages.documents import AgreedSave, PlannedEnd
 from everstep_services.rendezvous.domain.batch import Batch
@@ -180,7 +180,7 @@ def _order(batch: Batch, saving: AgreedSave) -> None:
 
 def _end(batch: Batch, planned: PlannedEnd) -> None:
     batch.timers.clear("planned", batch.state.doc.round)
-    end_round(batch, Sign(cause_of(planned.cause), planned.reason, node=planned.node))
+    end_round(batch, Sign(known_cause(planned.cause), planned.reason, node=planned.node))
     if planned.exit_code is not None:
         end_job(batch, "stopped", planned.exit_code, planned.reason)
 

@@ -1,6 +1,6 @@
 """What agents report about their part of the round."""
 
-from everstep.incident_causes import cause_of
+from everstep.incident_causes import known_cause
 from everstep.messages import (
     Report,
     Reported,
@@ -177,7 +177,7 @@ def _sign(report: Report) -> Sign:
     if report.last_progress_age_s is not None:
         detect_s = max(report.last_progress_age_s, 0.0)
     return Sign(
-        cause_of(report.event),
+        known_cause(report.event),
         report.reason,
         node=report.node,
         rank=report.rank,
