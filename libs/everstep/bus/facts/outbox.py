@@ -10,7 +10,6 @@ through a reconnect. The stream knows a second copy by its `Nats-Msg-Id`.
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from everstep import subjects
+from everstep.backoff import Backoff, jittered_s
 from everstep.bus.background import beside
 from everstep.bus.connection import Connection
 from everstep.bus.errors import (
@@ -41,6 +41,7 @@ from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
 log = logging.getLogger(__name__)
 
 _WINDOW = 1000
+_RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 _MESSAGE_TOO_LARGE = 10054
 _HEADERS_BYTES = 512
@@ -162,7 +163,7 @@ class Outbox:
     async def _deliver(self, records: list[bytes]) -> None:
         """Return when the stream has, or has rejected for good, every one of them."""
         window = _Window(records)
-        wait_s = 0.05
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             await self._connection.wait_connected()
             self._came_up.clear()
@@ -174,11 +175,10 @@ class Outbox:
                 return
             self._complain(window.trouble)
             self.counters["resent"] += len(window.waiting)
-            wait_s = min(2 * wait_s, _RETRY_MAX_S)
             try:
-                async with asyncio.timeout(random.uniform(0.5, 1.0) * wait_s):  # noqa: S311  jitter
+                async with asyncio.timeout(jittered_s(backoff.failed())):
                     await self._came_up.wait()
-                    wait_s = 0.05
+                    backoff.reset()
             except TimeoutError:
                 continue
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.backoff import Backoff
 from everstep.bus.auth.accounts import VALID_S, Operator
 from everstep.bus.auth.job_access import agents_login, login_file
 from everstep.bus.auth.login import write_private
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 _READY_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.005
 _STOP_WITHIN_S = 5.0
+_RESTART_FIRST_S = 0.05
 _RESTART_MAX_S = 5.0
 _LOOK_FOR_ROOM_EVERY_S = 2.0
 _ROOM_BYTES = 8 * 1024 * 1024
@@ -161,7 +163,7 @@ class DevServer:
 
     async def keep_running(self) -> None:
         """Start it again whenever it died, until it is stopped."""
-        wait_s = 0.05
+        backoff = Backoff(_RESTART_FIRST_S, _RESTART_MAX_S)
         while True:
             assert self._process is not None
             started = asyncio.get_running_loop().time()
@@ -170,9 +172,8 @@ class DevServer:
                 return
             log.error("nats_server_died status=%d port=%d", status, self._plan.port)
             if asyncio.get_running_loop().time() - started > _RESTART_MAX_S:
-                wait_s = 0.05
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _RESTART_MAX_S)
+                backoff.reset()
+            await asyncio.sleep(backoff.failed())
             if self._stopped.is_set():
                 return
             try:
