@@ -18,7 +18,7 @@ from benchmarks.rig import HEAD, row
 from everstep import subjects
 from everstep.bus import connect
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer, dev_server
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.messages import NodeBeat, RankBeat
 from everstep.messages.codec import decode, encode
 

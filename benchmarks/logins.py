@@ -24,11 +24,11 @@ from nats.aio.msg import Msg
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.admission import admit
-from everstep.bus.devserver import DevServer, dev_server
-from everstep.bus.library import MendedClient
-from everstep.bus.login import Login
-from everstep.bus.roles import agents_name
+from everstep.bus.auth.job_access import admit
+from everstep.bus.auth.login import Login
+from everstep.bus.auth.roles import agents_name
+from everstep.bus.nats_patches import PatchedClient
+from everstep.bus.server.dev_server import DevServer, dev_server
 from tests.integration.bus_servers import server_with
 from tests.integration.one_account import one_account
 
@@ -184,7 +184,7 @@ async def many_agents(server: DevServer, jobs: int, agents: int) -> None:
     async def join(number: int, stack: AsyncExitStack) -> None:
         nonlocal again
         login = logins[number]
-        client = MendedClient()
+        client = PatchedClient()
         await client.connect(
             server.url, user_jwt_cb=login.token.encode, signature_cb=login.answer,
             connect_timeout=60,

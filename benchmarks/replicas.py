@@ -42,7 +42,7 @@ from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.standing import Standing
 from everstep_services.agent.checkpoints.talk import Copy
 from everstep_services.agent.checkpoints.tls import opened_tls
-from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
+from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
 SIZE = int(os.environ.get("EVERSTEP_BENCH_MIB", "256")) << 20
@@ -220,7 +220,7 @@ def coded_s(image: Path, folder: Path, needed: int, parts: int) -> tuple[list[fl
 
 def survived(factor: int, parts_needed: int, lost: int) -> float:
     """The part of all ways to lose so many of the nodes in which no state is lost."""
-    of = Neighbours(cliques([Place(slot) for slot in range(NODES)], factor, None, {}))
+    of = Cliques(cliques([ReplicaSlot(slot) for slot in range(NODES)], factor, None, {}))
     keepers = {slot: of.after(slot)[: factor - 1] for slot in range(NODES)}
 
     def is_there(slot: int, gone: tuple[int, ...]) -> bool:

@@ -13,7 +13,7 @@ import httpx2
 import psutil
 
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.devserver import DevServer, dev_server
+from everstep.bus.server.dev_server import DevServer, dev_server
 
 
 @dataclass

@@ -17,9 +17,9 @@ from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.devserver import DevServer, dev_server, find_program
-from everstep.bus.roles import ADMIN
-from everstep.bus.serverconfig import ServerPlan
+from everstep.bus.auth.roles import ADMIN
+from everstep.bus.server.config import ServerPlan
+from everstep.bus.server.dev_server import DevServer, dev_server, find_program
 from tests.fakes.clock import FakeClock
 from tests.waiting import WITHIN_S
 from trainer_sdk import saying

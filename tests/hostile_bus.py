@@ -17,9 +17,9 @@ from nats import errors as nats_errors
 from nats.aio.client import Client
 
 from everstep.bus import connect, topology
-from everstep.bus.devserver import dev_server
-from everstep.bus.login import Login
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.auth.login import Login
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import dev_server
 from everstep.messages import (
     CATALOGUE,
     FACTS,
@@ -58,13 +58,13 @@ from everstep_services.health.settings import HealthSettings
 from everstep_services.history.opening import opened as open_history
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.service import opened as open_logins
-from everstep_services.rendezvous.opening import opened as open_rendezvous
+from everstep_services.rendezvous.replica import opened as open_rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from everstep_services.straggler.replica import opened as open_straggler
 from everstep_services.straggler.settings import StragglerSettings
 from tests.message_strategies import JSON, structs
 from tests.unit.history_facts import make
-from tests.unit.rendezvous_world import spec as example_spec
+from tests.unit.rendezvous.world import spec as example_spec
 from tests.waiting import WITHIN_S, until_async
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from everstep.bus.devserver import DevServer
+from everstep.bus.server.dev_server import DevServer
 
 Process = asyncio.subprocess.Process
 Make = Callable[[], Awaitable[Process]]

@@ -24,7 +24,7 @@ from benchmarks.rig import _free_port
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer, dev_server
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.messages import NodeLost
 from everstep_services.health.settings import HealthSettings
 

@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.fleets.jobs import Crowd, Job, beats_of
 from everstep import subjects
 from everstep.bus import BusSettings, connect
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.bus.client import NatsBus
 from everstep.messages import BeatNow, NodeBeat
 from everstep.messages.codec import encode

@@ -15,8 +15,8 @@ import psutil
 from benchmarks.rig import _free_port
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.errors import BusError, NobodyAnswersError
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.messages import (
     JobSpec,
     Join,

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from everstep.bus import BusSettings
-from everstep.bus.accounts import VALID_S, Operator
-from everstep.bus.admission import admit, cut_off, login_file
-from everstep.bus.login import read_secret, write_private
-from everstep.bus.roles import ADMIN, SERVICE, agents_name
-from everstep.bus.serverconfig import (
+from everstep.bus.auth.accounts import VALID_S, Operator
+from everstep.bus.auth.job_access import admit, cut_off, login_file
+from everstep.bus.auth.login import read_secret, write_private
+from everstep.bus.auth.roles import ADMIN, SERVICE, agents_name
+from everstep.bus.server.config import (
     ServerPlan,
     keep_account,
     move_streams,

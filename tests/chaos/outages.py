@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.roles import SERVICE
-from everstep.bus.spool import _records
+from everstep.bus.auth.roles import SERVICE
+from everstep.bus.facts.spool import _records
 from everstep.bus.topology import Retention, plans
 from everstep_services.cli.errors import CliError
 from tests.chaos.test_kills_under_load import acknowledged

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.errors import BusError
+from everstep.bus.server.dev_server import DevServer, dev_server
 from tests.processes import Make, Process, history, in_sql, kept_running
 from tests.waiting import until_async
 

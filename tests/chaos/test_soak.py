@@ -14,8 +14,8 @@ import pytest
 from everstep import subjects
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusError
+from everstep.bus.server.dev_server import DevServer
 from everstep.ids import new_id
 from everstep.messages import Done, Message, NodeBeat, ProgressMade, ShowRound
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus
+from everstep.bus.server.dev_server import DevServer
 from tests.contract.azure_server import CONTAINER, PROGRAM, WHY_NOT, azure_server
 from tests.contract.google_server import BUCKET as GOOGLE_BUCKET
 from tests.contract.google_server import google_server

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 
 from everstep import ids, subjects
-from everstep.bus.asking import RefusalError
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
@@ -17,6 +16,7 @@ from everstep.bus.errors import (
     NobodyAnswersError,
 )
 from everstep.bus.ports import Bus, Document
+from everstep.bus.requests import RefusalError
 from everstep.errors import EverstepError
 from everstep.messages import (
     BlobRef,

@@ -5,9 +5,9 @@ import random
 import msgspec
 import pytest
 
-from everstep.bus.bodies import COMPRESSED_ABOVE_BYTES
+from everstep.bus.compression import COMPRESSED_ABOVE_BYTES
 from everstep.bus.ports import Bus
-from tests.unit.round_documents import round_document
+from tests.unit.rendezvous.documents import round_document
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 NOISE = random.Random(7).randbytes(300_000)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from everstep.bus import BusSettings
-from everstep.bus.accounts import Operator
-from everstep.bus.admission import agents_login, login_file
-from everstep.bus.devserver import find_program
-from everstep.bus.roles import ADMIN, SERVICE
-from everstep.bus.serverconfig import ServerPlan, write_config
+from everstep.bus.auth.accounts import Operator
+from everstep.bus.auth.job_access import agents_login, login_file
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.server.config import ServerPlan, write_config
+from everstep.bus.server.dev_server import find_program
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import Running, StateDir
 from tests.e2e.ports import free_port

@@ -11,9 +11,9 @@ import pytest
 
 from everstep import ids
 from everstep.bus import BusSettings, connect
+from everstep.bus.auth.keys import Credentials
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusDeniedError
-from everstep.bus.keys import Credentials
 from everstep.messages import JobEnded
 from tests.e2e.compose_cluster import (
     AGENTS,

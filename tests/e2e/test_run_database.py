@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.roles import SERVICE
+from everstep.bus.auth.roles import SERVICE
 from everstep.messages import Fact
 from everstep.messages.codec import decode
 from tests.e2e.cluster import Cluster

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from psutil import NoSuchProcess as Gone
 
-from everstep.bus.accounts import Operator
-from everstep.bus.login import read_credentials, write_private
-from everstep.bus.roles import agents_name
+from everstep.bus.auth.accounts import Operator
+from everstep.bus.auth.login import read_credentials, write_private
+from everstep.bus.auth.roles import agents_name
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
 from tests.e2e.processes import below

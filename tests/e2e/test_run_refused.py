@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from everstep.bus.accounts import Operator
-from everstep.bus.keys import Key, Kind
-from everstep.bus.login import write_private
-from everstep.bus.roles import SERVICE, agents_name
+from everstep.bus.auth.accounts import Operator
+from everstep.bus.auth.keys import Key, Kind
+from everstep.bus.auth.login import write_private
+from everstep.bus.auth.roles import SERVICE, agents_name
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.control_planes import Up
 from tests.e2e.ports import free_port

@@ -11,9 +11,9 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.ports import Inbox
-from everstep.bus.roles import SERVICE
 from everstep.messages import NodeTimings, RankTiming, StragglersDocument, encode
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster

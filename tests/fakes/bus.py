@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import xxhash
 
 from everstep import subjects
-from everstep.bus.asking import RefusalError, check_kind
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
@@ -24,14 +23,15 @@ from everstep.bus.errors import (
 )
 from everstep.bus.inbox import BoundedInbox
 from everstep.bus.ports import (
-    Batch,
     Delivered,
     Document,
+    FactBatch,
     Handler,
     Held,
     M,
     StreamPosition,
 )
+from everstep.bus.requests import RefusalError, check_kind
 from everstep.errors import EverstepError
 from everstep.messages import BlobRef, Fact, Message, kind_of
 from everstep.messages.codec import encode
@@ -211,7 +211,7 @@ class _MemoryReader:
         self._server = server
         self._position = after
 
-    async def fetch(self, most: int, within_s: float) -> Batch:
+    async def fetch(self, most: int, within_s: float) -> FactBatch:
         server = self._server
         try:
             async with asyncio.timeout(within_s), server.changed:
@@ -222,7 +222,7 @@ class _MemoryReader:
         assert self._position is not None
         if facts:
             self._position = StreamPosition(self._position.stream, facts[-1].sequence)
-        return Batch(self._position, facts)
+        return FactBatch(self._position, facts)
 
     def _next(self, most: int) -> list[Delivered]:
         stream = f"memory-{self._server.wipes}"

@@ -31,7 +31,7 @@ from everstep_services.attribution.log_analysis import rules
 from everstep_services.attribution.replica import AttributionReplica
 from everstep_services.attribution.settings import AttributionSettings
 from tests.integration.health_replicas import facts_of
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 
 QUICK = AttributionSettings(
     quiet_s=0.1, again_after_s=0.1, first_within_s=60.0, analyzer_within_s=60.0

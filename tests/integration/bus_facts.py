@@ -6,9 +6,9 @@ import msgspec
 
 from everstep import ids
 from everstep.bus import BusSettings
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import JobEnded, NodeBeat
 from everstep.messages.codec import decode
 

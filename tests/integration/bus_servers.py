@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.devserver import DevServer, _port_in, find_program
 from everstep.bus.errors import BusError
+from everstep.bus.server.dev_server import DevServer, _port_in, find_program
 from tests.stopping import stop
 from tests.waiting import until_async
 

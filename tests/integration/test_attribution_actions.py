@@ -23,7 +23,7 @@ from everstep.messages.codec import decode
 from everstep_services.attribution.actions import Actions
 from everstep_services.attribution.domain.policy import Switches
 from tests.fakes.bus import MemoryBus, MemoryServer
-from tests.unit.round_documents import round_document
+from tests.unit.rendezvous.documents import round_document
 from tests.unit.test_attribution_policy import BROKEN, BUG, ON, past, verdict
 
 

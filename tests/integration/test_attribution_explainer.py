@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import SERVICE
+from everstep.bus.auth.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep_services.attribution.explainer import Explainer
 from everstep_services.attribution.settings import ExplainerSettings
 from tests.integration.attribution_replicas import QUICK, Training, at_work, verdicts

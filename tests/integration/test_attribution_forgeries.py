@@ -9,9 +9,9 @@ import pytest
 
 from everstep import ids
 from everstep.bus import connect
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     CheckResult,
     EvidenceCollected,
@@ -24,7 +24,7 @@ from everstep.messages import (
     encode,
 )
 from tests.integration.attribution_replicas import Training, at_work, verdicts
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 
 KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from everstep.archive import Member, pack
 from everstep.bus import connect
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     ActionDecided,
     ActionTaken,

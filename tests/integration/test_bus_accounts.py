@@ -22,12 +22,12 @@ from nats.aio.msg import Msg
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.accounts import Operator, _login
+from everstep.bus.auth.accounts import Operator, _login
+from everstep.bus.auth.keys import Kind
+from everstep.bus.auth.roles import AGENTS_ASK, SERVICE, User, agents_name
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
-from everstep.bus.keys import Kind
-from everstep.bus.library import settle
-from everstep.bus.roles import AGENTS_ASK, SERVICE, User, agents_name
+from everstep.bus.nats_patches import settle
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Done, Message, Order
 from tests.integration.bus_servers import server_with
 from tests.integration.one_account import one_account

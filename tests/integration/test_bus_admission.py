@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.accounts import LoginRefusedError, Operator
-from everstep.bus.admission import admit, agents_login, cut_off, login_file
-from everstep.bus.devserver import DevServer, dev_server
+from everstep.bus.auth.accounts import LoginRefusedError, Operator
+from everstep.bus.auth.job_access import admit, agents_login, cut_off, login_file
+from everstep.bus.auth.keys import Key, Kind, claims_of
+from everstep.bus.auth.login import read_credentials
 from everstep.bus.errors import BusConfigError, BusDeniedError, BusUnreachableError
-from everstep.bus.keys import Key, Kind, claims_of
-from everstep.bus.login import read_credentials
-from everstep.bus.serverconfig import renew_accounts
+from everstep.bus.server.config import renew_accounts
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.state import Running, StateDir

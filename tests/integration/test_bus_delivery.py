@@ -13,10 +13,10 @@ import pytest
 
 from everstep import ids, subjects
 from everstep.bus import BusSettings, connect
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusDeniedError, BusTimeoutError, BusUnreachableError
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import StandBy
 from tests.integration.bus_servers import stopped
 from tests.waiting import until_async

@@ -16,7 +16,8 @@ from nats.aio.transport import TcpTransport
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, connection, diagnosis, topology
-from everstep.bus.devserver import DevServer
+from everstep.bus.auth.login import read_secret
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.errors import (
     BlobMissingError,
     BusConfigError,
@@ -29,8 +30,7 @@ from everstep.bus.errors import (
     ServerTooOldError,
     TopologyError,
 )
-from everstep.bus.login import read_secret
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import BlobRef
 from tests.integration.bus_servers import refused, relay, server_with, speaking, stopped
 

@@ -15,8 +15,8 @@ import pytest
 from everstep import subjects
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.errors import BusError, FactsWaitingError, SpoolWriteError
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.messages import NodeBeat
 from tests.integration.bus_facts import beat, ended, numbers, settings_of
 from tests.waiting import until_async

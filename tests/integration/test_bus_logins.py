@@ -16,14 +16,14 @@ import pytest
 import trustme
 
 from everstep.bus import BusSettings, connect, topology
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import (
     BusDeniedError,
     BusTlsError,
     CredentialsExpiredError,
 )
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from tests.integration.bus_servers import refused, relay, server_with
 from tests.waiting import until_async
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.accounts import Operator
+from everstep.bus.auth.accounts import Operator
+from everstep.bus.auth.keys import Credentials
+from everstep.bus.auth.login import read_credentials
+from everstep.bus.auth.roles import agents_name
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import dev_server
 from everstep.bus.errors import BusConfigError, BusDeniedError
-from everstep.bus.keys import Credentials
-from everstep.bus.login import read_credentials
-from everstep.bus.roles import agents_name
-from everstep.bus.serverconfig import ServerPlan, move_streams
+from everstep.bus.server.config import ServerPlan, move_streams
+from everstep.bus.server.dev_server import dev_server
 from tests.integration.bus_facts import ended, numbers
 from tests.integration.bus_servers import refused, server_with
 from tests.integration.one_account import one_account

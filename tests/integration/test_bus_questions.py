@@ -7,10 +7,10 @@ import nats as nats_client
 import pytest
 
 from everstep import subjects
-from everstep.bus import asking, connect
-from everstep.bus.devserver import DevServer
-from everstep.bus.login import Login
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus import connect, requests
+from everstep.bus.auth.login import Login
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Done, Message, ShowRound, encode
 from tests.waiting import WITHIN_S, until_async
 
@@ -18,9 +18,9 @@ from tests.waiting import WITHIN_S, until_async
 async def test_a_full_queue_drops_questions_without_a_reply_and_refuses_the_others(
     nats: DevServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(asking, "_QUEUE", 1)
-    monkeypatch.setattr(asking, "_WORKERS", 1)
-    caplog.set_level(logging.WARNING, "everstep.bus.asking")
+    monkeypatch.setattr(requests, "_QUEUE", 1)
+    monkeypatch.setattr(requests, "_WORKERS", 1)
+    caplog.set_level(logging.WARNING, "everstep.bus.requests")
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def slowly(_: Message) -> Message:

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.accounts import Operator
-from everstep.bus.admission import admit
+from everstep.bus.auth.accounts import Operator
+from everstep.bus.auth.job_access import admit
+from everstep.bus.auth.keys import Claims
+from everstep.bus.auth.login import read_credentials
+from everstep.bus.auth.roles import LOGINS, SERVICE, agents_name
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.errors import AskRefusedError, CredentialsExpiredError, NobodyAnswersError
-from everstep.bus.keys import Claims
-from everstep.bus.login import read_credentials
-from everstep.bus.roles import LOGINS, SERVICE, agents_name
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.messages import LoginRenewed, Message, RenewLogin
 from everstep_services.logins.service import opened
 from tests.integration.bus_facts import ended, numbers

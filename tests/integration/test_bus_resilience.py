@@ -16,8 +16,8 @@ from msgspec import structs
 from everstep import subjects
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer, dev_server
 from everstep.bus.errors import FactsWaitingError, SpoolFullError
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode, encode
 from tests.integration.bus_facts import beat, ended, numbers, settings_of

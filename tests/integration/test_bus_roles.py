@@ -9,10 +9,10 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import connect, topology
+from everstep.bus.auth.roles import AGENTS_RECORD, agent, login_name
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusDeniedError, BusError
-from everstep.bus.roles import AGENTS_RECORD, agent, login_name
+from everstep.bus.server.dev_server import DevServer
 from everstep.ids import BadNameError, new_id
 from everstep.messages import FACTS, ProgressMade, kind_of
 

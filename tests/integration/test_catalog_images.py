@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     ChangeCheckpoint,
     Done,
@@ -32,7 +32,7 @@ from tests.integration.catalog_replicas import (
     stored,
 )
 from tests.integration.health_replicas import facts_of
-from tests.unit.round_documents import round_document
+from tests.unit.rendezvous.documents import round_document
 from tests.waiting import until_async
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from everstep.bus import connect, topology
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Held
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import CheckpointQuarantined, CheckpointVerified
 from tests.checkpoint_shelves import flip
 from tests.integration.catalog_replicas import committed, places

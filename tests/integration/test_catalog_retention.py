@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     CheckpointDeleted,
     CheckpointsCollected,

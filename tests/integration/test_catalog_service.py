@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     CheckpointQuarantined,
     CheckpointsLocated,

@@ -9,12 +9,11 @@ from asyncio.subprocess import PIPE
 import pytest
 
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.errors import LeaseLostError
-from everstep.bus.holders import is_dead, own_identity
-from everstep.bus.leases import BUCKET
+from everstep.bus.leases import BUCKET, is_dead, own_identity
 from everstep.bus.ports import Held
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 
 HOLDER = """
 import asyncio, json, sys

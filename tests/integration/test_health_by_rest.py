@@ -14,9 +14,9 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
+from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.ports import Bus
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.ids import new_id
 from everstep.messages import (
     CheckResult,
@@ -31,7 +31,7 @@ from everstep_services.health.settings import HealthSettings
 from tests.integration.health_replicas import at_work
 from tests.integration.rendezvous_agents import Agent
 from tests.integration.test_rest_operators import history, rendezvous
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from everstep import ids
 from everstep.bus import connect, topology
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError, BusDeniedError
 from everstep.bus.ports import Bus
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
     CheckResult,
@@ -46,7 +46,7 @@ from everstep.subjects import CLUSTER
 from everstep_services.health.settings import HealthSettings, NodeSettings
 from tests.integration.bus_servers import granted
 from tests.integration.health_replicas import at_work, control, facts_of, register
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 from tests.waiting import until_async
 
 QUICK = HealthSettings(nodes=NodeSettings(judge_every_s=0.05, check_window_s=60.0))

@@ -13,10 +13,10 @@ import msgspec
 
 from everstep import ids, subjects
 from everstep.bus import connect, topology
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusTimeoutError, SpoolFullError
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import Clock
 from everstep.messages import Fact, JobEnded, NodeBeat, NodeLost, NodeReturned
 from everstep.messages.codec import decode

@@ -14,7 +14,7 @@ import pytest
 
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
+from everstep.bus.server.dev_server import DevServer
 from everstep.ids import new_id
 from everstep.messages import ProgressMade
 from tests.integration.bus_servers import stopped

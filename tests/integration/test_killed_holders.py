@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.bus.leading import Term, lead_for_ever
+from everstep.bus.leader_election import Term, lead_for_ever
 from everstep_services.agent.checkpoints.client import Call
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import Copy, Go, Put
@@ -34,7 +34,7 @@ LOCKS = {
         "from everstep_services.agent.ranks.tree import alone_in\n"
         "held = alone_in(Path(folder)); held.__enter__()"
     ),
-    "spool": "from everstep.bus.spool import Spool; held = Spool.open(Path(folder))",
+    "spool": "from everstep.bus.facts.spool import Spool; held = Spool.open(Path(folder))",
     "state directory": (
         "from everstep_services.cli.state import StateDir\n"
         "state = StateDir(Path(folder)); state.create(); held = state.held(); held.__enter__()"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from everstep.bus import BusSettings, connect, topology
-from everstep.bus.devserver import DevServer
-from everstep.bus.spool import Spool
+from everstep.bus.facts.spool import Spool
+from everstep.bus.server.dev_server import DevServer
 from everstep_services.agent.left_spools import LOGIN, Sent, remember, send_left
 
 WITHIN_S = 30.0

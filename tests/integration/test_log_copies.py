@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.ports import Blobs
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import BlobRef
 from everstep.store.database import Database
 from everstep.store.kept import Kept, KeptBlobs

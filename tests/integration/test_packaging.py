@@ -185,7 +185,7 @@ def test_the_base_alone_works_and_says_what_the_command_needs(built: Built, tmp_
 
 IMPORTS = {
     "": "trainer_sdk, everstep.messages, everstep.settings",
-    "bus": "everstep.bus, everstep.bus.devserver, everstep.bus.topology",
+    "bus": "everstep.bus, everstep.bus.server.dev_server, everstep.bus.topology",
     "agent": "everstep.bus, psutil, pynvml, prometheus_client",
     "checkpoint": "trainer_sdk, numpy, xxhash",
     "kernels": "trainer_sdk.kernels",

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from everstep.bus import connect, topology
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import ChangeCheckpoint, Done, OperatorActed, ReleaseImages
 from everstep_services.rendezvous.service import Rendezvous
@@ -14,7 +14,7 @@ from tests.integration.catalog_replicas import at_work
 from tests.integration.health_replicas import facts_of
 from tests.integration.rendezvous_agents import Agent
 from tests.integration.replica_nodes import JOB, made, order, running
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import INDEX

@@ -12,10 +12,10 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
+from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
     JobStarted,
@@ -30,7 +30,7 @@ from everstep.messages import (
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.integration.rendezvous_agents import WITHIN_S, Agent
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 
 SETTINGS = RendezvousSettings(join_within_s=30, last_call_s=0.5)

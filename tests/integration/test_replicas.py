@@ -20,7 +20,7 @@ from everstep_services.agent.checkpoints.holding import Incoming
 from everstep_services.agent.checkpoints.images import OwnImages
 from everstep_services.agent.checkpoints.server import ReplicaServer
 from everstep_services.agent.checkpoints.talk import Get, Link, ReplicaError
-from everstep_services.rendezvous.domain.peers import Neighbours, Place, cliques
+from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from tests.integration.replica_nodes import JOB, PATIENT, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.image_folder import mark_image
@@ -66,8 +66,8 @@ async def test_any_one_of_eight_nodes_may_be_lost_and_any_two_that_are_no_partne
 ) -> None:
     """Every set of one and two, with the same bytes (A9.1)."""
     count = 8
-    of = cliques([Place(slot, f"rack-{slot // 2}") for slot in range(count)], 2, None, {})
-    partner = {slot: Neighbours(of).after(slot)[0] for slot in range(count)}
+    of = cliques([ReplicaSlot(slot, f"rack-{slot // 2}") for slot in range(count)], 2, None, {})
+    partner = {slot: Cliques(of).after(slot)[0] for slot in range(count)}
     nodes = [made(f"n{slot}", tmp_path / f"n{slot}") for slot in range(count)]
     async with running(nodes):
         for slot, node in enumerate(nodes):

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from everstep.bus import connect, topology
-from everstep.bus.devserver import DevServer
+from everstep.bus.server.dev_server import DevServer
 from everstep.observe.connections import ConnectionLimits, raise_descriptor_limit
 from everstep.observe.http import Receive, Scope, Send, listen, serve_asgi, url_of
 from tests.e2e.ports import free_port

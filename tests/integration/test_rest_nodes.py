@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.requests import RefusalError
 from everstep.messages import (
     CheckResult,
     ControlDocument,

@@ -48,7 +48,7 @@ from everstep_services.history.api import dto, wire
 from everstep_services.history.domain import fold
 from tests.integration.conftest import Api
 from tests.unit.history_facts import KINDS, make
-from tests.unit.round_documents import round_document
+from tests.unit.rendezvous.documents import round_document
 
 JOB = "a-job"
 VERBS = ("stop", "restart", "save", "drain", "measure", "check", "show", "evidence")

@@ -10,9 +10,9 @@ import httpx2
 import pytest
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.asking import RefusalError
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.requests import RefusalError
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
     Done,
@@ -33,7 +33,7 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.integration.conftest import Api
 from tests.integration.rendezvous_agents import Agent
 from tests.unit.history_facts import make
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 
 

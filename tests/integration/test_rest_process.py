@@ -14,7 +14,7 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import connect, topology
-from everstep.bus.devserver import DevServer
+from everstep.bus.server.dev_server import DevServer
 from tests.e2e.ports import free_port
 from tests.unit.history_facts import delivered, make
 from tests.waiting import until_async

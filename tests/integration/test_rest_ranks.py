@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.requests import RefusalError
 from everstep.messages import (
     Done,
     Fact,

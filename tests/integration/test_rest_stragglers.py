@@ -9,7 +9,7 @@ import click
 import httpx2
 import pytest
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.requests import RefusalError
 from everstep.messages import (
     Fact,
     Message,

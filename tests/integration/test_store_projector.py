@@ -11,8 +11,8 @@ from sqlalchemy import select
 
 from everstep import subjects
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus, Delivered
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Fact
 from everstep.store import tables
 from everstep.store.changes import Changes, Recorded

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from everstep.bus import connect, topology
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import OperatorActed, StragglerActed
 from everstep_services.health.nodes.control import blank, switched
@@ -24,7 +24,7 @@ from tests.integration import health_replicas
 from tests.integration.health_replicas import facts_of
 from tests.integration.rendezvous_agents import Agent
 from tests.integration.straggler_replicas import QUICK, Nodes, at_work, document, switch
-from tests.unit.rendezvous_world import spec
+from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 
 STOPS: StragglerSettings = msgspec.structs.replace(QUICK, stop_reports=2)

@@ -9,10 +9,10 @@ import pytest
 
 from everstep import ids
 from everstep.bus import connect
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.ports import Bus
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     RoundFormed,
     StepTimeShifted,
@@ -33,7 +33,7 @@ from tests.integration.straggler_replicas import (
     found,
     said,
 )
-from tests.unit.round_documents import seated
+from tests.unit.rendezvous.documents import seated
 from tests.unit.straggler_changes import shift, slow
 from tests.waiting import until_async
 

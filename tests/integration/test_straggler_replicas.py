@@ -12,10 +12,10 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import connect
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskTimeoutError, BusError
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     RankScoreTable,
     ShowScores,

@@ -15,10 +15,10 @@ import pytest
 
 from everstep import ids, subjects
 from everstep.bus import connect, topology
+from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import AskRefusedError, SpoolFullError
-from everstep.bus.roles import SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     ClockReading,
     Fact,

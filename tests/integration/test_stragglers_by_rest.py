@@ -13,9 +13,9 @@ import pytest
 
 from everstep import subjects
 from everstep.bus import connect
-from everstep.bus.devserver import DevServer
+from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.ports import Bus
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Fact
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import Exit

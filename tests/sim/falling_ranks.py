@@ -27,7 +27,7 @@ from everstep_services.agent.domain import Agent
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.part import Limits
 from everstep_services.rendezvous.domain.events import Event, Probed, Tick
-from tests.unit.rendezvous_world import WALL, World, names, spec
+from tests.unit.rendezvous.world import WALL, World, names, spec
 
 NODES, RANKS = 8, 8
 _SKEW_S = 300.0

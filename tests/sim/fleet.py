@@ -25,10 +25,10 @@ from everstep.messages import (
     StopJob,
 )
 from everstep_services.rendezvous.domain.events import (
-    Control,
     Event,
+    JobControl,
+    LivenessProbe,
     Now,
-    Probe,
     Probed,
 )
 from tests.sim.agents import FAULTS_END_S, PREEMPTED, Agent
@@ -55,7 +55,7 @@ class Fleet:
         self.now = 0.0
         self.revision = 0
         self.stored = b""
-        self.control = Control()
+        self.control = JobControl()
         self.conflicts = 0
         self.crash_rate = 0.05
         self.record = Record(self)
@@ -184,7 +184,7 @@ class Fleet:
                 for _ in range(1 + (self.rng.random() < 0.05)):
                     self.later(self.delay(), agent.hear, order)
 
-    def probe(self, replica: Replica, probe: Probe) -> None:
+    def probe(self, replica: Replica, probe: LivenessProbe) -> None:
         def ask() -> None:
             here = [agent for agent in self.alive if agent.instance == probe.instance]
             if not here:
@@ -365,7 +365,7 @@ class Fleet:
     def calm(self) -> None:
         """From now on nothing goes wrong, and there are nodes enough."""
         self.crash_rate = 0.0
-        self.control = Control()
+        self.control = JobControl()
         for agent in self.alive:
             agent.is_unhealthy = False
             if agent.is_paused and self.rng.random() < 0.5:

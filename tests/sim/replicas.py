@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.messages import Join, Message, RoundDocument
-from everstep_services.rendezvous.domain.events import Event, Outcome, Tick
-from everstep_services.rendezvous.domain.job import Job
-from everstep_services.rendezvous.domain.turn import Memory
+from everstep_services.rendezvous.domain.batch import ReplicaMemory
+from everstep_services.rendezvous.domain.events import BatchOutcome, Event, Tick
+from everstep_services.rendezvous.domain.job import RendezvousJob
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class Replica:
 
     def __init__(self, fleet: "Fleet") -> None:
         self.fleet = fleet
-        self.memory = Memory()
-        self.job: Job | None = None
+        self.memory = ReplicaMemory()
+        self.job: RendezvousJob | None = None
         self.revision: int | None = None
         self.epoch = 0
 
@@ -43,7 +43,7 @@ class Replica:
                 first = next((event for event in events if isinstance(event, Join)), None)
                 if first is None:
                     return [None] * len(events)
-                self.job = self.made(Job.document_for(first, fleet.moment()))
+                self.job = self.made(RendezvousJob.document_for(first, fleet.moment()))
             outcome = self.job.apply(events, fleet.moment(), fleet.control)
             if not outcome.is_changed or fleet.write(self, self.job.document):
                 break
@@ -55,7 +55,7 @@ class Replica:
         self.carry_out(self.job, outcome)
         return outcome.replies
 
-    def carry_out(self, job: Job, outcome: Outcome) -> None:
+    def carry_out(self, job: RendezvousJob, outcome: BatchOutcome) -> None:
         fleet = self.fleet
         for send in outcome.sends:
             fleet.order(send.instance, send.order)
@@ -71,8 +71,8 @@ class Replica:
         if self.fleet.stored:
             self.job = self.made(DECODER.decode(self.fleet.stored))
 
-    def made(self, document: RoundDocument) -> Job:
-        return Job(document, self.memory, SETTINGS, "0.1.0")
+    def made(self, document: RoundDocument) -> RendezvousJob:
+        return RendezvousJob(document, self.memory, SETTINGS, "0.1.0")
 
     def sleep(self, wake_at: float | None) -> None:
         self.epoch += 1
@@ -92,6 +92,6 @@ class Replica:
 
     def restart(self) -> None:
         """It dies, and another one comes that remembers nothing."""
-        self.memory, self.job, self.revision = Memory(), None, None
+        self.memory, self.job, self.revision = ReplicaMemory(), None, None
         self.epoch += 1
         self.fleet.later(0.5, self.decide, [Tick()])

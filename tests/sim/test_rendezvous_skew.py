@@ -10,7 +10,7 @@ import pytest
 from everstep.messages import Join, Joined, Report, RoundWaiting, StartRanks
 from everstep_services.agent.part import Limits
 from everstep_services.rendezvous.domain.events import Event, Probed, Tick
-from tests.unit.rendezvous_world import World, names, spec
+from tests.unit.rendezvous.world import World, names, spec
 
 SKEW_S = 120.0
 CLOSES_WITHIN_S = 15.0

@@ -2,8 +2,9 @@
 
 import pytest
 
+from everstep.incident_causes import SECONDARY
 from everstep.messages import ErrorRecord
-from everstep_services.agent.failures import SECONDARY, Exit
+from everstep_services.agent.failures import Exit
 
 
 def raised(name: str, text: str, place: str = "train.py:88 in step") -> Exit:

@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from everstep.bus.asking import RefusalError
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
+from everstep.bus.requests import RefusalError
 from everstep.messages import Done, DrainNode, Message, StopJob
 from everstep_services.agent.requests import Requests
 from tests.fakes.bus import MemoryBus, MemoryServer

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from everstep.archive import Member, pack
-from everstep.bus.asking import RefusalError
+from everstep.bus.requests import RefusalError
 from everstep.messages import BlobRef, EvidencePiece, ReadEvidence
 from everstep.messages.codec import encode
 from everstep_services.attribution import evidence_reader

@@ -18,7 +18,7 @@ from everstep.messages import (
 from everstep_services.attribution.domain.combiner import combine
 from everstep_services.attribution.domain.seated import left_out, naming_only, seated
 from tests.unit.attribution_cases import NOON, case, claim, end
-from tests.unit.round_documents import seated as round_of
+from tests.unit.rendezvous.documents import seated as round_of
 
 OURS, VICTIM = "n1", "victim"
 

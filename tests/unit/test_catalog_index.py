@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.bus.bodies import packed
+from everstep.bus.compression import packed
 from everstep.messages import (
     MAX_MESSAGE_BYTES,
     CheckpointRestored,

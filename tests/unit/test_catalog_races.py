@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.requests import RefusalError
 from everstep.clock import SystemClock
 from everstep.messages import (
     ChangeCheckpoint,

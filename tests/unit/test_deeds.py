@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Handler
+from everstep.bus.requests import RefusalError
 from everstep.messages import (
     Done,
     DrainNode,
@@ -32,7 +32,7 @@ from everstep_services.history.deeds import (
     near,
 )
 from tests.fakes.bus import MemoryBus, MemoryServer
-from tests.unit.round_documents import round_document
+from tests.unit.rendezvous.documents import round_document
 
 
 class Rendezvous:

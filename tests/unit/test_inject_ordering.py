@@ -12,7 +12,7 @@ from everstep_services.cli.injecting.ordering import Ordering
 from everstep_services.cli.injecting.scenario import Place, planned
 from everstep_services.cli.invocation import Invocation
 from tests.fakes.bus import MemoryBus, MemoryServer
-from tests.unit.round_documents import round_document
+from tests.unit.rendezvous.documents import round_document
 
 
 @pytest.mark.parametrize("stage", ["", "gone"])

@@ -11,7 +11,7 @@ from everstep_services.catalog import replica as catalog
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health import replica as health
 from everstep_services.health.settings import HealthSettings
-from everstep_services.rendezvous import opening as rendezvous
+from everstep_services.rendezvous import replica as rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from everstep_services.straggler import replica as straggler
 from everstep_services.straggler.settings import StragglerSettings

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from everstep.bus.decided import facts_in
+from everstep.bus.facts.codec import facts_in
 from everstep.messages import (
     StepTimeShifted,
     StragglerActed,

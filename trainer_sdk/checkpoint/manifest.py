@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from trainer_sdk.checkpoint.hashing import hash_of
+from everstep.hashing import hash_of
 
 VERSION = 1
 MANIFEST = "manifest.json"

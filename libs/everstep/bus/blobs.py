@@ -6,13 +6,13 @@ apart; NATS's object store would hide the job's name in base64 (ADR-0007).
 
 import asyncio
 
-import xxhash
 import zstandard
 
 from everstep import subjects
 from everstep.bus.errors import BlobMissingError, BusConfigError, BusRefusedError
 from everstep.bus.jetstream import TOO_MANY_PER_SUBJECT, JetStream
 from everstep.bus.topology import EVIDENCE_STREAM
+from everstep.hashing import hash_of
 from everstep.messages import BlobRef
 
 MAX_BLOB_BYTES = 32 * 1024 * 1024
@@ -34,7 +34,7 @@ class NatsBlobs:
         stored = await asyncio.to_thread(zstandard.compress, data)
         ref = BlobRef(
             job=job,
-            id=xxhash.xxh3_128_hexdigest(stored),
+            id=hash_of(stored),
             size_bytes=len(data),
             parts=-(-len(stored) // PART_BYTES),
         )
@@ -72,7 +72,7 @@ class NatsBlobs:
 
 
 def _opened(ref: BlobRef, stored: bytes) -> bytes:
-    if xxhash.xxh3_128_hexdigest(stored) != ref.id:
+    if hash_of(stored) != ref.id:
         raise BlobMissingError(f"blob {ref.id} of {ref.job} is damaged: its hash does not match")
     try:
         # The frame says itself how much memory it wants: believe only what the reference allows.

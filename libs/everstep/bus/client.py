@@ -11,20 +11,19 @@ from pathlib import Path
 from nats import errors as nats_errors
 from nats.aio.msg import Msg
 
-from everstep.bus import asking, delivery
-from everstep.bus.beside import beside
+from everstep.bus import requests
+from everstep.bus.auth.login_renewal import renew_for_ever
+from everstep.bus.background import beside
 from everstep.bus.blobs import NatsBlobs
 from everstep.bus.connection import Connection, open_connection
-from everstep.bus.delivery import acknowledge
 from everstep.bus.documents import Bucket
-from everstep.bus.errors import BusTimeoutError, MessageTooLargeError
-from everstep.bus.facts import NatsFactReader, open_reader
+from everstep.bus.errors import BusTimeoutError, BusUnreachableError, MessageTooLargeError
+from everstep.bus.facts.outbox import Outbox, open_outbox
+from everstep.bus.facts.reader import NatsFactReader, open_reader
 from everstep.bus.inbox import BoundedInbox, Counted
 from everstep.bus.jetstream import JetStream, open_jetstream
 from everstep.bus.leases import NatsLeases
-from everstep.bus.outbox import Outbox, open_outbox
 from everstep.bus.ports import Handler, M, StreamPosition
-from everstep.bus.renewal import renew_for_ever
 from everstep.bus.settings import BusSettings
 from everstep.bus.topology import PROBE
 from everstep.messages import Fact, Message
@@ -35,6 +34,8 @@ log = logging.getLogger(__name__)
 _BEATS_KEPT = 4096
 _BURST = 512
 _PROOF_BYTES = 64 * 1024
+_MARK = "Everstep-Acknowledge"
+_HEARD = b"+"
 
 
 class NatsBus:
@@ -111,7 +112,7 @@ class NatsBus:
 
         async def on_message(message: Msg) -> None:
             if inbox.put(message.subject, message.data):
-                await acknowledge(self._connection, message)
+                await _acknowledge(self._connection, message)
 
         self._inboxes.append(inbox)
         try:
@@ -122,7 +123,7 @@ class NatsBus:
             self._count(inbox)
 
     async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
-        return await delivery.deliver(self._jetstream, subject, message, within_s=within_s)
+        return await _deliver(self._jetstream, subject, message, within_s=within_s)
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -152,14 +153,14 @@ class NatsBus:
         job: str,
         within_s: float,
     ) -> M:
-        return await asking.ask(
+        return await requests.ask(
             self._jetstream, service, verb, question, of, job=job, within_s=within_s
         )
 
     def answer(
         self, service: str, handlers: Mapping[str, Handler]
     ) -> AbstractAsyncContextManager[None]:
-        return asking.answering(self._jetstream, service, handlers)
+        return requests.answering(self._jetstream, service, handlers)
 
     def documents(self, bucket: str) -> Bucket:
         return Bucket(self._jetstream, bucket)
@@ -232,3 +233,46 @@ async def connect(
             bus = NatsBus(connection, jetstream, outbox)
             async with beside(bus.send_for_ever(), renew_for_ever(jetstream)):
                 yield bus
+
+
+# Acknowledged messages. The sender marks its message and gives it a reply subject of its job; the
+# process that takes it into an inbox answers at once. Nothing answers without the mark: a fact on
+# its way to the stream has a reply subject, too, and such an answer would pass for the stream's.
+
+
+async def _deliver(
+    jetstream: JetStream, subject: str, message: Message, *, within_s: float
+) -> bool:
+    """See `everstep.bus.ports.Bus.deliver`."""
+    connection = jetstream.connection
+    is_settled = connection.back_for_s > _others_back_s(connection)
+    reply = await jetstream.acknowledged(
+        subject, encode(message), headers={_MARK: "1"}, within_s=within_s
+    )
+    if (reply.headers or {}).get("Status") != "503":
+        return True
+    if not is_settled:
+        # After the server went away, everybody comes back at a time of his own.
+        raise BusUnreachableError(
+            f"nobody hears {subject} yet, but the connection to {connection.settings.url} was "
+            f"lost less than {_others_back_s(connection):g} s ago: others may still be on their "
+            f"way back"
+        )
+    return False
+
+
+async def _acknowledge(connection: Connection, message: Msg) -> None:
+    """Tell the sender that its message is in an inbox here, if that is what it asked."""
+    if not message.reply or _MARK not in (message.headers or {}):
+        return
+    if not connection.connected:  # the server that would let us answer is gone
+        return
+    try:
+        await connection.client.publish(message.reply, _HEARD)
+    except nats_errors.Error as error:
+        log.debug("acknowledgement_lost subject=%s error=%s", message.subject, error)
+
+
+def _others_back_s(connection: Connection) -> float:
+    settings = connection.settings
+    return settings.reconnect_jitter_s + 2 * settings.reconnect_wait_s

@@ -22,7 +22,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from everstep.bus.beside import beside
+from everstep.backoff import Backoff, jittered_s
+from everstep.bus.auth.login import Login
+from everstep.bus.background import beside
 from everstep.bus.diagnosis import (
     check_account,
     check_server,
@@ -31,9 +33,7 @@ from everstep.bus.diagnosis import (
     is_final,
 )
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
-from everstep.bus.frames import Hear
-from everstep.bus.library import MendedClient, dispose, settle
-from everstep.bus.login import Login
+from everstep.bus.nats_patches import Hear, PatchedClient, dispose, settle
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once, or raise the error that says why not, within `connect_within_s`."""
-        client = MendedClient()
+        client = PatchedClient()
         try:
             await self._connect(client)
             await self._check(client)
@@ -245,22 +245,25 @@ class Connection:
     async def keep_open(self, *, first: bool) -> None:
         """Rebuild the client whenever it was closed; with `first`, open it to begin with."""
         if first:
-            await self._open_at_last(0.0)
+            await self._open_at_last(waits_first=False)
         while True:
             await self._closed.wait()
             self.counters["rebuilds"] += 1
-            await self._open_at_last(_REBUILD_FIRST_S)
+            await self._open_at_last(waits_first=True)
 
-    async def _open_at_last(self, wait_s: float) -> None:
+    async def _open_at_last(self, *, waits_first: bool) -> None:
+        """Open a client, however many attempts that takes."""
+        backoff = Backoff(_REBUILD_FIRST_S, _REBUILD_MAX_S)
+        wait_s = backoff.failed() if waits_first else 0.0
         while True:
-            await asyncio.sleep(random.uniform(0.5, 1.0) * wait_s)  # noqa: S311  jitter
+            await asyncio.sleep(jittered_s(wait_s))
             try:
                 await self.open()
             except BusError as error:
                 if self.trouble != str(error):
                     log.warning("bus_not_open error=%s", error)
                 self.trouble = str(error)
-                wait_s = min(max(2 * wait_s, _REBUILD_FIRST_S), _REBUILD_MAX_S)
+                wait_s = backoff.failed()
             else:
                 return
 
@@ -356,7 +359,7 @@ class _Wanted:
         self._subscription = await client.subscribe(
             self._subject, cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
         )
-        if self._hear is not None and isinstance(client, MendedClient):
+        if self._hear is not None and isinstance(client, PatchedClient):
             client.hear_at_once(self._subscription, self._hear)
         await self._connection.refuse_if_denied(client, self._subject)
 

@@ -14,6 +14,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from everstep.bus.auth.keys import Credentials
+from everstep.bus.auth.login import read_secret
 from everstep.bus.errors import (
     BusDeniedError,
     BusError,
@@ -24,8 +26,6 @@ from everstep.bus.errors import (
     JetStreamOffError,
     ServerTooOldError,
 )
-from everstep.bus.keys import Credentials
-from everstep.bus.login import read_secret
 from everstep.bus.settings import BusSettings
 
 Noticing = Callable[..., AbstractContextManager[None]]

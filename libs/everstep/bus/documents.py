@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from nats.aio.msg import Msg
 
 from everstep import subjects
-from everstep.bus.beside import beside
-from everstep.bus.bodies import packed, unpacked
+from everstep.bus.background import beside
+from everstep.bus.compression import packed, unpacked
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError, DocumentDamagedError
 from everstep.bus.jetstream import JetStream, Stored

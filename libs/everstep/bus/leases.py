@@ -1,16 +1,19 @@
 """At most one holder at a time, by the server's clock; the token fences off late ones."""
 
 import asyncio
+import os
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 from everstep import subjects
 from everstep.bus.errors import LeaseLostError
-from everstep.bus.holders import is_dead, own_identity
 from everstep.bus.jetstream import JetStream, Stored
 from everstep.bus.ports import Held
 
 BUCKET = "LEASES"
 _STREAM = f"KV_{BUCKET}"
+_PROC = Path("/proc")
 
 
 class NatsLeases:
@@ -72,3 +75,49 @@ def _is_free(last: Stored) -> bool:
 
 def _is_gone(headers: Mapping[str, str]) -> bool:
     return "Nats-Marker-Reason" in headers or headers.get("KV-Operation") in {"DEL", "PURGE"}
+
+
+# Whether a holder is known to be dead. Only a process of the same boot and the same process
+# namespace can know that of another; for everybody else it lives until its lease expires.
+
+
+def own_identity() -> str:
+    """What no other process ever is: boot, namespace, process id and start time."""
+    return _identity(os.getpid())
+
+
+@cache
+def _identity(pid: int) -> str:
+    return f"{_place()}/{pid}/{_started(pid)}"
+
+
+def is_dead(identity: str) -> bool:
+    """Whether that process has ended for certain; False for whatever cannot be known from here."""
+    place, _, process = identity.rpartition("/")
+    place, _, pid = place.rpartition("/")
+    if not place or place != _place() or not pid.isdecimal() or not process.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    started = _started(int(pid))
+    return started.isdecimal() and started != process
+
+
+def _place() -> str:
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """In ticks since the boot; empty when it cannot be read."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -35,7 +35,7 @@ class StreamPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FactBatch:
     """Facts in stream order, and the position after the last of them."""
 
     position: StreamPosition
@@ -51,7 +51,7 @@ class FactReader(Protocol):
     A fact may come a second time after the stream was wiped or set back: know it by its id.
     """
 
-    async def fetch(self, most: int, within_s: float) -> Batch:
+    async def fetch(self, most: int, within_s: float) -> FactBatch:
         """Up to `most` facts, as soon as there are any; none after `within_s`."""
         ...
 

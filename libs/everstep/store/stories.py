@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, case, except_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from everstep.incident_causes import meaning_of
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.reads import Record, round_state, slow_ranks
@@ -177,7 +178,7 @@ async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequenc
 
 
 async def _located(connection: AsyncConnection, job: str, row: Record) -> Record | None:
-    if row["trigger"] != "rank_stalled":
+    if meaning_of(row["trigger"] or "").evidence != "stall":
         return None  # what stalled in this round is another story
     located = tables.stalls_located
     query = select(located).where(located.c.job == job, located.c.round == row["round"])

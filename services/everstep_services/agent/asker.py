@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from everstep.backoff import Backoff, jittered_s
 from everstep.bus.errors import AskRefusedError, BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "rendezvous"
 _WITHIN_S = 5.0
-_WAIT_S = (0.05, 2.0)
+_WAIT_FIRST_S, _WAIT_MOST_S = 0.05, 2.0
 BUSY = {"500", "502", "503"}
 """Answers that may be better next time; any other will not."""
 
@@ -57,7 +57,7 @@ class Asker:
         self._join: Callable[[], Join] | None = None
         self._has_work = asyncio.Event()
         self._silent_since: float | None = None
-        self._failures = 0
+        self._backoff = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
 
     def tell(self, tell: Tell, report: Report) -> None:
         """Ask what this means for the round."""
@@ -86,7 +86,8 @@ class Asker:
                 log.exception("answer_failed")  # it made no sense to us; the next one may
                 await self._wait_after(error)
             else:
-                self._failures, self._silent_since = 0, None
+                self._backoff.reset()
+                self._silent_since = None
             if not self._reports and self._join is None:
                 self._has_work.clear()
 
@@ -128,15 +129,12 @@ class Asker:
             self._answers.refused(str(error))
 
     async def _wait_after(self, error: Exception) -> None:
-        now, (first_s, most_s) = self._clock.now(), _WAIT_S
+        now = self._clock.now()
         if self._silent_since is None:
             self._silent_since = now
         text = str(error) or type(error).__name__
         self._answers.unanswered(now - self._silent_since, text)
-        wait_s = min(first_s * 2**self._failures, most_s)
-        self._failures = min(self._failures + 1, 16)
-        # So that a fleet does not ask in step.
-        await self._clock.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311  no secret
+        await self._clock.sleep(jittered_s(self._backoff.failed()))
 
 
 def _aged(report: Report, age_s: float) -> Report:

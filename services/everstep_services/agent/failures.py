@@ -5,12 +5,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from everstep.incident_causes import SECONDARY
 from everstep.messages import ErrorRecord
 
 MemoryKill = Literal["", "rank", "host"]
 """Whom the kernel had killed for memory when SIGKILL ended a rank: it, or somebody on its host."""
-SECONDARY = "secondary:"
-"""Before the fingerprint of a failure that looks like the consequence of another rank's."""
 
 _CONSEQUENCES = re.compile(
     r"connection (closed|reset|refused|was closed)|broken pipe|remote process exited"

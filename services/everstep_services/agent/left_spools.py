@@ -16,7 +16,7 @@ import msgspec
 
 from everstep.bus import BusSettings, connect
 from everstep.bus.errors import BusError, SpoolBusyError, SpoolError
-from everstep.bus.spool import Spool
+from everstep.bus.facts.spool import Spool
 
 log = logging.getLogger(__name__)
 

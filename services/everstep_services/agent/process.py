@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from everstep import subjects
 from everstep.bus.errors import BusError
+from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
-from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
+from everstep.backoff import Backoff
+
 log = logging.getLogger(__name__)
 
 _AGAIN_FIRST_S = 0.1
@@ -29,7 +31,7 @@ class Lasting:
 
     async def run(self, loop: Callable[[], Awaitable[object]]) -> None:
         """Until it returns, or is cancelled."""
-        wait_s = _AGAIN_FIRST_S
+        backoff = Backoff(_AGAIN_FIRST_S, _AGAIN_LAST_S, failures=1)
         while True:
             began = asyncio.get_running_loop().time()
             try:
@@ -40,8 +42,9 @@ class Lasting:
             else:
                 return
             lasted_s = asyncio.get_running_loop().time() - began
-            wait_s = _AGAIN_FIRST_S if lasted_s > _AGAIN_LAST_S else min(2 * wait_s, _AGAIN_LAST_S)
-            await asyncio.sleep(wait_s)
+            if lasted_s > _AGAIN_LAST_S:
+                backoff.reset()
+            await asyncio.sleep(backoff.failed())
 
     def _tell(self, what: str, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"

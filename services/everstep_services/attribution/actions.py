@@ -1,7 +1,6 @@
 """Does what the policy asks for: rendezvous and health decide whether that can be."""
 
 import asyncio
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from everstep.bus.errors import AskRefusedError, BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
+from everstep.ids import id_from
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
@@ -175,9 +175,8 @@ class Actions:
 
     def _about(self, verdict: VerdictReached, *parts: str) -> dict[str, Any]:
         """The same id for the same decision, whichever replica makes it, and how often."""
-        text = "\n".join((SOURCE, verdict.job, *parts))
         return {
-            "id": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+            "id": id_from(SOURCE, verdict.job, *parts),
             "job": verdict.job,
             "at": self._clock.wall(),
             "source": SOURCE,

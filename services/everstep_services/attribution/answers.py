@@ -2,8 +2,8 @@
 
 import asyncio
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus, Handler
+from everstep.bus.requests import RefusalError
 from everstep.messages import CorrectVerdict, Done, Explain, Message, ReadEvidence
 from everstep_services.attribution.domain.claims import CAUSES
 from everstep_services.attribution.evidence_reader import EvidenceReader

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
-from everstep.bus.decided import facts_in
 from everstep.bus.errors import ConflictError, MessageTooLargeError
-from everstep.bus.ports import Batch, Bus, StreamPosition
+from everstep.bus.facts.codec import facts_in
+from everstep.bus.ports import Bus, FactBatch, StreamPosition
+from everstep.bus.requests import RefusalError
 from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.ids import new_id
@@ -125,7 +125,7 @@ class CaseKeeper:
         self.leads = False
         self._jobs.clear()
 
-    async def take(self, batch: Batch, changed: Changed) -> None:
+    async def take(self, batch: FactBatch, changed: Changed) -> None:
         """Add the facts of a batch to their cases."""
         self.counts["facts_read"] += len(batch.facts)
         self.counts["facts_missed"] += batch.missed

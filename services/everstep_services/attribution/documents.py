@@ -2,7 +2,7 @@
 
 import msgspec
 
-from everstep.bus import decided
+from everstep.bus.facts import codec
 from everstep.bus.ports import Delivered, Document, StreamPosition
 from everstep.errors import EverstepError
 from everstep.messages import CasesDocument, Fact, kind_of
@@ -98,4 +98,4 @@ def encoded(document: CasesDocument) -> bytes:
 
 def fact_of(message: Delivered) -> Fact | None:
     """A fact about incidents or nodes; None for any other, and for what cannot be read."""
-    return decided.fact_of(message, _KINDS)
+    return codec.fact_of(message, _KINDS)

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.ports import Bus
+from everstep.bus.requests import RefusalError
 from everstep.messages import (
     BlobRef,
     Case,

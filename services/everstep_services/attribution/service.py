@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
-from everstep.bus.leading import Term, lead_for_ever
+from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.messages import Case, CorrectVerdict, VerdictCorrected, VerdictReached

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import assert_never
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Handler
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id

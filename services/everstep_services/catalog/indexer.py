@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import msgspec
 
-from everstep.bus import decided
-from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError, MessageTooLargeError
-from everstep.bus.leading import Term, lead_for_ever
-from everstep.bus.ports import Batch, Bus, Document, StreamPosition
+from everstep.bus.facts import codec
+from everstep.bus.leader_election import Term, lead_for_ever
+from everstep.bus.ports import Bus, Document, FactBatch, StreamPosition
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
@@ -172,12 +172,12 @@ class Indexer:
             self.leads = False
             self._jobs.clear()
 
-    async def _take(self, batch: Batch) -> None:
+    async def _take(self, batch: FactBatch) -> None:
         self._counts["facts_read"] += len(batch.facts)
         self._counts["facts_missed"] += batch.missed
         by_job: dict[str, list[tuple[StreamPosition, Fact]]] = {}
         for message in batch.facts:
-            fact = decided.fact_of(message, _KINDS)
+            fact = codec.fact_of(message, _KINDS)
             if fact is not None:
                 at = StreamPosition(batch.position.stream, message.sequence)
                 by_job.setdefault(fact.job, []).append((at, fact))
@@ -204,7 +204,7 @@ class Indexer:
 
     async def _write(self, stored: StoredIndex) -> bool:
         """Whether this replica was the first to write over the revision that it read."""
-        for fact in decided.facts_in(stored.outbox):
+        for fact in codec.facts_in(stored.outbox):
             await self._bus.record(fact)
         stored.outbox = ()
         try:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.requests import RefusalError
 from everstep.messages import (
     ChangeCheckpoint,
     CheckpointDeleted,

@@ -1,10 +1,10 @@
 """Which bus a command talks to: the one in the settings, else that of a running `everstep up`."""
 
 from everstep.bus import BusSettings
-from everstep.bus.accounts import Operator
-from everstep.bus.admission import login_file
+from everstep.bus.auth.accounts import Operator
+from everstep.bus.auth.job_access import login_file
+from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.roles import ADMIN, SERVICE
 from everstep.settings import DEFAULT
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation

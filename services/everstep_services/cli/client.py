@@ -1,6 +1,5 @@
 """The REST API as the commands see it: deadlines, and one line for whatever goes wrong."""
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -11,6 +10,7 @@ import httpx2
 import msgspec
 
 from everstep import __version__
+from everstep.backoff import backoff_s, jittered_s
 from everstep_services.cli.errors import CliError, Exit
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -242,7 +242,7 @@ def follow(
             say(f"{why}; connecting again")
         attempt += 1
         # Jittered: all followers lost the same server at the same moment.
-        sleep(min(RECONNECT_MAX_S, 0.25 * 2**attempt) * random.uniform(0.5, 1.0))  # noqa: S311
+        sleep(jittered_s(backoff_s(attempt, 0.5, RECONNECT_MAX_S)))
 
 
 def _given(params: Params) -> dict[str, str | int | list[str]]:

@@ -112,8 +112,8 @@ def torch(invocation: Invocation) -> Findings:
 
 def nats_server(invocation: Invocation) -> Findings:
     del invocation
-    from everstep.bus.devserver import find_program, program_version
     from everstep.bus.errors import BusConfigError
+    from everstep.bus.server.dev_server import find_program, program_version
 
     async def asked(program: str) -> str:
         async with asyncio.timeout(_PROGRAM_WITHIN_S):

@@ -11,9 +11,9 @@ from prometheus_client.core import Metric
 from everstep.bus import BusSettings
 from everstep.bus.client import NatsBus
 from everstep.bus.connection import Connection
+from everstep.bus.facts.outbox import Outbox
+from everstep.bus.facts.spool import Spool
 from everstep.bus.jetstream import JetStream
-from everstep.bus.outbox import Outbox
-from everstep.bus.spool import Spool
 from everstep.clock import SystemClock
 from everstep.observe.metrics import Metrics
 from everstep.store.database import Database

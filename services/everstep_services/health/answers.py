@@ -3,9 +3,9 @@
 import asyncio
 from typing import assert_never
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Handler
-from everstep.bus.recorder import Recorder
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id

@@ -4,11 +4,11 @@ import logging
 from collections import Counter
 
 from everstep import subjects
-from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
+from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
-from everstep.bus.recorder import Recorder
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from everstep import subjects
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusTimeoutError
+from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
-from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id

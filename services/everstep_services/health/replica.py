@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from everstep.bus import BusSettings
+from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
-from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts

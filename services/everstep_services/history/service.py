@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
+from everstep.backoff import backoff_s
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, LeaseLostError
 from everstep.bus.ports import Bus, Delivered, Held, StreamPosition
@@ -222,8 +223,8 @@ class Projector:
 
     async def _wait_after(self, error: Exception) -> None:
         settings = self._settings
-        wait_s = min(settings.retry_first_s * 2**self._failures, settings.retry_most_s)
-        self._failures = min(self._failures + 1, 16)
+        self._failures += 1
+        wait_s = backoff_s(self._failures, settings.retry_first_s, settings.retry_most_s)
         self._counts["retries"] += 1
         text = str(error) or type(error).__name__
         log.warning("projector_waits error=%s wait_s=%.1f", text, wait_s)

@@ -5,7 +5,7 @@ import sys
 from contextlib import AbstractAsyncContextManager
 
 from everstep.bus import BusSettings
-from everstep.bus.accounts import Signers
+from everstep.bus.auth.accounts import Signers
 from everstep.bus.errors import BusConfigError
 from everstep.runtime import Parts
 from everstep.serving import main

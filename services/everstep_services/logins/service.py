@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.accounts import LoginRefusedError, Signers
-from everstep.bus.asking import RefusalError
+from everstep.bus.auth.accounts import LoginRefusedError, Signers
+from everstep.bus.auth.roles import LOGINS
 from everstep.bus.ports import Bus
-from everstep.bus.roles import LOGINS
+from everstep.bus.requests import RefusalError
 from everstep.messages import LoginRenewed, Message, RenewLogin
 from everstep.runtime import Loop, Parts
 

@@ -8,7 +8,7 @@ from everstep.bus import BusSettings
 from everstep.runtime import Parts
 from everstep.serving import main
 from everstep.settings import Loaded, Settings
-from everstep_services.rendezvous.opening import opened
+from everstep_services.rendezvous.replica import opened
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 

@@ -1,4 +1,4 @@
-"""Hears questions, findings and documents, and brings each to the desk of its job."""
+"""Hears questions, findings and documents, and brings each to the runner of its job."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.runtime import Loop
-from everstep_services.rendezvous.desk import BUCKET, Counts, Desk, Surroundings
-from everstep_services.rendezvous.domain.events import Control, Event, Tick
+from everstep_services.rendezvous.domain.events import Event, JobControl, Tick
+from everstep_services.rendezvous.job_runner import BUCKET, JobRunner, ReplicaContext, RunnerCounts
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 log = logging.getLogger(__name__)
@@ -56,19 +56,19 @@ class Rendezvous:
         self._clock = clock
         self._controls: dict[str, ControlDocument] = {}
         self._suspects: Mapping[str, str] = {}
-        self._desks: dict[str, Desk] = {}
-        self._around: Surroundings | None = None
-        self._counts = Counts()
+        self._runners: dict[str, JobRunner] = {}
+        self._around: ReplicaContext | None = None
+        self._counts = RunnerCounts()
         self._contained = Containment("rendezvous")
         self.answers = asyncio.Event()
         """Set once questions are heard."""
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
-        counts = {f"{name}_total": getattr(self._counts, name) for name in Counts.__slots__}
-        failures = self._contained.failures + sum(one.failures for one in self._desks.values())
+        counts = {f"{name}_total": getattr(self._counts, name) for name in RunnerCounts.__slots__}
+        failures = self._contained.failures + sum(one.failures for one in self._runners.values())
         return counts | {
-            "jobs": float(len(self._desks)),
+            "jobs": float(len(self._runners)),
             "suspects": float(len(self._suspects)),
             "input_failures_total": float(failures),
         }
@@ -81,7 +81,7 @@ class Rendezvous:
     async def serve_for_ever(self) -> None:
         """Answer and decide until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            self._around = Surroundings(
+            self._around = ReplicaContext(
                 self._settings, self._bus, self._clock, self._control, tasks, self._counts
             )
             tasks.create_task(self._follow_control(), name="control")
@@ -101,27 +101,27 @@ class Rendezvous:
             checked_name("node", question.node)
             checked_name("agent", question.instance)
         event: Event = question  # type: ignore[assignment]  # each verb's own, or no answer
-        return await self._desk(job).ask(event)
+        return await self._runner(job).ask(event)
 
     async def _show(self, question: Message) -> Message:
         assert isinstance(question, ShowRound)
-        return _shown(await self._desk(question.job).show())
+        return _shown(await self._runner(question.job).show())
 
-    def _desk(self, job: str) -> Desk:
-        desk = self._desks.get(job)
-        if desk is None:
+    def _runner(self, job: str) -> JobRunner:
+        runner = self._runners.get(job)
+        if runner is None:
             assert self._around is not None
-            desk = self._desks[job] = Desk(job, self._around)
-            self._around.tasks.create_task(desk.work_for_ever(), name=f"job-{job}")
-        return desk
+            runner = self._runners[job] = JobRunner(job, self._around)
+            self._around.tasks.create_task(runner.work_for_ever(), name=f"job-{job}")
+        return runner
 
-    def _control(self, job: str) -> Control:
+    def _control(self, job: str) -> JobControl:
         ours, all_jobs = self._controls.get(job), self._controls.get(subjects.CLUSTER)
         both = [document for document in (all_jobs, ours) if document is not None]
         modes: dict[str, str] = {}
         for document in both:
             modes |= document.modes
-        return Control(
+        return JobControl(
             is_braked=any(document.is_braked for document in both),
             modes=modes,
             exclusions=tuple(one for document in both for one in document.exclusions),
@@ -132,7 +132,7 @@ class Rendezvous:
         async with self._bus.documents(BUCKET).follow() as documents:
             async for document in documents:
                 if subjects.is_name(document.key):
-                    self._desk(document.key).offer(document)
+                    self._runner(document.key).offer(document)
 
     async def _follow_control(self) -> None:
         async with self._bus.documents("CONTROL").follow() as documents:
@@ -149,9 +149,9 @@ class Rendezvous:
         except BadMessageError as error:
             log.warning("control_unreadable key=%s error=%s", document.key, error)
             return
-        for job, desk in self._desks.items():
+        for job, runner in self._runners.items():
             if document.key in {job, subjects.CLUSTER}:
-                desk.tell(Tick())
+                runner.tell(Tick())
 
     async def _follow_nodes(self) -> None:
         """What health wrote down last holds, whether or not it runs now."""
@@ -167,11 +167,11 @@ class Rendezvous:
         async with self._bus.subscribe(subjects.lost(), NodeLost) as findings:
             async for finding in findings:
                 with self._contained.of("a loss"):
-                    if finding.job in self._desks:
-                        self._desks[finding.job].tell(finding)
+                    if finding.job in self._runners:
+                        self._runners[finding.job].tell(finding)
 
     async def _watch_bus(self) -> None:
-        """After the bus was away, every desk reads again, also one that nothing else wakes."""
+        """After the bus was away, every runner reads again, also one that nothing else wakes."""
         await self._bus.wait_connected()
         returns = self._bus.returns
         while True:
@@ -181,9 +181,9 @@ class Rendezvous:
             log.warning("bus_away nothing is decided until it is back")
             await self._bus.wait_connected()
             returns = self._bus.returns
-            log.info("bus_back jobs=%d", len(self._desks))
-            for desk in self._desks.values():
-                desk.wake()
+            log.info("bus_back jobs=%d", len(self._runners))
+            for runner in self._runners.values():
+                runner.wake()
 
 
 def _suspects(document: Document) -> dict[str, str]:

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Handler
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (

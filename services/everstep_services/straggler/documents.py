@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from everstep.bus.containment import Containment
-from everstep.bus.decided import facts_in
 from everstep.bus.errors import BusError, ConflictError
+from everstep.bus.facts.codec import facts_in
 from everstep.bus.ports import Bus, Document
 from everstep.clock import Clock
 from everstep.errors import EverstepError

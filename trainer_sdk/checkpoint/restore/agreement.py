@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import StatePiece
 from trainer_sdk.checkpoint.group import RankGroup
-from trainer_sdk.checkpoint.hashing import hash_of
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
 from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,

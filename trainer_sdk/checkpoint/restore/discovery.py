@@ -9,7 +9,7 @@ from time import monotonic
 
 import msgspec
 
-from trainer_sdk.checkpoint.hashing import hash_of
+from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.image_folder import image_folders, is_on_disk, marked_image
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,

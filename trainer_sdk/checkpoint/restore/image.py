@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from trainer_sdk.checkpoint.hashing import Hasher
+from everstep.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
-from trainer_sdk.checkpoint.hashing import Hasher, hash_of
+from everstep.hashing import Hasher, hash_of
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from trainer_sdk.checkpoint.hashing import Hasher
+from everstep.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from trainer_sdk.checkpoint.hashing import ALGORITHM, Hasher, hash_of
+from everstep.hashing import ALGORITHM, Hasher, hash_of
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,

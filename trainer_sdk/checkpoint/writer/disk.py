@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from trainer_sdk.checkpoint.hashing import Hasher
+from everstep.hashing import Hasher
 from trainer_sdk.checkpoint.schedule.rate import Throttle
 
 CHUNK_BYTES = 16 << 20

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainer_sdk.checkpoint.hashing import Hasher, hash_of
+from everstep.hashing import Hasher, hash_of
 from trainer_sdk.checkpoint.image_folder import put_durably, sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import (
     INDEX,

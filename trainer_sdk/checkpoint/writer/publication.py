@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from trainer_sdk.checkpoint.hashing import hash_of
+from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
     METADATA,

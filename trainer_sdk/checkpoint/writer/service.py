@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from trainer_sdk.checkpoint.hashing import Hasher
+from everstep.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import BadManifestError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.port import StorageError

@@ -5,6 +5,7 @@ Pure: every method takes `now` and says what is new. A page of an older round is
 
 from dataclasses import dataclass, field
 
+from everstep.incident_causes import IncidentCause
 from everstep.messages import Ledger
 from everstep_services.agent.failures import Exit
 
@@ -26,7 +27,7 @@ class Opens:
     rank: int
     reason: str
     fact: str
-    trigger: str = "rank_exited"
+    trigger: IncidentCause = "rank_exited"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Collection, Sequence
 
 from everstep import subjects
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.bus.errors import BusError
+from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
-from everstep.bus.recorder import Recorder
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, RankStalled, StartRanks

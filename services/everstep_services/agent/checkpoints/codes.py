@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from trainer_sdk.checkpoint.hashing import Hasher
+from everstep.hashing import Hasher
 
 _ROW_BYTES = 256 << 10
 Octets = bytes | memoryview

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret

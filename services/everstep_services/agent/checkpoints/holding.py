@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from everstep.hashing import Hasher
 from everstep_services.agent.checkpoints.displacing import Course, Sender
 from everstep_services.agent.checkpoints.held import (
     INCOMING,
@@ -27,7 +28,6 @@ from everstep_services.agent.checkpoints.images import Head, read_head
 from everstep_services.agent.checkpoints.mapping import Memory
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
-from trainer_sdk.checkpoint.hashing import Hasher
 from trainer_sdk.checkpoint.image_folder import sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE
 

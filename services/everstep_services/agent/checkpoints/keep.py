@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.bus.beside import beside
+from everstep.bus.background import beside
 from everstep.clock import Clock
 from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
 from everstep_services.agent.acts import AboutStates

@@ -6,11 +6,11 @@ first, and one that was overtaken is left out.
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from everstep.bus.beside import beside
+from everstep.backoff import backoff_s, jittered_s
+from everstep.bus.background import beside
 from everstep.clock import Clock
 from everstep.messages import Peer, StartRanks
 from everstep_services.agent.checkpoints.client import Call
@@ -125,8 +125,7 @@ class Sending:
         """Until there is news, or it is time to look again; after failures a while in any case."""
         if failures:
             least, most = _AGAIN_S
-            wait_s = min(least * 2 ** (failures - 1), most)
-            await self._clock.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311  no secret
+            await self._clock.sleep(jittered_s(backoff_s(failures, least, most)))
             return
         try:
             async with asyncio.timeout(_LOOK_EVERY_S):

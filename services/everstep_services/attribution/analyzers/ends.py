@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import meaning_of
 from everstep.messages import Case, ErrorRecord, NodeSign, RankEnd
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
@@ -134,23 +135,24 @@ def _as_exit(end: RankEnd) -> Exit:
 
 
 def _outside(case: Case) -> Iterator[Claim]:
+    fault = meaning_of(case.trigger).fault
     for act in case.outside:
         whole = "the job" if act.node is None else act.node
         if act.act == "preempted":
             says = f"{whole} was preempted ({act.by}): {_clean(act.reason)}"
-            strength = 0.95 if case.trigger in {"preempted", "node_left"} else 0.7
+            strength = 0.95 if "scheduler" in fault else 0.7
             yield Claim(
                 cause="scheduler", kind="preempted", says=says, strength=strength,
                 is_transient=True, fact=act.fact,
             )  # fmt: skip
         else:
             says = f"{_clean(act.by)} asked for {act.act.replace('_', ' ')}: {_clean(act.reason)}"
-            strength = 0.97 if case.trigger in {"operator", "node_left"} else 0.5
+            strength = 0.97 if "operator" in fault else 0.5
             yield Claim(
                 cause="scheduler", kind="operator", says=says, strength=strength, fact=act.fact,
             )  # fmt: skip
-    if case.trigger in {"preempted", "operator"} and not case.outside:
-        kind = "preempted" if case.trigger == "preempted" else "operator"
+    if fault in {("scheduler",), ("operator",)} and not case.outside:
+        kind = "preempted" if fault == ("scheduler",) else "operator"
         yield Claim(
             cause="scheduler", kind=kind, says=_clean(case.reason) or case.trigger, strength=0.9,
             fact=case.trigger_fact,
@@ -162,7 +164,7 @@ def _nodes(case: Case) -> Iterator[Claim]:
     lost = [sign for sign in case.nodes if sign.sign == "lost"]
     for sign in lost:
         yield from _of_lost(case, sign, back.get(sign.node), len(lost))
-    if case.trigger == "node_lost" and case.node and not lost:
+    if "node" in meaning_of(case.trigger).fault and case.node and not lost:
         yield Claim(
             cause="host", kind="node_lost", says=_lost(case.node, case.reason), strength=0.75,
             ranks=case.ranks_of(case.node), nodes=(case.node,), fact=case.trigger_fact,

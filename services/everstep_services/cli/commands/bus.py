@@ -16,7 +16,7 @@ from everstep_services.cli.output import print_records, say
 
 if TYPE_CHECKING:
     from everstep.bus import BusSettings
-    from everstep.bus.accounts import Operator
+    from everstep.bus.auth.accounts import Operator
 
 _KEYS = click.option(
     "--keys",
@@ -84,10 +84,10 @@ def setup(  # noqa: PLR0913  what differs between servers
     Safe to repeat: keys that are there stay, logins that last stay. Streams of the time before
     accounts are given to the control plane; for that the server must not run.
     """
-    from everstep.bus.accounts import Operator
-    from everstep.bus.admission import login_file
-    from everstep.bus.roles import ADMIN, SERVICE
-    from everstep.bus.serverconfig import ServerPlan, move_streams, write_config
+    from everstep.bus.auth.accounts import Operator
+    from everstep.bus.auth.job_access import login_file
+    from everstep.bus.auth.roles import ADMIN, SERVICE
+    from everstep.bus.server.config import ServerPlan, move_streams, write_config
 
     host, port = _address(listens)
     folder = keys or Path("keys")
@@ -130,9 +130,9 @@ def login(
 
     WHO is the name of a job. `@service` and `@admin` are the logins of the control plane.
     """
-    from everstep.bus.admission import admit
-    from everstep.bus.login import write_private
-    from everstep.bus.roles import agents_name
+    from everstep.bus.auth.job_access import admit
+    from everstep.bus.auth.login import write_private
+    from everstep.bus.auth.roles import agents_name
 
     operator, valid_s = _operator(invocation, keys), _seconds(valid)
     if who.startswith("@"):
@@ -159,7 +159,7 @@ def revoke(invocation: Invocation, job: str, keys: Path | None) -> None:
     Their ranks train on for as long as they need no bus. `everstep bus login JOB` lets agents in
     again, with a new login.
     """
-    from everstep.bus.admission import cut_off
+    from everstep.bus.auth.job_access import cut_off
 
     asyncio.run(cut_off(_operator(invocation, keys), _address_of_bus(invocation), job))
     say(f"the agents of job {job} are cut off; `everstep bus login {job}` lets them in again")
@@ -232,7 +232,7 @@ def flush(invocation: Invocation) -> None:
 
 
 def _operator(invocation: Invocation, keys: Path | None) -> Operator:
-    from everstep.bus.accounts import Operator
+    from everstep.bus.auth.accounts import Operator
     from everstep_services.cli.state import find_state_dir
 
     folder = keys or find_state_dir(invocation.environ, invocation.state_dir).path / "nats"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from everstep.bus import BusSettings
-from everstep.bus.login import read_credentials
-from everstep.bus.roles import ADMIN, SERVICE, job_in
+from everstep.bus.auth.login import read_credentials
+from everstep.bus.auth.roles import ADMIN, SERVICE, job_in
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.logs import configure

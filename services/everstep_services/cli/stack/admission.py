@@ -3,8 +3,8 @@
 import asyncio
 
 from everstep.bus import BusSettings
-from everstep.bus.accounts import LoginRefusedError, Operator
-from everstep.bus.admission import agents_login
+from everstep.bus.auth.accounts import LoginRefusedError, Operator
+from everstep.bus.auth.job_access import agents_login
 from everstep.bus.errors import BusError
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.state import Running, StateDir

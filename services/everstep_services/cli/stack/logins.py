@@ -2,7 +2,7 @@
 
 from contextlib import AbstractAsyncContextManager
 
-from everstep.bus.accounts import Operator
+from everstep.bus.auth.accounts import Operator
 from everstep.runtime import Parts
 from everstep_services.cli.stack.services import Surroundings
 from everstep_services.logins.service import opened as open_service

@@ -4,7 +4,7 @@ from contextlib import AbstractAsyncContextManager
 
 from everstep.runtime import Parts
 from everstep_services.cli.stack.services import Surroundings
-from everstep_services.rendezvous.opening import opened as open_service
+from everstep_services.rendezvous.replica import opened as open_service
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from everstep.bus import BusSettings
-from everstep.bus.devserver import DevServer
 from everstep.bus.errors import BusUnreachableError
+from everstep.bus.server.dev_server import DevServer
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.process import run_agent
 from everstep_services.cli.errors import CliError

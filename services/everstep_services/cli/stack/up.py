@@ -10,9 +10,9 @@ from socket import socket
 
 from everstep import __version__
 from everstep.bus import connect, topology
-from everstep.bus.beside import beside
-from everstep.bus.devserver import DevServer, dev_server
-from everstep.bus.roles import ADMIN, SERVICE
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.background import beside
+from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.health import Check, Health

@@ -2,9 +2,9 @@
 
 from datetime import datetime, timedelta
 
-from everstep.bus.asking import RefusalError
+from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
-from everstep.bus.recorder import Recorder
+from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.ids import checked_name, new_id
 from everstep.messages import (

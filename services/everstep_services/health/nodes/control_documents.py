@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from everstep.bus.asking import RefusalError
 from everstep.bus.errors import ConflictError
 from everstep.bus.ports import Bus
+from everstep.bus.requests import RefusalError
 from everstep.errors import EverstepError
 from everstep.messages import ControlDocument
 from everstep.messages.codec import BadMessageError, decode_as, encode

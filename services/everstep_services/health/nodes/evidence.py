@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from everstep.incident_causes import meaning_of
 from everstep.messages import (
     CheckResult,
     Fact,
@@ -100,7 +101,7 @@ def _closed(fact: IncidentClosed, at: Time) -> NodeEvidence | None:
     key = fact.trigger_fact or fact.incident
     if fact.verdict is not None or fact.outcome == "preempted":
         return NodeEvidence({}, replaces=(key,))  # the verdict names the cause
-    if fact.trigger != "node_lost" or fact.node is None:
+    if "node" not in meaning_of(fact.trigger).fault or fact.node is None:
         return None
     strike = Strike(key=key, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.cause}")
     return NodeEvidence({fact.node: strike}, replaces=(key,))

@@ -10,13 +10,13 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from everstep.bus import decided
-from everstep.bus.asking import RefusalError
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
-from everstep.bus.leading import Term, lead_for_ever
-from everstep.bus.ports import Batch, Bus, Document, StreamPosition
-from everstep.bus.recorder import Recorder
+from everstep.bus.facts import codec
+from everstep.bus.facts.recorder import Recorder
+from everstep.bus.leader_election import Term, lead_for_ever
+from everstep.bus.ports import Bus, Document, FactBatch, StreamPosition
+from everstep.bus.requests import RefusalError
 from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -283,13 +283,13 @@ class NodeService:
         stored.revision = await self._documents.put(_KEY, data, revision=stored.revision)
 
     async def _record(self, outbox: Iterable[str]) -> None:
-        for fact in decided.facts_in(outbox):
+        for fact in codec.facts_in(outbox):
             await self._bus.record(fact)
 
-    def _facts(self, batch: Batch) -> list[Fact]:
+    def _facts(self, batch: FactBatch) -> list[Fact]:
         self._counts["facts_read"] += len(batch.facts)
         self._counts["facts_missed"] += batch.missed
-        facts = (decided.fact_of(message, _KINDS) for message in batch.facts)
+        facts = (codec.fact_of(message, _KINDS) for message in batch.facts)
         return [fact for fact in facts if fact is not None]
 
     def _measure(self, register: NodeRegister, excluded: int) -> None:

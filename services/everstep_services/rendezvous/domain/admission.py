@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from everstep.messages import JobSpec, Join
-from everstep_services.rendezvous.domain.events import Control
-from everstep_services.rendezvous.domain.turn import Turn
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.events import JobControl
 
 _SAME_FOR_ALL = (
     "command",
@@ -32,25 +32,25 @@ class Refusal:
     exit_code: int | None = None
 
 
-def refusal(turn: Turn, ask: Join) -> Refusal | None:
+def refusal(batch: Batch, ask: Join) -> Refusal | None:
     """Why this agent may not take part, if it may not."""
     return (
-        _wrong_version(turn.version, ask)
-        or _different_job(turn, ask)
-        or _excluded(turn.control, turn, ask)
+        _wrong_version(batch.version, ask)
+        or _different_job(batch, ask)
+        or _excluded(batch.control, batch, ask)
         or _unhealthy(ask)
-        or _misconfigured(turn, ask)
+        or _misconfigured(batch, ask)
     )
 
 
-def reopens(turn: Turn, ask: Join) -> bool:
+def reopens(batch: Batch, ask: Join) -> bool:
     """Whether an agent of a new allocation takes up a job whose last allocation is over.
 
     Not one that is done, and not one that was told not to come back, unless something about
     it has changed since. Whether a script that could not start was mended nobody can see: it is
     tried.
     """
-    doc = turn.state.doc
+    doc = batch.state.doc
     if ask.allocation == doc.allocation or ask.allocation in doc.allocations:
         return False
     if doc.phase == "done" or (doc.exit_code == DO_NOT_RESTART and not doc.is_mendable):
@@ -58,9 +58,9 @@ def reopens(turn: Turn, ask: Join) -> bool:
     return True
 
 
-def job_over(turn: Turn) -> Refusal:
+def job_over(batch: Batch) -> Refusal:
     """The job needs nobody any more."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     text = f"job {doc.job} is over: {doc.reason}"
     if doc.is_mendable:
         text += "; mend the script, and start it again"
@@ -76,8 +76,8 @@ def changed_fields(before: JobSpec, after: JobSpec) -> tuple[str, ...]:
     )
 
 
-def _different_job(turn: Turn, ask: Join) -> Refusal | None:
-    doc = turn.state.doc
+def _different_job(batch: Batch, ask: Join) -> Refusal | None:
+    doc = batch.state.doc
     differs = [name for name in changed_fields(doc.spec, ask.spec) if name in _SAME_FOR_ALL]
     if not differs:
         return None
@@ -101,9 +101,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _excluded(control: Control, turn: Turn, ask: Join) -> Refusal | None:
-    found = control.exclusion(ask.node, turn.now.wall)
-    seat = turn.state.seat(ask.node)
+def _excluded(control: JobControl, batch: Batch, ask: Join) -> Refusal | None:
+    found = control.exclusion(ask.node, batch.now.wall)
+    seat = batch.state.seat(ask.node)
     is_told_to_go = seat is not None and seat.is_leaving and seat.instance == ask.instance
     if found is None or is_told_to_go or not control.enforces("exclude", otherwise=True):
         return None
@@ -128,12 +128,12 @@ def _unhealthy(ask: Join) -> Refusal | None:
     )
 
 
-def _misconfigured(turn: Turn, ask: Join) -> Refusal | None:
+def _misconfigured(batch: Batch, ask: Join) -> Refusal | None:
     if ask.ranks < 1:
         return Refusal("misconfigured", f"{ask.node} runs no process", exit_code=USAGE)
     if ask.infra_rank is None:
         return None
-    holder = turn.state.holder_of_infra_rank(ask.infra_rank)
+    holder = batch.state.holder_of_infra_rank(ask.infra_rank)
     if holder is None or holder == ask.node:
         return None
     return Refusal(

@@ -2,21 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+from everstep.incident_causes import SECONDARY, meaning_of
 from everstep.messages import Budget, JobSpec, Option
 from everstep_services.rendezvous.settings import RendezvousSettings
 
-SECONDARY = "secondary:"
-"""Before the fingerprint of a failure that looks like the consequence of another rank's."""
 HOUR_S = 3600.0
 CANNOT_START = "stop.script_cannot_start"
-COUNTED = frozenset({"rank_exited", "rank_stalled", "start_failed", "node_lost", "node_left"})
-"""The ends of a round whose restart is taken from the budget."""
-OF_THE_SCRIPT = frozenset({"rank_exited", "rank_stalled", "start_failed"})
-"""Those that the script may bring about again, as often as it is started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RoundFailure:
     """The end of a round, as far as it matters for what comes next."""
 
     cause: str
@@ -37,11 +32,17 @@ class Failure:
 
     @property
     def is_counted(self) -> bool:
-        return self.cause in COUNTED
+        """The restart after it is taken from the budgets."""
+        return meaning_of(self.cause).costs_restart
+
+    @property
+    def can_recur(self) -> bool:
+        """The script may fail in this way again, as often as it is started."""
+        return meaning_of(self.cause).can_recur
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RestartHistory:
     """What went before."""
 
     restarts: int = 0
@@ -55,14 +56,14 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class RestartDecision:
     """What to do, and everything that must be on record about it."""
 
     action: str
     """`restart` or `stop`."""
     rule: str
     reason: str
-    past: Past
+    past: RestartHistory
     """What the next failure will find, the restart counted."""
     delay_s: float = 0.0
     exit_code: int = 1
@@ -78,7 +79,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RestartRules:
     """The limits in force."""
 
     spec: JobSpec
@@ -90,7 +91,7 @@ class Rules:
     is_braked: bool = False
 
 
-def judge(failure: Failure, past: Past, rules: Rules) -> Judgement:
+def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> RestartDecision:
     """Another round, or the end."""
     progress = _progress(failure, past)
     past = _with(failure, past, progress, rules.settings)
@@ -101,11 +102,11 @@ def judge(failure: Failure, past: Past, rules: Rules) -> Judgement:
         left = tuple(Budget(name=b.name, limit=b.limit, left=max(b.left, 0)) for b in budgets)
         other = (Option(action="restart", rejected=reason),)
         rule = f"stop.{spent.name}_spent"
-        return Judgement("stop", rule, reason, past, budgets=left, considered=other)
+        return RestartDecision("stop", rule, reason, past, budgets=left, considered=other)
     stop = _enough(failure, past, progress, rules)
     if stop is not None and stop[2]:
         other = (Option(action="restart", rejected=stop[1]),)
-        return Judgement(
+        return RestartDecision(
             "stop", stop[0], stop[1], past, exit_code=93, budgets=budgets, considered=other
         )
     rule, advice = (stop[0], stop[1]) if stop is not None else ("", "")
@@ -113,10 +114,14 @@ def judge(failure: Failure, past: Past, rules: Rules) -> Judgement:
 
 
 def _another(
-    failure: Failure, past: Past, rules: Rules, budgets: tuple[Budget, ...], advice: str
-) -> Judgement:
+    failure: RoundFailure,
+    past: RestartHistory,
+    rules: RestartRules,
+    budgets: tuple[Budget, ...],
+    advice: str,
+) -> RestartDecision:
     delay_s = 0.0
-    if failure.cause in OF_THE_SCRIPT and past.quick_failures:
+    if failure.can_recur and past.quick_failures:
         steps = rules.settings.backoff_s
         # Whether the script cannot start is not asked at once: a file system may come back.
         waits = past.quick_failures + (past.quick_failures == 1 and _cannot_start(failure, rules))
@@ -136,7 +141,7 @@ def _another(
     unlikely = f"observe mode: {advice}" if advice else "nothing says that it would fail again"
     unknown = _STEP_UNKNOWN if failure.steps_s else _STEP_NONE
     missing = () if failure.step is not None else (unknown,)
-    return Judgement(
+    return RestartDecision(
         "restart",
         "restart.backoff" if delay_s else "restart.budget_left",
         reason,
@@ -164,8 +169,8 @@ _NAMES = {
 
 
 def _with(
-    failure: Failure, past: Past, progress: bool | None, settings: RendezvousSettings
-) -> Past:
+    failure: RoundFailure, past: RestartHistory, progress: bool | None, settings: RendezvousSettings
+) -> RestartHistory:
     """The past with this failure in it, its restart counted already."""
     refilled = past.refilled
     if progress:
@@ -179,16 +184,16 @@ def _with(
         idle = 0
     elif progress is False or is_quick:
         idle += 1
-    if failure.cause in OF_THE_SCRIPT:
+    if failure.can_recur:
         quick = quick + 1 if is_quick and not progress else 0
     elif progress:
         quick = 0
     counted = 1 if failure.is_counted else 0
     steps = [step for step in (past.best_step, failure.step) if step is not None]
     prints = past.fingerprints
-    if failure.cause in OF_THE_SCRIPT:
+    if failure.can_recur:
         prints = (*prints, failure.fingerprint)[-10:]
-    return Past(
+    return RestartHistory(
         restarts=past.restarts + counted,
         refilled=refilled,
         recent=past.recent + counted,
@@ -199,14 +204,14 @@ def _with(
     )
 
 
-def _progress(failure: Failure, past: Past) -> bool | None:
+def _progress(failure: RoundFailure, past: RestartHistory) -> bool | None:
     """Whether the round got farther than any before; None when nobody said how far it got."""
     if failure.step is None:
         return None
     return failure.step > (past.best_step or 0)
 
 
-def _budgets(past: Past, spec: JobSpec) -> tuple[Budget, ...]:
+def _budgets(past: RestartHistory, spec: JobSpec) -> tuple[Budget, ...]:
     found = []
     spent = past.restarts - past.refilled
     for name, limit, used in (
@@ -220,7 +225,7 @@ def _budgets(past: Past, spec: JobSpec) -> tuple[Budget, ...]:
 
 
 def _enough(
-    failure: Failure, past: Past, progress: bool | None, rules: Rules
+    failure: RoundFailure, past: RestartHistory, progress: bool | None, rules: RestartRules
 ) -> tuple[str, str, bool] | None:
     """Rule, reason, and whether it stops the job; None when there is no sign of the kind."""
     limit = rules.spec.no_progress_limit
@@ -230,7 +235,7 @@ def _enough(
         return "stop.no_progress", reason, asked_for or rules.may_stop
     same = past.fingerprints[-2:]
     if (
-        failure.cause in OF_THE_SCRIPT
+        failure.can_recur
         and failure.exit_code is not None
         and not progress
         and len(same) == 2
@@ -251,7 +256,7 @@ def _enough(
     return None
 
 
-def _cannot_start(failure: Failure, rules: Rules) -> bool:
+def _cannot_start(failure: RoundFailure, rules: RestartRules) -> bool:
     """Its program is wrong, on every rank, and no round of the job was ever seen to get farther."""
     return (
         failure.is_of_code

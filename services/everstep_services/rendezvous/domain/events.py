@@ -70,7 +70,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class JobControl:
     """What people and health say about a job from outside: switches, and nodes not to rely on."""
 
     is_braked: bool = False
@@ -109,7 +109,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class LivenessProbe:
     """Find out whether an agent is there; its order goes along, in case it was lost."""
 
     node: str
@@ -119,13 +119,13 @@ class Probe:
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchOutcome:
     """What came of a batch of events."""
 
     replies: list[Message | None]
     """One for each event; None where nobody waits for one."""
     sends: list[Send]
-    probes: list[Probe]
+    probes: list[LivenessProbe]
     wake_at: float | None
     """When `Tick` should come."""
     is_changed: bool

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCause, meaning_of
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
 from everstep.messages.documents import OpenIncident
-from everstep_services.rendezvous.domain.budgets import SECONDARY
-from everstep_services.rendezvous.domain.ledger import count, count_ending
-from everstep_services.rendezvous.domain.state import CONSEQUENCE, NODE, PLAIN
-from everstep_services.rendezvous.domain.turn import Turn
+from everstep_services.rendezvous.domain.batch import Batch
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0
@@ -19,8 +17,7 @@ _SAY_EVERY_S = 1.0
 class Sign:
     """Something bad that was reported about the round."""
 
-    trigger: str
-    """As in `incident_opened`."""
+    trigger: IncidentCause
     reason: str
     node: str | None = None
     rank: int | None = None
@@ -35,109 +32,112 @@ class Sign:
     @property
     def weight(self) -> int:
         """How well it explains the others: the loss of a node explains what its peers saw."""
-        if self.trigger == "node_lost":
-            return NODE
-        return CONSEQUENCE if self.fingerprint.startswith(SECONDARY) else PLAIN
+        weight = meaning_of(self.trigger).weight
+        is_consequence = weight == PLAIN and self.fingerprint.startswith(SECONDARY)
+        return CONSEQUENCE if is_consequence else weight
 
 
-def add(turn: Turn, sign: Sign) -> OpenIncident:
+def add(batch: Batch, sign: Sign) -> OpenIncident:
     """The sign opens an incident, or belongs to the one that is open."""
-    open_one = turn.state.doc.incident
-    incident = _open(turn, sign) if open_one is None else _join(turn, open_one, sign)
-    turn.state.set(incident=incident)
+    open_one = batch.state.doc.incident
+    incident = _open(batch, sign) if open_one is None else _join(batch, open_one, sign)
+    batch.state.set(incident=incident)
     is_another = open_one is not None and open_one.reason != incident.reason
-    if is_another and turn.state.doc.phase == "ending":
+    if is_another and batch.state.doc.phase == "ending":
         # Nobody needs to wait for the cause any more, and who was told another one is put right.
-        turn.send(turn.stop_order())
+        batch.send(batch.stop_order())
     return incident
 
 
-def broke_again(turn: Turn, sign: Sign) -> None:
+def broke_again(batch: Batch, sign: Sign) -> None:
     """A round has ended before its first step: the open incident goes on, with a new cause."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     assert doc.incident is not None
     entry = "start_s" if doc.phase == "forming" else "first_step_s"
-    counted = count(turn, doc.incident, entry)
-    turn.state.set(incident=_told(replace(counted, is_decided=False, delay_s=0.0, weight=0), sign))
+    counted = _count(batch, doc.incident, entry)
+    batch.state.set(incident=_told(replace(counted, is_decided=False, delay_s=0.0, weight=0), sign))
 
 
-def formed(turn: Turn) -> None:
+def formed(batch: Batch) -> None:
     """The next round has formed."""
-    incident = turn.state.doc.incident
+    incident = batch.state.doc.incident
     if incident is not None:
-        turn.state.set(incident=count_ending(turn, incident))
+        batch.state.set(incident=_count_ending(batch, incident))
 
 
-def started(turn: Turn) -> None:
+def started(batch: Batch) -> None:
     """All of its ranks run."""
-    incident = turn.state.doc.incident
+    incident = batch.state.doc.incident
     if incident is not None:
-        turn.state.set(incident=count(turn, incident, "start_s"))
+        batch.state.set(incident=_count(batch, incident, "start_s"))
 
 
-def close(turn: Turn, outcome: str, reason: str, entry: str) -> None:
+def close(batch: Batch, outcome: str, reason: str, entry: str) -> None:
     """It is over; the time since it was counted last goes into `entry`, or was a restore."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     if doc.incident is None:
         return
-    extend(turn, now=True)
-    incident = count(turn, doc.incident, entry, restore_s=doc.restore_s)
+    extend(batch, now=True)
+    incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s)
     recovered = outcome == "recovered"
     lost = 0
     if recovered and doc.last_step is not None and doc.first_step is not None:
         lost = max(doc.last_step - doc.first_step + 1, 0)
-    turn.fact(
-        IncidentClosed,
-        incident=incident.id,
-        outcome=outcome,
-        reason=reason,
-        ledger=incident.ledger,
-        lost_steps=lost,
-        next_round=doc.round if recovered else None,
-        reports=incident.reports,
-        round=incident.round,
-        trigger=incident.trigger,
-        cause=incident.reason,
-        trigger_fact=incident.trigger_fact,
-        node=incident.node,
-        rank=incident.rank,
+    batch.record(
+        IncidentClosed(
+            **batch.round_head(incident.round),
+            incident=incident.id,
+            outcome=outcome,
+            reason=reason,
+            ledger=incident.ledger,
+            lost_steps=lost,
+            next_round=doc.round if recovered else None,
+            reports=incident.reports,
+            trigger=incident.trigger,
+            cause=incident.reason,
+            trigger_fact=incident.trigger_fact,
+            node=incident.node,
+            rank=incident.rank,
+        )
     )
-    turn.memory.forget("counted", incident.id)
-    turn.memory.forget("extended", incident.id)
-    turn.state.set(incident=None)
+    batch.timers.clear("counted", incident.id)
+    batch.timers.clear("extended", incident.id)
+    batch.state.set(incident=None)
 
 
-def extend(turn: Turn, *, now: bool = False) -> None:
+def extend(batch: Batch, *, now: bool = False) -> None:
     """Say what else was reported, once a second at most."""
-    incident = turn.state.doc.incident
+    incident = batch.state.doc.incident
     if incident is None or not (incident.unsaid or incident.unsaid_nodes):
         return
-    waited_s = turn.since("extended", incident.id)
+    batch.timers.start("extended", incident.id)
+    waited_s = batch.timers.elapsed("extended", incident.id)
     if waited_s < _SAY_EVERY_S and not now:
-        turn.wake_in(_SAY_EVERY_S - waited_s)
+        batch.wake_in(_SAY_EVERY_S - waited_s)
         return
-    turn.fact(
-        IncidentExtended,
-        incident=incident.id,
-        reports=incident.unsaid,
-        nodes=incident.unsaid_nodes,
-        ranks=incident.ranks,
-        reason=f"{incident.reports} reports; the cause seems to be: {incident.reason}",
+    batch.record(
+        IncidentExtended(
+            **batch.head(),
+            incident=incident.id,
+            reports=incident.unsaid,
+            nodes=incident.unsaid_nodes,
+            ranks=incident.ranks,
+            reason=f"{incident.reports} reports; the cause seems to be: {incident.reason}",
+        )
     )
-    turn.memory.forget("extended", incident.id)
-    turn.since("extended", incident.id)
-    turn.state.set(incident=replace(incident, unsaid=(), unsaid_nodes=()))
+    batch.timers.restart("extended", incident.id)
+    batch.state.set(incident=replace(incident, unsaid=(), unsaid_nodes=()))
 
 
-def _open(turn: Turn, sign: Sign) -> OpenIncident:
-    doc = turn.state.doc
+def _open(batch: Batch, sign: Sign) -> OpenIncident:
+    doc = batch.state.doc
     incident = OpenIncident(
-        id=turn.now.new_id(),
+        id=batch.now.new_id(),
         trigger=sign.trigger,
         reason=sign.reason,
-        opened_at=turn.now.wall,
+        opened_at=batch.now.wall,
         round=doc.round,
-        counted_until=turn.now.wall,
+        counted_until=batch.now.wall,
         ledger=Ledger(detect_s=max(sign.detect_s, 0.0)),
         node=sign.node,
         rank=sign.rank,
@@ -148,27 +148,32 @@ def _open(turn: Turn, sign: Sign) -> OpenIncident:
         trigger_fact=sign.fact,
         ranks=0 if sign.rank is None else 1,
     )
-    turn.since("counted", incident.id, incident.counted_until)
-    turn.since("extended", incident.id)
-    turn.fact(
-        IncidentOpened,
-        incident=incident.id,
-        trigger=sign.trigger,
-        reason=sign.reason,
-        trigger_fact=sign.fact,
-        node=sign.node,
-        rank=sign.rank,
-        step=doc.round_step if sign.step is None else sign.step,
-        phase="step" if doc.has_stepped else "start" if doc.phase == "forming" else "first_step",
+    batch.timers.start("counted", incident.id, incident.counted_until)
+    batch.timers.start("extended", incident.id)
+    batch.record(
+        IncidentOpened(
+            **batch.head(),
+            incident=incident.id,
+            trigger=sign.trigger,
+            reason=sign.reason,
+            trigger_fact=sign.fact,
+            node=sign.node,
+            rank=sign.rank,
+            step=doc.round_step if sign.step is None else sign.step,
+            phase="step"
+            if doc.has_stepped
+            else "start"
+            if doc.phase == "forming"
+            else "first_step",
+        )
     )
     return incident
 
 
-def _join(turn: Turn, incident: OpenIncident, sign: Sign) -> OpenIncident:
+def _join(batch: Batch, incident: OpenIncident, sign: Sign) -> OpenIncident:
     told = _told(incident, sign)
     if told.trigger_fact != incident.trigger_fact or told.node != incident.node:
-        turn.memory.forget("extended", incident.id)
-        turn.memory.since(turn.now.s - _SAY_EVERY_S, "extended", incident.id)
+        batch.timers.restart("extended", incident.id, ago_s=_SAY_EVERY_S)
     return told
 
 
@@ -199,3 +204,50 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         weight=sign.weight,
         trigger_fact=sign.fact,
     )
+
+
+def _count(
+    batch: Batch, incident: OpenIncident, entry: str, *, restore_s: float = 0.0
+) -> OpenIncident:
+    """The time since it was counted last goes into one entry, but for that of a restore."""
+    left_s = _elapsed_s(batch, incident)
+    restored_s = min(max(restore_s, 0.0), left_s)
+    return _moved(batch, incident, {entry: left_s - restored_s, "restore_s": restored_s})
+
+
+def _count_ending(batch: Batch, incident: OpenIncident) -> OpenIncident:
+    """The time from a round's end until the next has formed: what agents say, and the rest.
+
+    Agents collect evidence, then stop their ranks, beside each other; then the backoff runs.
+    """
+    left_s = _elapsed_s(batch, incident)
+    entries: dict[str, float] = {}
+    for entry, said_s in (
+        ("evidence_s", incident.evidence_s),
+        ("stop_s", incident.stop_s),
+        ("decide_s", incident.delay_s),
+    ):
+        entries[entry] = min(max(said_s, 0.0), left_s)
+        left_s -= entries[entry]
+    entries["rendezvous_s"] = left_s
+    moved = _moved(batch, incident, entries)
+    return replace(moved, evidence_s=0.0, stop_s=0.0)
+
+
+def _moved(batch: Batch, incident: OpenIncident, entries: dict[str, float]) -> OpenIncident:
+    before: Ledger = incident.ledger
+    ledger = replace(
+        before, **{name: getattr(before, name) + seconds for name, seconds in entries.items()}
+    )
+    batch.timers.clear("counted", incident.id)
+    moved = replace(incident, ledger=ledger, counted_until=batch.now.wall)
+    batch.timers.start("counted", incident.id, moved.counted_until)
+    return moved
+
+
+def _elapsed_s(batch: Batch, incident: OpenIncident) -> float:
+    """By our own clock, if we saw the beginning; else by the wall clock of whoever did."""
+    began = batch.timers.started_at("counted", incident.id, incident.counted_until)
+    if began is not None:
+        return batch.now.s - began
+    return max((batch.now.wall - incident.counted_until).total_seconds(), 0.0)

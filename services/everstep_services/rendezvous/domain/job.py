@@ -12,52 +12,53 @@ from everstep.messages import (
     RoundDocument,
 )
 from everstep_services.rendezvous.domain import (
+    agreed_save,
     incidents,
-    joining,
-    losses,
-    operators,
-    preempting,
-    recalling,
+    liveness,
+    membership,
+    preemption,
+    recovery,
     reports,
-    saving,
-    stalling,
+    requests,
+    stalls,
 )
 from everstep_services.rendezvous.domain.admission import Refusal
-from everstep_services.rendezvous.domain.ending import close_allocations, end_round
+from everstep_services.rendezvous.domain.batch import Batch, ReplicaMemory
+from everstep_services.rendezvous.domain.ends import close_allocations, end_round
 from everstep_services.rendezvous.domain.events import (
-    Control,
+    BatchOutcome,
     Event,
+    JobControl,
     Now,
-    Outcome,
     Probed,
     Tick,
 )
-from everstep_services.rendezvous.domain.forming import candidate_of, try_form, world_of
+from everstep_services.rendezvous.domain.formation import candidate_of, try_form, world_of
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.placement import largest_size
-from everstep_services.rendezvous.domain.state import OVER, State
-from everstep_services.rendezvous.domain.turn import Memory, Turn
+from everstep_services.rendezvous.domain.state import OVER, JobState
+from everstep_services.rendezvous.domain.timers import Timers
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 _Settled = Refusal | Done | bool | None
 
 
-class Job:
+class RendezvousJob:
     """All that one replica knows about a job.
 
-    Nothing that it decides may be done before the document that says so is written down. If
-    somebody else wrote first, make another `Job` from what they wrote, with the same memory, and
-    apply the same events again.
+    The decisions of a batch may be carried out only once the document that records them is
+    written. If another replica wrote first, make another `RendezvousJob` from its document, with
+    the same memory, and apply the same events again.
     """
 
     def __init__(
         self,
         document: RoundDocument,
-        memory: Memory,
+        memory: ReplicaMemory,
         settings: RendezvousSettings,
         version: str = "",
     ) -> None:
-        self._state = State(document)
+        self._state = JobState(document)
         self._memory = memory
         self._settings = settings
         self._version = version
@@ -90,100 +91,104 @@ class Job:
         known = set(facts)
         self._state.outbox = [text for text in self._state.outbox if text not in known]
 
-    def apply(self, events: Sequence[Event], now: Now, control: Control) -> Outcome:
+    def apply(self, events: Sequence[Event], now: Now, control: JobControl) -> BatchOutcome:
         """Decide about a batch of events together."""
-        turn = Turn(self._state, self._memory, now, self._settings, control, self._version)
+        timers = Timers(self._memory.started, now.s)
+        batch = Batch(
+            self._state, self._memory, timers, now, self._settings, control, self._version
+        )
         self._state.is_changed = False
-        _stamp(turn)
-        found = [_one(turn, event) for event in events]
-        _settle(turn)
-        replies = [_reply(turn, event, what) for event, what in zip(events, found, strict=True)]
-        wake_at = min(turn.wakes, default=None)
-        return Outcome(replies, turn.sends, turn.probes, wake_at, self._state.is_changed)
+        _stamp(batch)
+        found = [_one(batch, event) for event in events]
+        _settle(batch)
+        replies = [_reply(batch, event, what) for event, what in zip(events, found, strict=True)]
+        wake_at = min(batch.wakes, default=None)
+        return BatchOutcome(replies, batch.sends, batch.probes, wake_at, self._state.is_changed)
 
 
-def _stamp(turn: Turn) -> None:
+def _stamp(batch: Batch) -> None:
     """Start the clock of whatever this replica sees for the first time."""
-    doc = turn.state.doc
-    turn.since("awake")
-    turn.since("phase", doc.round, doc.phase)
+    doc = batch.state.doc
+    batch.timers.start("awake")
+    batch.timers.start("phase", doc.round, doc.phase)
     if doc.phase in {"forming", "running"}:
-        turn.since("lived", doc.round)
+        batch.timers.start("lived", doc.round)
     if doc.has_stepped:
-        turn.since("stepping", doc.round)
+        batch.timers.start("stepping", doc.round)
     for number in doc.recent:
-        turn.since("restart", doc.job, number)
+        batch.timers.start("restart", doc.job, number)
 
 
-def _one(turn: Turn, event: Event) -> _Settled:
+def _one(batch: Batch, event: Event) -> _Settled:
     match event:
         case Join():
-            turn.memory.heard[event.instance] = turn.now.s
-            if not turn.state.doc.allocations and not turn.state.doc.round:
-                _begin(turn, event)
-            return joining.join(turn, event)
+            batch.memory.heard[event.instance] = batch.now.s
+            if not batch.state.doc.allocations and not batch.state.doc.round:
+                _begin(batch, event)
+            return membership.join(batch, event)
         case Leave():
-            return joining.leave(turn, event)
+            return membership.leave(batch, event)
         case Report():
-            turn.memory.heard[event.instance] = turn.now.s
-            return reports.hear(turn, event)
+            batch.memory.heard[event.instance] = batch.now.s
+            return reports.hear(batch, event)
         case Probed():
-            losses.probed(turn, event)
+            liveness.probed(batch, event)
         case NodeLost():
-            losses.lost(turn, event)
+            liveness.lost(batch, event)
         case Tick():
             pass
         case _:
-            return operators.request(turn, event)
+            return requests.request(batch, event)
     return None
 
 
-def _begin(turn: Turn, event: Join) -> None:
-    if not turn.state.present and not turn.state.doc.refused:
-        joining.begin(turn, event)
+def _begin(batch: Batch, event: Join) -> None:
+    if not batch.state.present and not batch.state.doc.refused:
+        membership.begin(batch, event)
 
 
-def _reply(turn: Turn, event: Event, found: _Settled) -> Message | None:
+def _reply(batch: Batch, event: Event, found: _Settled) -> Message | None:
     if isinstance(event, Join) and not isinstance(found, Done | bool):
-        return joining.answer(turn, event, found)
+        return membership.answer(batch, event, found)
     if isinstance(event, Report) and isinstance(found, bool):
-        return reports.answer(turn, is_current=found)
+        return reports.answer(batch, is_current=found)
     return found if isinstance(found, Done) else None
 
 
-def _settle(turn: Turn) -> None:
+def _settle(batch: Batch) -> None:
     """Everything that follows from the state alone, whatever brought it about."""
-    reports.settle(turn)
-    recalling.settle(turn)
-    stalling.settle(turn)
-    saving.agree(turn)
-    preempting.settle(turn)
-    saving.settle(turn)
-    operators.dismiss(turn)
-    if turn.state.doc.phase in {"joining", "ending"}:
-        try_form(turn)
-    elif turn.state.doc.phase == "running":
-        _grow(turn)
-    incidents.extend(turn)
-    losses.look_for_signs(turn)
-    doc = turn.state.doc
-    if doc.phase in OVER and doc.allocations and not turn.state.present:
-        close_allocations(turn, "lost", "its agents fell silent", None)
+    reports.settle(batch)
+    recovery.settle(batch)
+    stalls.settle(batch)
+    agreed_save.agree(batch)
+    preemption.settle(batch)
+    agreed_save.settle(batch)
+    requests.dismiss(batch)
+    if batch.state.doc.phase in {"joining", "ending"}:
+        try_form(batch)
+    elif batch.state.doc.phase == "running":
+        _grow(batch)
+    incidents.extend(batch)
+    liveness.look_for_signs(batch)
+    doc = batch.state.doc
+    if doc.phase in OVER and doc.allocations and not batch.state.present:
+        close_allocations(batch, "lost", "its agents fell silent", None)
 
 
-def _grow(turn: Turn) -> None:
+def _grow(batch: Batch) -> None:
     """End a round that could be larger, where that is wanted."""
-    doc, after_s = turn.state.doc, turn.settings.grow_after_s
+    doc, after_s = batch.state.doc, batch.settings.grow_after_s
     if after_s is None or doc.slots >= doc.spec.nodes_max or not doc.has_stepped:
         return
-    stay = [candidate_of(seat) for seat in turn.state.seats if seat.stage != "gone"]
-    size = largest_size(stay, world_of(turn))
+    stay = [candidate_of(seat) for seat in batch.state.seats if seat.stage != "gone"]
+    size = largest_size(stay, world_of(batch))
     if size <= doc.slots:
-        turn.memory.forget("could_grow", doc.round)
+        batch.timers.clear("could_grow", doc.round)
         return
-    left_s = after_s - turn.since("could_grow", doc.round)
+    batch.timers.start("could_grow", doc.round)
+    left_s = after_s - batch.timers.elapsed("could_grow", doc.round)
     if left_s > 0:
-        turn.wake_in(left_s)
+        batch.wake_in(left_s)
         return
     reason = f"{size} slots can be filled for {after_s:g} s, and {doc.slots} run"
-    end_round(turn, "grow", Sign("grow", reason))
+    end_round(batch, Sign("grow", reason))

@@ -1,60 +1,60 @@
 """What agents report about their part of the round."""
 
-from msgspec.structs import replace
-
+from everstep.incident_causes import known_cause
 from everstep.messages import (
     Report,
     Reported,
     RoundStarted,
     Seat,
 )
-from everstep_services.rendezvous.domain import incidents, preempting, saving, stalling
+from everstep_services.rendezvous.domain import agreed_save, incidents, preemption, stalls
+from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of
-from everstep_services.rendezvous.domain.ending import end_round, finish
+from everstep_services.rendezvous.domain.ends import end_round, finish
 from everstep_services.rendezvous.domain.incidents import Sign
-from everstep_services.rendezvous.domain.turn import Turn
+from everstep_services.rendezvous.domain.state import with_stage
 
 
-def hear(turn: Turn, report: Report) -> bool:
+def hear(batch: Batch, report: Report) -> bool:
     """Act on a report; False when it is about another round, or by another agent than the slot's.
 
     Such a report changes nothing: the round is the fencing token.
     """
-    state, doc = turn.state, turn.state.doc
+    state, doc = batch.state, batch.state.doc
     seat = state.seat(report.node)
     if report.round != doc.round or doc.phase not in {"forming", "running", "ending"}:
         return False
     if seat is None or not _is_its_own(seat, report):
         return False
-    _steps(turn, report)
+    _steps(batch, report)
     match report.event:
         case "rank_exited" | "start_failed":
-            _bad(turn, report)
+            _bad(batch, report)
         case "rank_stalled":
-            stalling.stalled(turn, report)
+            stalls.stalled(batch, report)
         case "rank_recovered":
-            stalling.recovered(turn, report)
+            stalls.recovered(batch, report)
         case "excused":
-            stalling.excused(turn, report)
+            stalls.excused(batch, report)
         case _:
-            _goes_on(turn, seat, report)
+            _goes_on(batch, seat, report)
     return True
 
 
-def _goes_on(turn: Turn, seat: Seat, report: Report) -> None:
+def _goes_on(batch: Batch, seat: Seat, report: Report) -> None:
     match report.event:
         case "started":
-            _started(turn, seat, report)
+            _started(batch, seat, report)
         case "first_step":
-            _first_step(turn, report)
+            _first_step(batch, report)
         case "finished":
-            _finished(turn, seat)
+            _finished(batch, seat)
         case "preempted":
-            preempting.preempted(turn, seat, report)
+            preemption.preempted(batch, seat, report)
         case "reached":
-            saving.reached(turn, seat, report)
+            agreed_save.reached(batch, seat, report)
         case "stopped":
-            saving.stopped(turn, seat)
+            agreed_save.stopped(batch, seat)
         case _:
             pass  # what a newer agent may say
 
@@ -64,9 +64,9 @@ def _is_its_own(seat: Seat, report: Report) -> bool:
     return is_holder and seat.stage not in {"gone", "absent", "idle"}
 
 
-def answer(turn: Turn, *, is_current: bool) -> Reported:
+def answer(batch: Batch, *, is_current: bool) -> Reported:
     """What an agent is told about its report, once all of the batch is decided."""
-    doc = turn.state.doc
+    doc = batch.state.doc
     return Reported(
         round=doc.round,
         is_current=is_current,
@@ -75,100 +75,101 @@ def answer(turn: Turn, *, is_current: bool) -> Reported:
     )
 
 
-def settle(turn: Turn) -> None:
+def settle(batch: Batch) -> None:
     """The round runs once every member says so, and is done once every slot is."""
-    state, doc = turn.state, turn.state.doc
+    state, doc = batch.state, batch.state.doc
     if doc.phase not in {"forming", "running"}:
         return
     if doc.slots and state.count("finished") == doc.slots:
-        if not saving.all_ended(turn):
-            finish(turn)
+        if not agreed_save.all_ended(batch):
+            finish(batch)
         return
     if doc.phase == "running" and doc.incident is not None:
-        _steady(turn)
+        _steady(batch)
     ready = state.count("running", "finished")
     if doc.phase == "forming" and doc.slots and ready == doc.slots:
-        _runs(turn)
+        _runs(batch)
 
 
-def _steps(turn: Turn, report: Report) -> None:
-    doc = turn.state.doc
+def _steps(batch: Batch, report: Report) -> None:
+    doc = batch.state.doc
     if report.step is not None and report.step > (doc.round_step or -1):
-        turn.state.set(round_step=report.step)
+        batch.state.set(round_step=report.step)
 
 
-def _started(turn: Turn, seat: Seat, report: Report) -> None:
+def _started(batch: Batch, seat: Seat, report: Report) -> None:
     if seat.stage != "starting":
         return
-    doc = turn.state.doc
-    turn.state.put(replace(seat, stage="running"))
-    turn.state.set(warm_ranks=doc.warm_ranks + report.warm_ranks)
-    turn.memory.slowest = seat.node
+    doc = batch.state.doc
+    batch.state.put(with_stage(seat, "running"))
+    batch.state.set(warm_ranks=doc.warm_ranks + report.warm_ranks)
+    batch.memory.slowest = seat.node
 
 
-def _runs(turn: Turn) -> None:
-    doc = turn.state.doc
-    turn.fact(
-        RoundStarted,
-        start_s=turn.phase_s,
-        master_address=doc.master_address,
-        master_port=doc.master_port,
-        warm_ranks=doc.warm_ranks,
-        slowest_node=turn.memory.slowest,
+def _runs(batch: Batch) -> None:
+    doc = batch.state.doc
+    batch.record(
+        RoundStarted(
+            **batch.round_head(),
+            start_s=batch.phase_s,
+            master_address=doc.master_address,
+            master_port=doc.master_port,
+            warm_ranks=doc.warm_ranks,
+            slowest_node=batch.memory.slowest,
+        )
     )
-    incidents.started(turn)
-    came_of(turn, "done", f"all ranks of round {doc.round} run", "restart")
-    turn.state.enter("running", f"round {doc.round} runs", turn.now.wall)
-    turn.since("phase", doc.round, "running")
+    incidents.started(batch)
+    came_of(batch, "done", f"all ranks of round {doc.round} run", "restart")
+    batch.enter("running", f"round {doc.round} runs")
     if doc.has_stepped:
-        _recovered(turn)
+        _recovered(batch)
 
 
-def _first_step(turn: Turn, report: Report) -> None:
-    doc = turn.state.doc
+def _first_step(batch: Batch, report: Report) -> None:
+    doc = batch.state.doc
     if doc.has_stepped or doc.phase == "ending":
         return
-    turn.state.set(has_ever_stepped=True)
-    turn.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
-    turn.since("stepping", doc.round)
+    batch.state.set(has_ever_stepped=True)
+    batch.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
+    batch.timers.start("stepping", doc.round)
     if doc.phase == "running":
-        _recovered(turn)
+        _recovered(batch)
 
 
-def _recovered(turn: Turn) -> None:
-    incident, doc = turn.state.doc.incident, turn.state.doc
+def _recovered(batch: Batch) -> None:
+    incident, doc = batch.state.doc.incident, batch.state.doc
     if incident is not None:
         reason = f"{incident.reason}; round {doc.round} has made its first step"
-        incidents.close(turn, "recovered", reason, "first_step_s")
+        incidents.close(batch, "recovered", reason, "first_step_s")
 
 
-def _steady(turn: Turn) -> None:
+def _steady(batch: Batch) -> None:
     """A script whose steps nobody sees is back when it runs for long."""
-    incident, doc = turn.state.doc.incident, turn.state.doc
-    left_s = turn.settings.steady_after_s - turn.phase_s
+    incident, doc = batch.state.doc.incident, batch.state.doc
+    left_s = batch.settings.steady_after_s - batch.phase_s
     if left_s > 0:
-        turn.wake_in(left_s)
+        batch.wake_in(left_s)
     elif incident is not None:
-        lasted = f"round {doc.round} has run for {turn.settings.steady_after_s:g} s"
+        lasted = f"round {doc.round} has run for {batch.settings.steady_after_s:g} s"
         reason = f"{incident.reason}; {lasted}, and no step was seen"
-        incidents.close(turn, "recovered", reason, "first_step_s")
+        incidents.close(batch, "recovered", reason, "first_step_s")
 
 
-def _finished(turn: Turn, seat: Seat) -> None:
+def _finished(batch: Batch, seat: Seat) -> None:
     if seat.stage in {"starting", "running"}:
-        turn.state.put(replace(seat, stage="finished"))
+        batch.state.put(with_stage(seat, "finished"))
 
 
-def _bad(turn: Turn, report: Report) -> None:
-    doc = turn.state.doc
+def _bad(batch: Batch, report: Report) -> None:
+    doc = batch.state.doc
     sign = _sign(report)
     if report.rank is not None and report.is_of_code:
-        turn.memory.failed_alike(doc.round, report.fingerprint, report.rank)
+        batch.memory.failed_alike(doc.round, report.fingerprint, report.rank)
     if doc.phase == "ending":
         if doc.incident is not None:
-            incidents.add(turn, sign)
+            incidents.add(batch, sign)
         return
-    end_round(turn, report.event, sign)
+    end_round(batch, sign)
 
 
 def _sign(report: Report) -> Sign:
@@ -176,7 +177,7 @@ def _sign(report: Report) -> Sign:
     if report.last_progress_age_s is not None:
         detect_s = max(report.last_progress_age_s, 0.0)
     return Sign(
-        report.event,
+        known_cause(report.event),
         report.reason,
         node=report.node,
         rank=report.rank,

@@ -2,22 +2,76 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Literal, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from everstep.messages import Replication, RoundDocument, Seat, StartRanks
+from everstep.messages import Budget, JobSpec, Replication, RoundDocument, Seat, StartRanks
 from everstep.messages.base import Time
-from everstep_services.rendezvous.domain.replicas import Keepers
+from everstep.messages.documents import (
+    AgreedSave,
+    OpenDecision,
+    OpenIncident,
+    OpenStall,
+    PlannedEnd,
+)
+from everstep_services.rendezvous.domain.replica_placement import ReplicaHolders
 
-AT_WORK = frozenset({"starting", "running", "finished"})
-OVER = frozenset({"done", "stopped"})
-CONSEQUENCE, PLAIN, NODE = 1, 2, 3
-"""What a sign explains of the others: nothing, something, all."""
+Phase = Literal["joining", "forming", "running", "ending", "done", "stopped"]
+Stage = Literal["idle", "starting", "running", "finished", "stopping", "absent", "gone"]
+AT_WORK: frozenset[Stage] = frozenset({"starting", "running", "finished"})
+OVER: frozenset[Phase] = frozenset({"done", "stopped"})
 _FORMER_LEAST = 1024
 
 
-class State:
+class DocumentChanges(TypedDict, total=False):
+    """The fields of `RoundDocument` that decisions change, with its types."""
+
+    round: int
+    phase: Phase
+    spec: JobSpec
+    allocation: str
+    phase_since: Time
+    reason: str
+    slots: int
+    world_size: int
+    master_address: str
+    master_port: int
+    start_order: str
+    stop_order: str
+    warm_ranks: int
+    has_stepped: bool
+    has_ever_stepped: bool
+    is_mendable: bool
+    first_step: int | None
+    restore_s: float
+    round_step: int | None
+    incident: OpenIncident | None
+    planned: PlannedEnd | None
+    saving: AgreedSave | None
+    stalls: tuple[OpenStall, ...]
+    replication: Replication | None
+    decisions: tuple[OpenDecision, ...]
+    restarts: int
+    refilled: int
+    recent: tuple[int, ...]
+    quick_failures: int
+    idle_rounds: int
+    budgets: tuple[Budget, ...]
+    last_step: int | None
+    fingerprints: tuple[str, ...]
+    allocations: tuple[str, ...]
+    waiting: str
+    refused: tuple[str, ...]
+    exit_code: int | None
+
+
+def with_stage(seat: Seat, stage: Stage) -> Seat:
+    """The same seat in another stage."""
+    return replace(seat, stage=stage)
+
+
+class JobState:
     """What is known about a job. Every change goes through a method, so that none is missed."""
 
     def __init__(self, document: RoundDocument) -> None:
@@ -32,7 +86,7 @@ class State:
         }
         self._leaving = sum(seat.is_leaving for seat in document.seats)
         self._layout: dict[str, int] | None = None
-        self._keepers: Keepers | None = None
+        self._keepers: ReplicaHolders | None = None
 
     def document(self) -> RoundDocument:
         """All of it, to be written down."""
@@ -43,16 +97,12 @@ class State:
             outbox=tuple(self.outbox),
         )
 
-    def set(self, **fields: Any) -> None:
+    def set(self, **changes: Unpack[DocumentChanges]) -> None:
         """Change fields of the document."""
-        self.doc = replace(self.doc, **fields)
-        if "replication" in fields:
+        self.doc = replace(self.doc, **changes)
+        if "replication" in changes:
             self._keepers = None
         self.is_changed = True
-
-    def enter(self, phase: str, reason: str, at: Time) -> None:
-        """Go on to another phase."""
-        self.set(phase=phase, reason=reason, phase_since=at, waiting="")
 
     def seat(self, node: str) -> Seat | None:
         return self._seats.get(node)
@@ -62,7 +112,7 @@ class State:
         """All of them; a snapshot is needed to change any while looking."""
         return iter(self._seats.values())
 
-    def count(self, *stages: str) -> int:
+    def count(self, *stages: Stage) -> int:
         """How many seats are in one of these stages."""
         return sum(self._stages[stage] for stage in stages)
 
@@ -89,7 +139,7 @@ class State:
         held = [seat for seat in self._seats.values() if seat.slot is not None]
         return sorted(held, key=lambda seat: seat.slot or 0)
 
-    def in_stage(self, *stages: str) -> list[Seat]:
+    def in_stage(self, *stages: Stage) -> list[Seat]:
         """The seats that are in one of these stages."""
         if not self.count(*stages):
             return []
@@ -169,10 +219,12 @@ class State:
             replica_parts_needed=keepers.parts_needed,
         )
 
-    def _who_keeps(self) -> Keepers:
+    def _who_keeps(self) -> ReplicaHolders:
         if self._keepers is None:
             replication = self.doc.replication or Replication(key="")
-            self._keepers = Keepers(replication, self._seats.values() if replication.factor else ())
+            self._keepers = ReplicaHolders(
+                replication, self._seats.values() if replication.factor else ()
+            )
         return self._keepers
 
     def _remember(self, nodes: Iterable[str]) -> None:

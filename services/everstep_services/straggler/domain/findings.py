@@ -4,12 +4,12 @@ The document says which findings are open. Whoever writes a change of it puts th
 record: so any number of replicas that hear the same make one fact.
 """
 
-import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from everstep.ids import id_from
 from everstep.messages import (
     Fact,
     KnownStraggler,
@@ -300,4 +300,4 @@ def _fact_id(text: str) -> str:
 
 def fact_id(*parts: object) -> str:
     """The same id for the same parts, whichever replica makes it."""
-    return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=16).hexdigest()
+    return id_from(*map(str, parts))

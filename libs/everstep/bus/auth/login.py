@@ -1,0 +1,186 @@
+"""From settings to what nats-py's `connect` takes: addresses, credentials, TLS, patience."""
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from everstep.bus.auth.keys import Credentials
+from everstep.bus.errors import BusConfigError
+from everstep.bus.settings import BusSettings
+from everstep.settings import SettingsError
+from everstep.settings import read_secret as read_any_secret
+
+
+class Login:
+    """How one connection logs in. A login that was renewed is used from the next connect on."""
+
+    def __init__(self, settings: BusSettings) -> None:
+        self.settings = settings
+        self.credentials: Credentials | None = None
+
+    @property
+    def name(self) -> str:
+        """Who we are, for people."""
+        if self.settings.user is not None:
+            return self.settings.user
+        claims = self.credentials.claims if self.credentials else None
+        if claims is not None and claims.name:
+            return claims.name
+        return str(self.settings.credentials_file or "(anonymous)")
+
+    @property
+    def kept_at(self) -> Path | None:
+        """Where a renewed login is written."""
+        return self.settings.renewed_credentials_file or self.settings.credentials_file
+
+    def options(self) -> dict[str, Any]:
+        """Arguments for `nats.connect`. Blocks on files.
+
+        Secrets that rotate are refused once, which closes the client; the next one reads anew.
+        """
+        options = _options(self.settings)
+        if self.settings.credentials_file is not None:
+            self.read()
+            options["user_jwt_cb"] = self._token
+            options["signature_cb"] = self._signature
+        return options
+
+    def read(self) -> Credentials:
+        """The newest login: that in the file, or the one that it was renewed to."""
+        assert self.settings.credentials_file is not None
+        found = [read_credentials(self.settings.credentials_file)]
+        kept = self.settings.renewed_credentials_file
+        if kept is not None and kept.exists():
+            found.append(read_credentials(kept, "renewed_credentials_file"))
+        if self.credentials is not None:
+            found.append(self.credentials)
+        self.credentials = max(found, key=_issued_at)
+        return self.credentials
+
+    def renewed(self, token: str) -> None:
+        """Use this token of ours from now on, and keep it. Blocks on files."""
+        assert self.credentials is not None
+        self.credentials = Credentials(token, self.credentials.seed)
+        assert self.kept_at is not None
+        write_private(self.kept_at, self.credentials.text())
+
+    def forget(self) -> None:
+        """The server has refused what we have: only what the files say counts."""
+        self.credentials = None
+
+    def _token(self) -> bytes:
+        assert self.credentials is not None
+        return self.credentials.token.encode()
+
+    def _signature(self, nonce: str) -> bytes:
+        assert self.credentials is not None
+        return self.credentials.answer(nonce)
+
+
+def _issued_at(credentials: Credentials) -> int:
+    claims = credentials.claims
+    return 0 if claims is None else claims.iat
+
+
+def read_credentials(path: Path, setting: str = "credentials_file") -> Credentials:
+    """The login in a `.creds` file, or the error that names its setting."""
+    found = Credentials.parsed(read_secret(path, setting))
+    if found is None or found.claims is None:
+        raise BusConfigError(
+            f"{setting}: {path} holds no NATS credentials: make them with `everstep bus login`"
+        )
+    return found
+
+
+def _options(settings: BusSettings) -> dict[str, Any]:
+    servers = addresses(settings.url)
+    options: dict[str, Any] = {
+        "servers": servers,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": settings.reconnect_wait_s,
+        "connect_timeout": min(settings.connect_within_s, 10.0),
+        "ping_interval": settings.ping_interval_s,
+        "max_outstanding_pings": 3,
+        "drain_timeout": 5,
+        "pending_size": 8 * 1024 * 1024,
+    }
+    if settings.user is not None and settings.password_file is not None:
+        options["user"] = settings.user
+        options["password"] = read_secret(settings.password_file, "password_file")
+    if settings.nkey_seed_file is not None:
+        options["nkeys_seed_str"] = read_secret(settings.nkey_seed_file, "nkey_seed_file")
+    if settings.ca_file is not None or any(url.startswith("tls:") for url in servers):
+        options["tls"] = _tls(settings)
+    return options
+
+
+def addresses(url: str) -> list[str]:
+    """The servers in a URL setting, each checked."""
+    servers = [part.strip() for part in url.split(",") if part.strip()]
+    if not servers:
+        raise BusConfigError("url in [bus] is empty: set it to, say, nats://127.0.0.1:4222")
+    for server in servers:
+        _check(server)
+    return servers
+
+
+def _check(server: str) -> None:
+    try:
+        parts = urlsplit(server)
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, port_is_good = urlsplit(""), False
+    if parts.scheme not in {"nats", "tls"} or not parts.hostname or not port_is_good:
+        raise BusConfigError(
+            f"{server!r} is no address of a NATS server: write nats://HOST:PORT, or tls://HOST:PORT"
+        )
+    if parts.username or parts.password:
+        raise BusConfigError(
+            f"the URL for {parts.hostname} holds credentials, which would end up in logs: "
+            f"set user and password_file in [bus] instead"
+        )
+
+
+def read_secret(path: Path, setting: str) -> str:
+    """What a secret file holds, or the error that names its setting."""
+    try:
+        return read_any_secret(path)
+    except SettingsError as error:
+        raise BusConfigError(f"{setting}: {error}") from error
+
+
+def write_private(path: Path, text: str, *, keep: bool = False) -> None:
+    """Replace a file at once, readable by us only from its first byte.
+
+    With `keep` a file that is already there stays, also when several processes make it at once.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    if not keep:
+        temporary.replace(path)
+        return
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        pass  # another process was quicker, and its file is as good
+    finally:
+        temporary.unlink()
+
+
+def _tls(settings: BusSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.cert_file is not None:
+            context.load_cert_chain(settings.cert_file, settings.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise BusConfigError(
+            f"the TLS files cannot be used (ca_file {settings.ca_file}, cert_file "
+            f"{settings.cert_file}, key_file {settings.key_file}): {error}"
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

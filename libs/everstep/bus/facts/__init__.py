@@ -1,0 +1,1 @@
+"""Facts on their way: spooled on our disk, sent to the stream, read from it, decoded."""

@@ -1,0 +1,266 @@
+"""Workarounds for the client library, nats-py; each names the defect that it works around.
+
+`PatchedClient` repairs the client, `FrameParser` replaces its parser, `settle` and `dispose` do
+what its `flush` and `close` leave undone. ADR 0066 says when each patch can be removed.
+"""
+
+import asyncio
+import errno
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from math import ceil
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from nats import errors as nats_errors
+from nats.aio.client import PING_PROTO, PONG_PROTO, Client, Srv
+from nats.aio.subscription import Subscription
+from nats.aio.transport import Transport
+from nats.protocol.parser import AWAITING_CONTROL_LINE, CRLF_SIZE, Parser
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CLOSE_WITHIN_S = 2.0
+_INFO = b"INFO "
+Hear = Callable[[str, bytes], object]
+"""Takes in the subject and the body of a message, at once."""
+
+_PLAIN = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n")
+
+
+class Hearing(Protocol):
+    """What the parser needs of its client."""
+
+    def hear_of(self, sid: int) -> Hear | None:
+        """Who hears the plain messages of a subscription at once, if anybody may just now."""
+        ...
+
+    async def hear_failed(self, error: Exception) -> None: ...
+
+
+class FrameParser(Parser):
+    """nats-py's parser, with a short way for plain messages.
+
+    Health hears a beat a second from each node. nats-py copies each message twice, matches it
+    with up to seven patterns, and awaits its handler: that was half of what a beat cost. Here a
+    plain message that has arrived whole is handled where it lies; everything else goes through
+    nats-py, in order. Each client has its own parser.
+    """
+
+    def __init__(self, client: Hearing) -> None:
+        super().__init__(client)
+        self._client = client
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Hear what is plain and whole; give nats-py one line, or one body, of all else."""
+        at, buffer = 0, self.buf
+        while at < len(data) and self.buf is buffer:  # nats-py has a new one on a new connection
+            begins = not buffer and self.state == AWAITING_CONTROL_LINE
+            plain = _PLAIN.match(data, at) if begins else None
+            if plain is not None:
+                subject, sid, size = plain.groups()
+                end = plain.end() + int(size)
+                hear = self._client.hear_of(int(sid))
+                if hear is not None and end + CRLF_SIZE <= len(data):
+                    try:
+                        hear(subject.decode(), data[plain.end() : end])
+                    except Exception as error:  # noqa: BLE001 - it must not end the connection
+                        await self._client.hear_failed(error)
+                    at = end + CRLF_SIZE
+                    continue
+            end = self._end(data, at)
+            await super().parse(data[at:end])
+            at = end
+
+    def _end(self, data: bytes, at: int) -> int:
+        """Where the line, or the body, ends that begins there or has begun before."""
+        if self.state == AWAITING_CONTROL_LINE:
+            return data.find(b"\n", at) + 1 or len(data)
+        return at + self.needed + CRLF_SIZE - len(self.buf)
+
+
+class PatchedClient(Client):
+    """nats-py's client with seven patches.
+
+    1. It sends no password to a server without TLS when TLS was asked for.
+    2. A server that dies before its INFO line counts as lost, not as a foreign protocol.
+    3. A PONG whose caller was cancelled does not break the connection for all others.
+    4. A task that is cancelled while it waits for a write is cancelled.
+    5. A task that is cancelled while a connection attempt fails is cancelled.
+    6. Messages that a server sends before it answers CONNECT are handled, not taken for the answer.
+    7. Plain messages are handled without a queue and a task for each subscription.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = FrameParser(self)
+        self._hears: dict[int, tuple[Subscription, Hear]] = {}
+        self._cancelled: Callable[[], bool] = _never
+
+    def hear_at_once(self, subscription: Subscription, hear: Hear) -> None:
+        """Hear what comes without reply and headers, in its order among the others, as it comes."""
+        self._hears[subscription._id] = subscription, hear  # noqa: SLF001
+
+    def hear_of(self, sid: int) -> Hear | None:
+        """Who hears a plain message at once; None while others wait that came before it."""
+        known = self._hears.get(sid)
+        return None if known is None or known[0].pending_msgs else known[1]
+
+    async def hear_failed(self, error: Exception) -> None:
+        """As nats-py does it: whoever cannot take a message in ends no connection."""
+        await self._error_cb(error)
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        hear = None if reply or headers else self.hear_of(sid)
+        if hear is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            hear(subject.decode(), data)
+        except Exception as error:  # noqa: BLE001
+            await self.hear_failed(error)
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._hears.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _flush_pending(self, force_flush: bool = False) -> object:
+        return await _cancellable(super()._flush_pending(force_flush))
+
+    async def flush(self, timeout: int = 10) -> None:
+        await _cancellable(super().flush(timeout))
+
+    async def connect(self, *args: Any, **options: Any) -> None:
+        self._cancelled = _cancelled_since()
+        try:
+            await _cancellable(super().connect(*args, **options))
+        finally:
+            self._cancelled = _never
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            # In its place one that nobody waits for: each PONG answers one PING, in order.
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        self._go_on()
+        await super()._connect_to_server(s)
+
+    def _go_on(self) -> None:
+        """A try that fails as it is cancelled is one that failed, for nats-py; it tries again."""
+        if self._cancelled():
+            raise asyncio.CancelledError
+
+    async def _process_connect_init(self) -> None:
+        self._go_on()
+        transport = self._transport
+        assert transport is not None
+        line_of = partial(self._line_of, type(transport), transport, iter([True]))
+        transport.readline = line_of  # type: ignore[method-assign]
+        await super()._process_connect_init()
+
+    async def _line_of(
+        self, kind: type[Transport], transport: Transport, is_first: Iterator[bool]
+    ) -> bytes:
+        """The next line of a server that we only just meet.
+
+        The first one says who it is. Before it answers, a busy server may say that again, or ask
+        whether we are there. nats-py takes either for the answer, and then never sends anything.
+        """
+        expects_info = next(is_first, False)
+        while True:
+            line = bytes(await kind.readline(transport))
+            if not line:
+                raise ConnectionResetError(
+                    errno.ECONNRESET, "the server has closed the connection while it was made"
+                )
+            if expects_info or not line.startswith((_INFO, PING_PROTO)):
+                return line
+            if line == PING_PROTO:
+                transport.write(PONG_PROTO)
+            else:
+                await self._process_info(msgspec.json.decode(line.removeprefix(_INFO)))
+
+    def _connect_command(self) -> bytes:
+        if self.options.get("tls") and not self._server_info.get("tls_required"):
+            raise nats_errors.SecureConnWantedError
+        return bytes(super()._connect_command())
+
+
+async def _cancellable(waiting: Awaitable[T]) -> T:
+    """What nats-py answers; cancelled if we were meanwhile, though it kept that to itself."""
+    cancelled = _cancelled_since()
+    answer = await waiting
+    if cancelled():
+        raise asyncio.CancelledError
+    return answer
+
+
+def _cancelled_since() -> Callable[[], bool]:
+    """Tells later whether this task was cancelled after this call."""
+    task = asyncio.current_task()
+    if task is None:
+        return _never
+    before = task.cancelling()
+    return lambda: task.cancelling() > before
+
+
+def _never() -> bool:
+    return False
+
+
+async def settle(client: Client, within_s: float) -> None:
+    """Wait until the server has seen all that was sent before this call."""
+    async with asyncio.timeout(within_s):
+        # nats-py's own flush writes its PING past what still waits to be written
+        await client._flush_pending(force_flush=True)  # noqa: SLF001  nothing public does this
+        await client.flush(timeout=ceil(within_s))
+
+
+async def dispose(client: Client) -> None:
+    """Close it, within a bound, so that nothing of it is left."""
+    client.options["allow_reconnect"] = False
+    try:
+        async with asyncio.timeout(_CLOSE_WITHIN_S):
+            if client.is_connected:
+                await settle(client, 1)
+            await client.close()
+    except (TimeoutError, nats_errors.Error, OSError, AssertionError) as error:
+        # nats-py asserts when it never got as far as a connection
+        log.debug("bus_close_failed error=%s", error)
+    finally:
+        await _clear_away(client)
+
+
+async def _clear_away(client: Client) -> None:
+    """What nats-py's `close` leaves behind when the server is not there.
+
+    A reconnect that was just succeeding swallows the cancellation, goes on, and starts new
+    tasks on the closed client; so look again until there is nothing left.
+    """
+    for _ in range(20):
+        client._status = Client.CLOSED  # noqa: SLF001
+        left = [
+            task
+            for task in (
+                client._reconnection_task,  # noqa: SLF001
+                client._reading_task,  # noqa: SLF001
+                client._ping_interval_task,  # noqa: SLF001
+                client._flusher_task,  # noqa: SLF001
+            )
+            if task is not None and not task.done()
+        ]
+        if not left:
+            break
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
+    if client._transport is not None:  # noqa: SLF001
+        client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001

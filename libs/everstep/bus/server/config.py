@@ -1,0 +1,147 @@
+"""The NATS server's own configuration: JetStream, the operator whom it trusts, limits.
+
+Written for the dev server, and for production by `everstep bus setup`. It holds no secret: the
+server knows public keys only, and is told of the accounts of jobs while it runs.
+"""
+
+import logging
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everstep.bus.auth.accounts import Operator, is_cut_off, is_same, logins_before
+from everstep.bus.auth.keys import claims_of
+from everstep.bus.auth.login import write_private
+from everstep.bus.errors import BusConfigError
+
+log = logging.getLogger(__name__)
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
+_OLD_ACCOUNT = "$G"
+_JOB_ACCOUNT = "job-"
+
+
+MOST_PENDING_BYTES = 512 * 1024 * 1024
+"""Of messages that wait for one client; beyond it the server ends the connection. The timings of
+100 000 ranks, which come at once, are 250 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """What differs between one server and another."""
+
+    store: Path
+    host: str = "127.0.0.1"
+    port: int = 4222
+    sync: str = "2m"
+    """How often the store is fsync'd; `always` survives power cuts, at a price."""
+    max_file_bytes: int = 20 * 1024 * 1024 * 1024
+    beside: Path | None = None
+    """Where to write the log and the file that names the ports; by default nowhere."""
+    monitor: str | None = None
+    """HOST:PORT of the server's own monitoring, which knows no logins: keep it private."""
+
+    @property
+    def accounts(self) -> Path:
+        """Where the server keeps the accounts that it was told of."""
+        return self.store / "accounts"
+
+
+def write_config(path: Path, plan: ServerPlan, operator: Operator) -> None:
+    """Write the server's configuration."""
+    config: dict[str, Any] = {
+        "listen": f"{plan.host}:{plan.port}",
+        "server_name": "everstep",
+        "max_payload": MAX_PAYLOAD_BYTES,
+        "write_deadline": "10s",
+        "max_pending": MOST_PENDING_BYTES,
+        "jetstream": {
+            "store_dir": str(plan.store),
+            "sync_interval": plan.sync,
+            "max_file_store": plan.max_file_bytes,
+        },
+        "operator": operator.itself(),
+        "system_account": operator.system.public,
+        "resolver": {"type": "full", "dir": str(plan.accounts), "allow_delete": True},
+        "resolver_preload": operator.preloaded(),
+        "authorization": {"timeout": 10},
+    }
+    if plan.beside is not None:
+        config |= {
+            "ports_file_dir": str(plan.beside),
+            "log_file": str(plan.beside / "nats.log"),
+            "log_size_limit": 8 * 1024 * 1024,
+        }
+    if plan.monitor is not None:
+        config["http"] = plan.monitor
+    # The server's configuration language takes JSON; quoted, a `$` is no variable there.
+    write_private(path, msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n")
+
+
+def move_streams(plan: ServerPlan, operator: Operator, host: str | None = None) -> bool:
+    """Give streams of the time before accounts to the control plane's account.
+
+    True when there were any. The server must not run; `host` is where it would be reached.
+    """
+    jetstream = plan.store / "jetstream"
+    old, new = jetstream / _OLD_ACCOUNT, jetstream / operator.control.public
+    if not (old / "streams").is_dir():
+        return False
+    if (new / "streams").is_dir():
+        raise BusConfigError(
+            f"both {old} and {new} hold streams: the server has run with accounts already. Keep "
+            f"the one that you need, and move the other away"
+        )
+    host = host or ("127.0.0.1" if plan.host == "0.0.0.0" else plan.host)  # noqa: S104
+    if plan.port > 0 and _answers(host, plan.port):
+        raise BusConfigError(
+            f"something listens at {host}:{plan.port}: stop the server before its streams in "
+            f"{old} are given to the control plane"
+        )
+    old.replace(new)
+    log.warning("streams_moved from=%s to=%s", old, new)
+    return True
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def keep_account(folder: Path, operator: Operator, job: str) -> None:
+    """Let a server that is not running yet know the account of a job, if it does not already."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{operator.account_of(job)}.jwt"
+    if not path.exists():
+        write_private(path, operator.job_account(job))
+
+
+def renew_accounts(folder: Path, operator: Operator) -> int:
+    """Bring accounts of jobs, as an older release has made them, up to date.
+
+    How many were changed. The server must not run.
+    """
+    changed = 0
+    for path in folder.glob("*.jwt"):
+        account = claims_of(path.read_text())
+        job = None if account is None else job_of_account(account.name)
+        if account is None or job is None or account.sub != operator.account_of(job):
+            continue
+        token = operator.job_account(
+            job, is_cut_off=is_cut_off(account), logins_before=logins_before(account)
+        )
+        if not is_same(account, token):
+            write_private(path, token)
+            changed += 1
+    return changed
+
+
+def job_of_account(name: str) -> str | None:
+    """The job in the name of an account; None for those of the control plane."""
+    return name.removeprefix(_JOB_ACCOUNT) if name.startswith(_JOB_ACCOUNT) else None

@@ -1,0 +1,260 @@
+"""When a round can form, who is in it, and what it waits for until then."""
+
+from msgspec.structs import replace
+
+from everstep.incident_causes import CONSEQUENCE
+from everstep.messages import Member, Replacement, RoundFormed, Seat, StandBy
+from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.decisions import came_of
+from everstep_services.rendezvous.domain.ends import decide
+from everstep_services.rendezvous.domain.placement import (
+    Candidate,
+    World,
+    assign,
+    largest_size,
+)
+from everstep_services.rendezvous.domain.recovery import may_be_recalled
+from everstep_services.rendezvous.domain.replica_placement import arranged
+from everstep_services.rendezvous.domain.waits import wait
+
+_FIRST_PORT, _PORTS = 20_000, 12_000
+
+
+def try_form(batch: Batch) -> None:
+    """Form the next round if its time has come; else say what it waits for, or give up."""
+    if not _is_settled(batch):
+        return
+    batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
+    candidates = [
+        candidate_of(seat, is_suspect=batch.control.suspicion(seat.node) is not None)
+        for seat in batch.state.in_stage("idle")
+        if _may(batch, seat)
+    ]
+    world = world_of(batch)
+    size = largest_size(candidates, world)
+    wait_s = _wait_s(batch, size, world)
+    if size and wait_s <= 0:
+        _form(batch, candidates, size)
+        return
+    if size:
+        batch.wake_in(wait_s)
+    wait(batch, candidates, world, size)
+
+
+def world_of(batch: Batch) -> World:
+    """The sizes that this job's rounds may have."""
+    spec = batch.state.doc.spec
+    return World(spec.nodes_min, spec.nodes_max, spec.slots_per_unit, spec.slots_per_segment)
+
+
+def candidate_of(seat: Seat, *, is_suspect: bool = False) -> Candidate:
+    """A seat as placement sees it."""
+    return Candidate(
+        seat.node, seat.infra_rank, seat.failure_domain, seat.place, seat.slot, is_suspect
+    )
+
+
+def _may(batch: Batch, seat: Seat) -> bool:
+    if seat.is_leaving:
+        return False
+    is_excluded = batch.control.exclusion(seat.node, batch.now.wall) is not None
+    return not (is_excluded and batch.control.enforces("exclude", otherwise=True))
+
+
+def _is_settled(batch: Batch) -> bool:
+    """Everybody who ends the last round has answered, or had the time to; and it is decided."""
+    doc = batch.state.doc
+    if doc.phase == "joining":
+        return True
+    owing = batch.state.count("stopping")
+    trigger = doc.incident.trigger if doc.incident else "operator"
+    patience_s = (
+        batch.state.doc.spec.stop_grace_s + batch.evidence_s(trigger) + batch.settings.last_call_s
+    )
+    if doc.incident is not None and doc.incident.is_of_code and not doc.has_ever_stepped:
+        patience_s += batch.settings.alike_within_s
+    _decide_in_time(batch, owing, patience_s)
+    if batch.state.doc.phase != "ending":
+        return False
+    if owing:
+        left_s = patience_s - batch.phase_s
+        if left_s > 0:
+            batch.wake_in(left_s)
+            return False
+    return _backoff_is_over(batch)
+
+
+def _decide_in_time(batch: Batch, owing: int, patience_s: float) -> None:
+    incident = batch.state.doc.incident
+    if incident is None or incident.is_decided:
+        return
+    # Consequences have a cause: whoever owes an answer may be it, and is waited for anyway.
+    is_open = incident.weight <= CONSEQUENCE or batch.is_compared
+    left_s = (patience_s if is_open else batch.settings.cause_within_s) - batch.phase_s
+    if owing and left_s > 0:
+        batch.wake_in(left_s)
+        return
+    decide(batch)
+
+
+def _backoff_is_over(batch: Batch) -> bool:
+    incident = batch.state.doc.incident
+    if incident is None or not incident.delay_s:
+        return True
+    left_s = incident.delay_s - batch.phase_s
+    if left_s > 0:
+        batch.wake_in(left_s)
+    return left_s <= 0
+
+
+def _wait_s(batch: Batch, size: int, world: World) -> float:
+    """How long to wait for more nodes than are needed at least; 0 when there are enough."""
+    doc = batch.state.doc
+    if not size:
+        return 0.0
+    if may_be_recalled(batch):  # whoever runs the newest round on is only late
+        batch.timers.start("recalled", doc.round)
+        return batch.settings.elastic_wait_s - batch.timers.elapsed("recalled", doc.round)
+    if size >= (doc.slots or world.most) or size >= world.most:
+        return _first_call_s(batch, world)
+    return batch.settings.elastic_wait_s - _enough_for_s(batch)
+
+
+def _first_call_s(batch: Batch, world: World) -> float:
+    """Before a job's first round, a moment for all nodes: their own order is to decide."""
+    doc = batch.state.doc
+    here = batch.state.in_stage("idle")
+    is_ordered = any(seat.infra_rank is not None for seat in here)
+    if doc.round or not is_ordered or len(here) >= world.most + doc.spec.spares:
+        return 0.0
+    return batch.settings.last_call_s - _enough_for_s(batch)
+
+
+def _enough_for_s(batch: Batch) -> float:
+    """For how long there have been enough nodes for a round."""
+    doc = batch.state.doc
+    batch.timers.start("enough", doc.round, doc.allocation)
+    return batch.timers.elapsed("enough", doc.round, doc.allocation)
+
+
+def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
+    state, doc = batch.state, batch.state.doc
+    before = {seat.slot: seat for seat in state.members}
+    domains = {slot: seat.failure_domain for slot, seat in before.items() if slot is not None}
+    placed = assign(candidates, size, doc.spec.slots_per_segment, domains)
+    slots = {node: slot for slot, node in placed.items()}
+    # Whoever owes an answer still keeps its seat, without a slot: its ranks may run yet, and
+    # it is a spare once they do not.
+    seats = [
+        replace(seat, slot=slots.get(seat.node), stage=_stage(seat, slots))
+        for seat in state.seats
+        if seat.stage != "gone"
+    ]
+    waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
+    state.replace_all(seats)
+    incidents.formed(batch)
+    came_of(batch, "done", f"{size} nodes are here after {waited_s:.1f} s", "wait")
+    _enter_round(batch, size)
+    _say_formed(batch, before, waited_s, is_first=not before)
+    _order(batch)
+
+
+def _stage(seat: Seat, slots: dict[str, int]) -> str:
+    if seat.node in slots:
+        return "starting"
+    return "absent" if seat.stage == "stopping" else seat.stage
+
+
+def _enter_round(batch: Batch, size: int) -> None:
+    state, doc = batch.state, batch.state.doc
+    members = state.members
+    first, number = members[0], doc.round + 1
+    batch.timers.clear("form", doc.round)
+    batch.timers.clear("enough", doc.round)
+    state.set(
+        round=number,
+        slots=size,
+        world_size=sum(seat.ranks for seat in members),
+        master_address=first.address,
+        master_port=first.master_port or _FIRST_PORT + number % _PORTS,
+        start_order=batch.now.new_id(),
+        replication=arranged(
+            members, doc.replication, batch.settings, batch.now.new_id() + batch.now.new_id()
+        ),
+        warm_ranks=0,
+        has_stepped=False,
+        first_step=None,
+        restore_s=0.0,
+        round_step=None,
+        planned=None,
+        saving=None,
+        stalls=(),
+    )
+    again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
+    batch.enter("forming", f"round {number}: {size} {'slot' if size == 1 else 'slots'}, {again}")
+    batch.timers.start("lived", number)
+
+
+def _say_formed(
+    batch: Batch, before: dict[int | None, Seat], waited_s: float, *, is_first: bool
+) -> None:
+    state, doc = batch.state, batch.state.doc
+    members = state.members
+    replaced = tuple(
+        Replacement(
+            slot=seat.slot or 0,
+            node=seat.node,
+            was=before[seat.slot].node,
+            reason=_why_replaced(batch, before[seat.slot]),
+        )
+        for seat in members
+        if seat.slot in before and before[seat.slot].node != seat.node
+    )
+    larger = len(members) - len(before)
+    cause = "start" if is_first else "grow" if larger > 0 else "shrink" if larger else "restart"
+    batch.record(
+        RoundFormed(
+            **batch.round_head(),
+            members=tuple(
+                Member(
+                    slot=seat.slot or 0,
+                    node=seat.node,
+                    first_rank=state.first_rank(seat.node),
+                    ranks=seat.ranks,
+                )
+                for seat in members
+            ),
+            world_size=doc.world_size,
+            waited_s=waited_s,
+            allocation=doc.allocation,
+            spares=tuple(seat.node for seat in state.in_stage("idle")),
+            cause=cause,
+            reason=doc.reason,
+            replaced=replaced,
+            restarts=doc.restarts,
+            incident=doc.incident.id if doc.incident else None,
+        )
+    )
+
+
+def _why_replaced(batch: Batch, was: Seat) -> str:
+    if was.is_leaving:
+        return f"{was.node} is to leave"
+    if was.stage == "gone":
+        return f"{was.node} is gone"
+    if was.stage == "stopping":
+        return f"{was.node} did not come back in time"
+    suspicion = batch.control.suspicion(was.node)
+    if suspicion is not None:
+        return f"{was.node} is suspect: {suspicion}"
+    return f"{was.node} was needed elsewhere"
+
+
+def _order(batch: Batch) -> None:
+    state, doc = batch.state, batch.state.doc
+    for seat in state.members:
+        batch.send(state.start_order(seat), seat)
+    for seat in state.in_stage("idle"):
+        stand_by = StandBy(id=doc.start_order, job=doc.job, round=doc.round, reason=doc.reason)
+        batch.send(stand_by, seat)

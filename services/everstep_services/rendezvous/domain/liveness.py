@@ -1,0 +1,117 @@
+"""Agents that are gone: found out by a probe, by health, or because they said so."""
+
+from msgspec.structs import replace
+
+from everstep.messages import NodeLost, Seat
+from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.ends import end_round
+from everstep_services.rendezvous.domain.events import LivenessProbe, Probed
+from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
+
+
+def probed(batch: Batch, found: Probed) -> None:
+    """An agent gave a sign of life, or is gone."""
+    if found.is_there:
+        batch.memory.answered[found.instance] = batch.now.s
+        return
+    reason = f"{found.node} is gone: nobody hears it, its connection to the bus is closed"
+    _gone(batch, found.node, found.instance, reason)
+
+
+def lost(batch: Batch, finding: NodeLost) -> None:
+    """Health says that a node is lost: silent past its limit, and nothing speaks for it."""
+    seat = batch.state.seat(finding.node)
+    if seat is None:
+        return
+    # Another replica may have heard it; or it is a new agent, of which the finding does not tell.
+    heard = batch.memory.heard.setdefault(seat.instance, batch.now.s)
+    if batch.now.s - heard < finding.limit_s:
+        return  # it spoke to us since; health says it again
+    _gone(batch, finding.node, seat.instance, finding.reason, finding.id, finding.silence_s)
+
+
+def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:
+    """A node is no longer there; if a round needed it, that round is over."""
+    state, doc = batch.state, batch.state.doc
+    batch.forget_agent(seat.instance)
+    if doc.phase in OVER:
+        state.drop(seat.node)
+        return
+    if seat.stage == "finished" and doc.phase in {"forming", "running"}:
+        # Its ranks have done their part; the slot counts as finished without its agent.
+        state.put(replace(seat, instance=""))
+        return
+    if seat.slot is None:
+        state.drop(seat.node)
+        return
+    state.put(with_stage(seat, "gone"))
+    member_lost(batch, seat, sign)
+
+
+def member_lost(batch: Batch, seat: Seat, sign: Sign) -> None:
+    """What the round has lost ends it, or belongs to the incident that ended it."""
+    doc = batch.state.doc
+    if doc.phase in {"forming", "running"} and seat.stage in AT_WORK:
+        end_round(batch, sign)
+    elif doc.phase == "ending" and doc.incident is not None and not doc.incident.is_decided:
+        incidents.add(batch, sign)
+
+
+def look_for_signs(batch: Batch) -> None:
+    """Ask those who owe us an answer for a sign of life, and spares before they are needed."""
+    owing = _owing(batch)
+    if not owing:
+        return
+    settings, now = batch.settings, batch.now.s
+    left_s = settings.probe_after_s - batch.phase_s
+    if left_s > 0:
+        batch.wake_in(left_s)
+        return
+    began, due = now - batch.phase_s, []
+    for seat in owing:
+        heard = max(batch.memory.heard.get(seat.instance, began), began)
+        next_at = max(heard + settings.probe_after_s, _again_at(batch, seat))
+        if next_at <= now:
+            due.append(seat)
+        else:
+            batch.wakes.append(next_at)
+    for seat in due[: settings.probes_at_once]:
+        batch.memory.probed[seat.instance] = now
+        batch.probes.append(LivenessProbe(seat.node, seat.instance, batch.order_for(seat)))
+        batch.wake_in(settings.probe_every_s)
+    if len(due) > settings.probes_at_once:
+        batch.wake_in(settings.probe_after_s)
+
+
+def _owing(batch: Batch) -> list[Seat]:
+    state, doc = batch.state, batch.state.doc
+    if doc.phase in OVER:
+        return list(state.seats)
+    owing = state.in_stage("stopping", "absent")
+    if doc.phase == "forming":
+        owing += state.in_stage("starting")
+    elif doc.phase == "ending" and doc.incident is not None:
+        owing += [seat for seat in state.in_stage("idle") if seat.slot is None]
+    return owing
+
+
+def _again_at(batch: Batch, seat: Seat) -> float:
+    probed_at = batch.memory.probed.get(seat.instance)
+    return 0.0 if probed_at is None else probed_at + batch.settings.probe_every_s
+
+
+def _gone(
+    batch: Batch,
+    node: str,
+    instance: str,
+    reason: str,
+    fact: str | None = None,
+    detect_s: float = 0.0,
+) -> None:
+    seat = batch.state.seat(node)
+    if seat is None or seat.instance != instance or seat.stage == "gone":
+        return
+    sign = Sign("node_lost", reason, node=node, fact=fact, detect_s=detect_s)
+    fell_away(batch, seat, sign)

@@ -1,0 +1,421 @@
+"""Agents that come, come back, and go."""
+
+import dataclasses
+
+from msgspec.structs import replace
+
+from everstep.incident_causes import IncidentCause
+from everstep.messages import (
+    AllocationStarted,
+    AwaitRound,
+    Done,
+    JobChanged,
+    JobStarted,
+    Join,
+    Joined,
+    Leave,
+    NodeJoined,
+    NodeLeft,
+    NodeRefused,
+    Option,
+    Seat,
+    StandBy,
+    StartRanks,
+    StopRanks,
+)
+from everstep_services.rendezvous.domain import agreed_save
+from everstep_services.rendezvous.domain.admission import (
+    Refusal,
+    changed_fields,
+    job_over,
+    refusal,
+    reopens,
+)
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
+from everstep_services.rendezvous.domain.ends import PREEMPTED, RETRYABLE, close_allocations
+from everstep_services.rendezvous.domain.events import LivenessProbe
+from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.liveness import fell_away, member_lost
+from everstep_services.rendezvous.domain.recovery import (
+    is_adoptable,
+    look_for_failure,
+    may_be_recalled,
+    recall,
+    resume,
+)
+from everstep_services.rendezvous.domain.requests import dismissal
+from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
+
+_REFUSALS_KEPT = 1000
+_CHECKING_S = 0.2
+_NEEDED_LATER_S = 2.0
+_ALIVE_FOR_S = 2.0
+_UNFIT = frozenset({"unhealthy", "excluded"})
+"""Why a node is refused that may be welcome later."""
+
+
+def join(batch: Batch, ask: Join) -> Refusal | None:
+    """Take an agent in, or say why not. What it is told is settled with `answer`."""
+    state = batch.state
+    if state.doc.phase in OVER and not _reopened(batch, ask):
+        return job_over(batch)
+    ask = _in_its_allocation(batch, ask)
+    recall(batch, ask)
+    no = _not_the_only_one(batch, ask) or _known_job(batch, ask) or _outlived(batch, ask)
+    if no is None:
+        _take(batch, ask)
+        batch.timers.clear("unfit", ask.instance)
+        _say_tolerated(batch, ask)
+        return None
+    seat = state.seat(ask.node)
+    if no.cause not in {"duplicate", "stale"}:
+        _say_refused(batch, ask, no)
+        if seat is not None and seat.instance == ask.instance:
+            fell_away(batch, seat, Sign("node_left", no.reason, node=seat.node))
+    return _given_up(batch, ask, no) if no.cause in _UNFIT else no
+
+
+def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
+    """What an agent is told, once everything that came with its question is decided."""
+    doc, seat = batch.state.doc, batch.state.seat(ask.node)
+    if no is not None:
+        order = batch.stop_order() if no.cause == "stale" else None
+        return Joined(
+            round=doc.round,
+            is_accepted=False,
+            reason=no.reason,
+            cause=no.cause,
+            standing="waiting" if no.cause in {"stale", "duplicate"} else "refused",
+            retry_after_s=no.retry_after_s,
+            exit_code=no.exit_code,
+            order=order,
+        )
+    if seat is None or doc.phase in OVER:
+        exit_code = doc.exit_code if doc.phase in OVER else None
+        return Joined(round=doc.round, is_accepted=True, reason=doc.reason, exit_code=exit_code)
+    if seat.is_leaving and seat.stage == "idle":
+        code, reason = dismissal(batch, seat)
+        return Joined(round=doc.round, is_accepted=True, reason=reason, exit_code=code)
+    is_member = seat.slot is not None and doc.phase in {"forming", "running", "ending"}
+    is_spare = seat.slot is None and doc.phase in {"forming", "running"}
+    given = batch.order_for(seat) if seat.stage == "stopping" or is_member or is_spare else None
+    waits = seat.stage == "idle" and is_member
+    told: StartRanks | StopRanks | StandBy | AwaitRound | None = batch.await_order()
+    if isinstance(given, StartRanks | StopRanks | StandBy) and not waits:
+        told = given
+    return Joined(
+        round=doc.round,
+        is_accepted=True,
+        reason=doc.reason,
+        standing="member" if is_member and not waits else "spare" if is_spare else "waiting",
+        slot=seat.slot if is_member else None,
+        order=told,
+    )
+
+
+def leave(batch: Batch, ask: Leave) -> Done:
+    """An agent goes, and says so."""
+    seat = batch.state.seat(ask.node)
+    if seat is None or seat.instance != ask.instance:
+        return Done(text="it had left already")
+    batch.record(
+        NodeLeft(
+            **batch.head(),
+            node=ask.node,
+            cause=ask.cause,
+            reason=ask.reason,
+            slot=seat.slot,
+            exit_code=ask.exit_code,
+        )
+    )
+    agreed_save.left(batch, seat, ask)
+    seat = batch.state.seat(ask.node) or seat
+    cause: IncidentCause = "preempted" if ask.cause == "preempted" else "node_left"
+    fell_away(batch, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
+    exit_code = ask.exit_code if ask.exit_code is not None else PREEMPTED
+    close_allocations(batch, ask.cause, f"{ask.node} was the last: {ask.reason}", exit_code)
+    return Done(text="goodbye")
+
+
+def begin(batch: Batch, ask: Join) -> None:
+    """The job's first agent has come."""
+    batch.record(
+        JobStarted(
+            **batch.head(),
+            spec=ask.spec,
+            world_size=ask.spec.nodes_max * ask.spec.ranks_per_node,
+            allocation=ask.allocation,
+            version=batch.version,
+        )
+    )
+
+
+def _in_its_allocation(batch: Batch, ask: Join) -> Join:
+    """Agents that a person starts one by one belong together as long as one of them is there."""
+    doc = batch.state.doc
+    if ask.scheduler != "none" or not doc.allocations or not batch.state.present:
+        return ask
+    return replace(ask, allocation=doc.allocation)
+
+
+def _reopened(batch: Batch, ask: Join) -> bool:
+    if not reopens(batch, ask):
+        return False
+    state, before = batch.state, batch.state.doc
+    for seat in list(state.seats):
+        state.drop(seat.node)
+    close_allocations(batch, "lost", "another allocation took the job over", None)
+    state.set(
+        spec=ask.spec,
+        allocation=ask.allocation,
+        exit_code=None,
+        is_mendable=False,
+        restarts=0,
+        refilled=0,
+        recent=(),
+        quick_failures=0,
+        idle_rounds=0,
+        budgets=(),
+        fingerprints=(),
+        incident=None,
+    )
+    batch.enter("joining", "another allocation goes on with the job")
+    batch.timers.clear("restart", before.job)
+    changed = changed_fields(before.spec, ask.spec)
+    if changed:
+        batch.record(
+            JobChanged(**batch.head(), spec=ask.spec, changed=changed, allocation=ask.allocation)
+        )
+    return True
+
+
+def _not_the_only_one(batch: Batch, ask: Join) -> Refusal | None:
+    """Another agent has this node id: find out whether it is still there."""
+    seat = batch.state.seat(ask.node)
+    if seat is None or seat.instance == ask.instance or seat.stage == "gone":
+        return None
+    if not seat.instance:
+        reason = f"the ranks of {ask.node} have finished: it is needed again if others fail"
+        return Refusal("duplicate", reason, retry_after_s=_NEEDED_LATER_S)
+    if not batch.timers.is_running("rival", seat.instance, ask.instance):
+        # What it answered before tells nothing: it may have died since, and this one come after.
+        batch.memory.answered.pop(seat.instance, None)
+        batch.timers.start("rival", seat.instance, ask.instance)
+    answered = batch.memory.answered.get(seat.instance)
+    if answered is not None and batch.now.s - answered < _ALIVE_FOR_S:
+        reason = (
+            f"another agent runs as {ask.node} (at {seat.address}): give each its own --node-id, "
+            f"or stop the other"
+        )
+        no = Refusal("duplicate", reason, exit_code=2)
+        _say_refused(batch, ask, no)
+        return no
+    batch.probes.append(LivenessProbe(ask.node, seat.instance, batch.order_for(seat)))
+    reason = f"asking whether the agent that ran as {ask.node} before is still there"
+    return Refusal("duplicate", reason, retry_after_s=_CHECKING_S)
+
+
+def _known_job(batch: Batch, ask: Join) -> Refusal | None:
+    """A later allocation may change the job, when nobody of the earlier one is left."""
+    state, doc = batch.state, batch.state.doc
+    alone = all(seat.stage == "gone" or seat.node == ask.node for seat in state.seats)
+    if ask.allocation not in doc.allocations and doc.allocations and not alone:
+        return refusal(batch, ask)
+    changed = changed_fields(doc.spec, ask.spec)
+    if alone and ask.allocation != doc.allocation and changed:
+        batch.record(
+            JobChanged(**batch.head(), spec=ask.spec, changed=changed, allocation=ask.allocation)
+        )
+        state.set(spec=ask.spec)
+    return refusal(batch, ask)
+
+
+def _outlived(batch: Batch, ask: Join) -> Refusal | None:
+    """It runs ranks of a round that is over, or whose slot is somebody else's now."""
+    doc, seat = batch.state.doc, batch.state.seat(ask.node)
+    running = ask.running_round
+    if running is None:
+        return None
+    if running > doc.round:
+        return None  # it knows more than we do: our document was lost
+    if (
+        running == doc.round
+        and seat is None
+        and (may_be_recalled(batch) or is_adoptable(batch, ask))
+    ):
+        return None
+    is_its_own = seat is not None and seat.instance == ask.instance and seat.slot is not None
+    if running == doc.round and is_its_own and seat is not None and seat.stage != "absent":
+        return None
+    text = f"round {running} goes on without {ask.node}, or is over: stop its ranks and join again"
+    return Refusal("stale", text, retry_after_s=_CHECKING_S)
+
+
+def _given_up(batch: Batch, ask: Join, no: Refusal) -> Refusal:
+    """Unfit for as long as a round may take to form, while none runs: another node may do."""
+    if batch.state.doc.phase != "joining":
+        batch.timers.clear("unfit", ask.instance)
+        return no
+    batch.timers.start("unfit", ask.instance)
+    if batch.timers.elapsed("unfit", ask.instance) < batch.join_within_s:
+        return no
+    reason = f"{no.reason}; so it was for {batch.join_within_s:g} s: requeue the job elsewhere"
+    return dataclasses.replace(no, reason=reason, exit_code=RETRYABLE)
+
+
+def _say_tolerated(batch: Batch, ask: Join) -> None:
+    """It is excluded, and exclusions only observe."""
+    found, key = batch.control.exclusion(ask.node, batch.now.wall), f"{ask.node} exclude.observe"
+    if found is None or key in batch.state.doc.refused:
+        return
+    _note(batch, key)
+    reason = f"{ask.node} is excluded by {found.by}: {found.reason}; exclusions only observe"
+    only_say(batch, "exclude", reason, rule="exclude.observe", nodes_out=(ask.node,))
+
+
+def _say_refused(batch: Batch, ask: Join, no: Refusal) -> None:
+    """Once a cause, not once an attempt."""
+    doc, key = batch.state.doc, f"{ask.node} {no.cause}"
+    if key in doc.refused:
+        return
+    _note(batch, key)
+    if no.cause == "excluded":
+        decide_to(
+            batch,
+            "exclude",
+            no.reason,
+            rule="exclude.control",
+            considered=(Option(action="observe", rejected="no brake is on: exclusions bind"),),
+            nodes_out=(ask.node,),
+        )
+        came_of(batch, "done", f"{ask.node} was not let in", "exclude")
+    batch.record(
+        NodeRefused(
+            **batch.head(),
+            node=ask.node,
+            cause=no.cause,
+            reason=no.reason,
+            checks=no.checks,
+            retry_after_s=no.retry_after_s,
+        )
+    )
+
+
+def _note(batch: Batch, key: str) -> None:
+    """It need not be said again."""
+    batch.state.set(refused=(*batch.state.doc.refused, key)[-_REFUSALS_KEPT:])
+
+
+def _take(batch: Batch, ask: Join) -> None:
+    """Let an agent _take part; an old acquaintance keeps its slot."""
+    state, before = batch.state, batch.state.seat(ask.node)
+    is_new = before is None or before.instance != ask.instance
+    _allocation(batch, ask)
+    if before is not None and not is_new:
+        _rejoin(batch, ask, before)
+        before = state.seat(ask.node)
+    if is_new:
+        resume(batch, ask)
+    is_adopted = is_new and is_adoptable(batch, ask)
+    slot, stage = _adopted_seat(ask) if is_adopted else _seat_place(ask, before)
+    seat = Seat(
+        node=ask.node,
+        slot=slot,
+        ranks=ask.ranks,
+        address=ask.address,
+        infra_rank=ask.infra_rank,
+        place="/".join(ask.topology),
+        last_slot=ask.last_slot,
+        replica_port=ask.replica_port,
+        warm=ask.warm,
+        stage=stage,
+        instance=ask.instance,
+        allocation=ask.allocation,
+        failure_domain=ask.failure_domain,
+        master_port=ask.master_port,
+        is_leaving=before is not None and not is_new and before.is_leaving,
+    )
+    state.put(seat)
+    if state.doc.phase in {"joining", "ending"}:
+        batch.timers.start("form", state.doc.round, state.doc.allocation)
+    if is_new:
+        _say_joined(batch, ask)
+    if is_adopted:
+        look_for_failure(batch, ask, seat)
+
+
+def _adopted_seat(ask: Join) -> tuple[int | None, str]:
+    assert ask.running is not None
+    return ask.running.slot, "finished" if ask.running_state == "finished" else "running"
+
+
+def _seat_place(ask: Join, before: Seat | None) -> tuple[int | None, str]:
+    """Its slot and its stage. Ranks without a place in the newest round are to be stopped."""
+    if before is not None and before.stage != "gone":
+        return before.slot, before.stage
+    slot = None if before is None else before.slot
+    return slot, "idle" if ask.running is None else "stopping"
+
+
+def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
+    """The same agent asks again."""
+    doc = batch.state.doc
+    if ask.running is not None:
+        return
+    if seat.stage in {"stopping", "absent"}:
+        incident = doc.incident
+        if incident is not None:
+            batch.state.set(
+                incident=replace(
+                    incident,
+                    evidence_s=max(incident.evidence_s, ask.evidence_s),
+                    stop_s=max(incident.stop_s, ask.stop_s),
+                )
+            )
+        batch.state.put(with_stage(seat, "idle"))
+    elif seat.stage in AT_WORK and ask.last_round == doc.round:
+        # It had ranks of this round, and has none any more. One that does not say so may merely
+        # be late: its question can be older than its ranks.
+        reason = f"{ask.node} no longer runs any rank of round {doc.round}"
+        batch.state.put(with_stage(seat, "stopping"))
+        member_lost(batch, seat, Sign("rank_exited", reason, node=ask.node))
+        batch.state.put(with_stage(seat, "idle"))
+
+
+def _allocation(batch: Batch, ask: Join) -> None:
+    doc = batch.state.doc
+    if ask.allocation in doc.allocations:
+        return
+    if not doc.allocations:
+        batch.state.set(allocation=ask.allocation)
+    batch.state.set(allocations=(*doc.allocations, ask.allocation))
+    batch.record(
+        AllocationStarted(
+            **batch.head(),
+            allocation=ask.allocation,
+            scheduler=ask.scheduler,
+            scheduler_job=ask.scheduler_job,
+            attempt=ask.attempt,
+            config_fingerprint=ask.spec.config_fingerprint,
+        )
+    )
+
+
+def _say_joined(batch: Batch, ask: Join) -> None:
+    batch.record(
+        NodeJoined(
+            **batch.head(),
+            node=ask.node,
+            allocation=ask.allocation,
+            ranks=ask.ranks,
+            address=ask.address,
+            infra_rank=ask.infra_rank,
+            failure_domain=ask.failure_domain,
+            topology=ask.topology,
+            last_round=ask.last_round,
+            warm=ask.warm,
+            device=ask.device,
+            version=ask.version,
+        )
+    )

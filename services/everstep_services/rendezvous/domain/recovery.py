@@ -1,0 +1,95 @@
+"""A job's document was lost while its agents ran on: it is made again from what they say."""
+
+from everstep.messages import Join, Replication, Seat
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.ends import end_round
+from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.liveness import member_lost
+from everstep_services.rendezvous.domain.state import AT_WORK
+
+
+def recall(batch: Batch, ask: Join) -> None:
+    """Take over the newest round that an agent knows of, whether it may take part or not."""
+    if newest_known(ask) > batch.state.doc.round and not batch.state.count(*AT_WORK):
+        _go_to_round(batch, newest_known(ask))
+
+
+def resume(batch: Batch, ask: Join) -> None:
+    """Go on with the newest round, if this agent runs it; of two worlds neither goes on."""
+    doc, known = batch.state.doc, newest_known(ask)
+    if known > doc.round:
+        reason = (
+            f"{ask.node} knows of round {known}, and the document of none after {doc.round}: an "
+            f"earlier one was lost, and a job has one world"
+        )
+        end_round(batch, Sign("document_lost", reason))
+        _go_to_round(batch, known)
+    elif ask.running_round == doc.round and may_be_recalled(batch):
+        _go_on(batch, ask)
+
+
+def newest_known(ask: Join) -> int:
+    """The newest round that this agent has heard of."""
+    return max(ask.known_round, ask.last_round or 0, ask.running_round or 0)
+
+
+def may_be_recalled(batch: Batch) -> bool:
+    """Whether agents may still say how the newest round had formed: no document knows."""
+    doc = batch.state.doc
+    return doc.phase == "joining" and doc.round > 0 and not doc.start_order
+
+
+def is_adoptable(batch: Batch, ask: Join) -> bool:
+    """The round that it runs has a slot of which we know no holder, and it says that it has it."""
+    doc, running = batch.state.doc, ask.running
+    if running is None or doc.phase != "running" or running.round != doc.round:
+        return False
+    return running.slot < doc.slots and all(seat.slot != running.slot for seat in batch.state.seats)
+
+
+def look_for_failure(batch: Batch, ask: Join, seat: Seat) -> None:
+    """What it had reported about its ranks may have been lost together with the document."""
+    if ask.running_state in {"failed", "stopped"}:
+        reason = f"the ranks of {ask.node} had {ask.running_state} when the document was lost"
+        member_lost(batch, seat, Sign("rank_exited", reason, node=ask.node))
+
+
+def settle(batch: Batch) -> None:
+    """A slot that nobody claims ends the round, once all others have finished and waited."""
+    state, doc = batch.state, batch.state.doc
+    unclaimed = doc.slots - state.count(*AT_WORK)
+    if doc.phase != "running" or not unclaimed or state.count("starting", "running"):
+        return
+    batch.timers.start("unclaimed", doc.round)
+    left_s = batch.join_within_s - batch.timers.elapsed("unclaimed", doc.round)
+    if left_s > 0:
+        batch.wake_in(left_s)
+        return
+    reason = (
+        f"nobody has come back with {unclaimed} of {doc.slots} slots within "
+        f"{batch.join_within_s:g} s since the document was lost"
+    )
+    end_round(batch, Sign("node_lost", reason))
+
+
+def _go_to_round(batch: Batch, number: int) -> None:
+    batch.state.set(round=number)
+    batch.timers.start("phase", number, batch.state.doc.phase)
+
+
+def _go_on(batch: Batch, ask: Join) -> None:
+    assert ask.running is not None
+    running = ask.running
+    batch.state.set(
+        slots=running.slots,
+        world_size=running.world_size,
+        master_address=running.master_address,
+        master_port=running.master_port,
+        start_order=running.id,
+        restarts=running.restarts,
+        recent=tuple(range(1, running.restarts + 1)),
+        replication=Replication(key=running.replica_key),
+        has_stepped=True,
+        has_ever_stepped=True,
+    )
+    batch.enter("running", "its agents say so: the document was lost")

@@ -1,0 +1,402 @@
+"""What people, health, attribution and the catalog may ask for."""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from everstep.messages import (
+    CollectEvidence,
+    CopyReplica,
+    Done,
+    DrainNode,
+    LeaveJob,
+    MeasureNetwork,
+    NetworkPeer,
+    OperatorActed,
+    Peer,
+    ReleaseImages,
+    RequestChecks,
+    RequestCopy,
+    RequestEvidence,
+    RequestMeasurement,
+    RequestRelease,
+    RequestSave,
+    RestartJob,
+    RunChecks,
+    Seat,
+    StopJob,
+)
+from everstep.messages.documents import PlannedEnd
+from everstep_services.rendezvous.domain import agreed_save
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.ends import RETRYABLE, end_job
+from everstep_services.rendezvous.domain.formation import candidate_of, world_of
+from everstep_services.rendezvous.domain.placement import largest_size
+from everstep_services.rendezvous.domain.state import AT_WORK, OVER
+
+OperatorRequest = (
+    StopJob
+    | RestartJob
+    | DrainNode
+    | RequestSave
+    | RequestChecks
+    | RequestMeasurement
+    | RequestEvidence
+)
+"""What is on record with who asked for it."""
+ServiceRequest = RequestCopy | RequestRelease
+"""What services ask for."""
+Request = OperatorRequest | ServiceRequest
+_ACTIONS: Mapping[type[OperatorRequest], str] = {
+    StopJob: "stop_job",
+    RestartJob: "restart_job",
+    DrainNode: "drain_node",
+    RequestSave: "save",
+    RequestChecks: "check_nodes",
+    RequestMeasurement: "measure_network",
+    RequestEvidence: "capture",
+}
+_DO_NOT_RESTART = 93
+_TURN_S = 4.0
+"""One measurement sends for a second; the rest is for who is late, and for slow links."""
+_FIRST_PORT, _PORTS = 20_000, 12_000
+_NODES_MOST = 4096
+"""All of them must fit into one order."""
+_NAMED_MOST = 20
+
+
+def request(batch: Batch, ask: Request) -> Done:
+    """Do it, or say why not; either is on record where a person asked."""
+    if isinstance(ask, StopJob):
+        return _stop(batch, ask)
+    if isinstance(ask, RestartJob):
+        return _restart(batch, ask)
+    if isinstance(ask, DrainNode):
+        return _drain(batch, ask)
+    return _save(batch, ask) if isinstance(ask, RequestSave) else _pass_on(batch, ask)
+
+
+def _pass_on(
+    batch: Batch, ask: RequestEvidence | RequestChecks | RequestMeasurement | ServiceRequest
+) -> Done:
+    match ask:
+        case RequestEvidence():
+            return _evidence(batch, ask)
+        case RequestChecks():
+            return _checks(batch, ask)
+        case RequestMeasurement():
+            return _measurement(batch, ask)
+        case RequestCopy():
+            return _copy(batch, ask)
+        case RequestRelease():
+            return _release(batch, ask)
+
+
+def dismiss(batch: Batch) -> None:
+    """Send away the nodes that are to be replaced, as soon as none of their ranks is left."""
+    doc = batch.state.doc
+    for seat in batch.state.leaving:
+        if doc.phase in OVER or batch.timers.is_running("dismissed", seat.instance):
+            continue
+        batch.timers.start("dismissed", seat.instance)
+        exit_code, reason = dismissal(batch, seat)
+        order = LeaveJob(
+            id=batch.now.new_id(),
+            job=doc.job,
+            round=doc.round,
+            reason=reason,
+            exit_code=exit_code,
+            state="excluded",
+        )
+        batch.send(order, seat)
+
+
+def dismissal(batch: Batch, seat: Seat) -> tuple[int, str]:
+    """What the agent of a node that is to go exits with, and why.
+
+    0 where the others can go on: any other code would end a whole Slurm step.
+    """
+    stay = [one for one in batch.state.seats if one.stage != "gone" and not one.is_leaving]
+    if largest_size([candidate_of(one) for one in stay], world_of(batch)):
+        return 0, f"{seat.node} is replaced"
+    return RETRYABLE, f"{seat.node} is to go, and the job needs another node: requeue it"
+
+
+def _stop(batch: Batch, ask: StopJob) -> Done:
+    doc = batch.state.doc
+    if doc.phase in OVER:
+        return _refused(batch, ask, f"the job is over already: {doc.reason}")
+    within_s = _save_time(batch, ask.save_first)
+    left = f"the job is stopped, and its agents exit with {_DO_NOT_RESTART}"
+    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}")
+    reason = f"{ask.by} stopped the job: {ask.reason}"
+    if doc.phase in {"forming", "running"}:
+        _end(batch, reason, within_s, exit_code=_DO_NOT_RESTART)
+    else:
+        end_job(batch, "stopped", _DO_NOT_RESTART, reason)
+    return done
+
+
+def _restart(batch: Batch, ask: RestartJob) -> Done:
+    doc = batch.state.doc
+    if ask.round != doc.round or doc.phase not in {"forming", "running"}:
+        why = f"round {ask.round} does not run: the job is at round {doc.round}, {doc.phase}"
+        return _refused(batch, ask, why)
+    within_s = _save_time(batch, ask.save_first)
+    free = "another one follows, and costs nothing of the restart budget"
+    left = f", without {', '.join(ask.without_nodes)}" if ask.without_nodes else ""
+    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {free}{left}")
+    for node in ask.without_nodes:
+        seat = batch.state.seat(node)
+        if seat is not None:
+            batch.state.put(replace(seat, is_leaving=True))
+    _end(batch, f"{ask.by} asked for another round: {ask.reason}", within_s)
+    return done
+
+
+def _drain(batch: Batch, ask: DrainNode) -> Done:
+    seat = batch.state.seat(ask.node)
+    if batch.state.doc.phase in OVER:
+        return _refused(batch, ask, f"the job is over already: {batch.state.doc.reason}")
+    if seat is None:
+        return _refused(batch, ask, f"{ask.node} takes no part in the job")
+    batch.state.put(replace(seat, is_leaving=True))
+    exit_code, _ = dismissal(batch, seat)
+    left = f"{ask.node} leaves, and its agent exits with {exit_code}"
+    rest = "the others go on without it" if exit_code == 0 else "the job then needs another node"
+    if seat.stage not in AT_WORK:
+        return _accepted(batch, ask, f"{left}; {rest}")
+    within_s = (ask.within_s or 0.0) if batch.state.doc.phase == "running" else 0.0
+    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}; {rest}")
+    _end(batch, f"{ask.by} drains {ask.node}: {ask.reason}", within_s, node=ask.node)
+    return done
+
+
+def _save(batch: Batch, ask: RequestSave) -> Done:
+    doc = batch.state.doc
+    if doc.phase != "running":
+        return _refused(batch, ask, f"no round runs: the job is at round {doc.round}, {doc.phase}")
+    done = _accepted(
+        batch, ask, f"round {doc.round} is asked to save at its next step, and goes on"
+    )
+    reason = f"{ask.by}: {ask.reason}"
+    agreed_save.ask(batch, reason, "requested", within_s=None, then_stop=False)
+    return done
+
+
+def _end(
+    batch: Batch,
+    reason: str,
+    within_s: float,
+    *,
+    node: str | None = None,
+    exit_code: int | None = None,
+) -> None:
+    if within_s:
+        agreed_save.ask(batch, reason, "requested", within_s=within_s, then_stop=True)
+    planned = PlannedEnd(
+        cause="operator", reason=reason, within_s=within_s, node=node, exit_code=exit_code
+    )
+    agreed_save.plan_end(batch, planned)
+    agreed_save.settle(batch)
+
+
+def _save_time(batch: Batch, is_wanted: bool) -> float:
+    """How long the round may go on to save: only one that runs has something to save."""
+    can_save = is_wanted and batch.state.doc.phase == "running"
+    return batch.settings.save_within_s if can_save else 0.0
+
+
+def _ends(batch: Batch, within_s: float) -> str:
+    doc = batch.state.doc
+    if doc.phase not in {"forming", "running"}:
+        return "no round runs"
+    return f"round {doc.round} {f'has {within_s:g} s to save, then ends' if within_s else 'ends'}"
+
+
+def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
+    doc, state = batch.state.doc, batch.state
+    if ask.round not in {0, doc.round} or doc.phase not in {"forming", "running", "ending"}:
+        why = f"round {ask.round or doc.round} is over: its ranks are gone"
+        return _refused(batch, ask, why) if ask.origin else Done(text=why)
+    order = CollectEvidence(
+        id=batch.now.new_id(),
+        job=doc.job,
+        round=doc.round,
+        reason=f"{ask.by}: {ask.reason or 'evidence is asked for'}",
+        incident=ask.incident,
+        evidence=ask.evidence,
+        within_s=ask.within_s,
+        ranks=ask.ranks,
+    )
+    wanted = [seat for seat in state.members if _is_wanted(batch, seat, ask)]
+    for seat in wanted:
+        batch.send(order, seat)
+    text = f"asked {len(wanted)} node{'' if len(wanted) == 1 else 's'} of round {doc.round}"
+    if not ask.origin:  # a service, whose facts tell why it asks
+        return Done(text=text)
+    if not wanted:
+        return _refused(batch, ask, "no node of the job has such ranks")
+    return _accepted(batch, ask, text)
+
+
+def _is_wanted(batch: Batch, seat: Seat, ask: RequestEvidence) -> bool:
+    if seat.stage == "gone" or (ask.nodes and seat.node not in ask.nodes):
+        return False
+    if not ask.ranks:
+        return True
+    first = batch.state.first_rank(seat.node)
+    return any(first <= rank < first + seat.ranks for rank in ask.ranks)
+
+
+def _checks(batch: Batch, ask: RequestChecks) -> Done:
+    doc = batch.state.doc
+    seats = [batch.state.seat(node) for node in ask.nodes]
+    here = [seat for seat in seats if seat is not None]
+    for seat in here:
+        order = RunChecks(
+            id=batch.now.new_id(),
+            job=doc.job,
+            round=doc.round,
+            reason=f"{ask.by}: {ask.reason}",
+            checks=ask.checks,
+        )
+        batch.send(order, seat)
+    text = f"asked {len(here)} of {len(ask.nodes)} nodes"
+    if not ask.origin:  # a service, which says in facts of its own why it asks
+        return Done(text=text)
+    if not here:
+        return _refused(batch, ask, f"{', '.join(ask.nodes)} takes no part in the job")
+    return _accepted(batch, ask, text)
+
+
+def _measurement(batch: Batch, ask: RequestMeasurement) -> Done:
+    order = _network_test(batch, ask)
+    if isinstance(order, str):
+        return _refused(batch, ask, order)
+    batch.send(order)
+    return _accepted(batch, ask, _network_test_text(order))
+
+
+def _copy(batch: Batch, ask: RequestCopy) -> Done:
+    doc, to = batch.state.doc, batch.state.seat(ask.to)
+    if ask.round != doc.round:
+        return Done(text=f"round {ask.round} is over: nothing was ordered")
+    holder = batch.state.seat(ask.holder)
+    if to is None or to.replica_port is None or holder is None:
+        return Done(text=f"{ask.holder} or {ask.to} is not here: nothing was ordered")
+    peer = Peer(node=to.node, slot=to.slot or 0, address=to.address, port=to.replica_port)
+    order = CopyReplica(
+        id=batch.now.new_id(),
+        job=doc.job,
+        round=doc.round,
+        reason=ask.reason,
+        owner_slot=ask.owner_slot,
+        step=ask.step,
+        to=peer,
+    )
+    batch.send(order, holder)
+    return Done(text=f"asked {ask.holder}")
+
+
+def _release(batch: Batch, ask: RequestRelease) -> Done:
+    doc = batch.state.doc
+    if doc.phase in OVER:
+        return Done(text="the job is over, and its states in memory with it", is_refused=True)
+    order = ReleaseImages(
+        id=batch.now.new_id(),
+        job=doc.job,
+        round=doc.round,
+        reason=ask.reason,
+        step=ask.step,
+        by=ask.by,
+    )
+    batch.send(order)
+    return Done(text="all nodes are asked")
+
+
+def _accepted(batch: Batch, ask: OperatorRequest, text: str) -> Done:
+    _say(batch, ask, "accepted", ask.reason)
+    return Done(text=text)
+
+
+def _refused(batch: Batch, ask: OperatorRequest, why: str) -> Done:
+    _say(batch, ask, "refused", f"{ask.reason}; {why}")
+    return Done(text=why, is_refused=True)
+
+
+def _say(batch: Batch, ask: OperatorRequest, outcome: str, reason: str) -> None:
+    batch.record(
+        OperatorActed(
+            **batch.head(),
+            by=ask.by,
+            action=_ACTIONS[type(ask)],
+            target=_target(ask),
+            outcome=outcome,
+            reason=reason,
+            origin=ask.origin,
+        )
+    )
+
+
+def _target(ask: OperatorRequest) -> str:
+    match ask:
+        case DrainNode():
+            return ask.node
+        case RequestChecks() | RequestMeasurement() | RequestEvidence():
+            return " ".join(ask.nodes)
+        case RestartJob():
+            return " ".join(ask.without_nodes)
+        case _:
+            return ""
+
+
+def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str:
+    """What all agents are _network_test_text, or why nothing is measured."""
+    doc = batch.state.doc
+    here = {seat.node: seat for seat in batch.state.seats if seat.stage != "gone"}
+    missing = [node for node in ask.nodes if node not in here]
+    if missing:
+        return f"{_named(missing)} takes no part in the job"
+    seats = [here[node] for node in sorted(set(ask.nodes) or here)]
+    if not 2 <= len(seats) <= _NODES_MOST:
+        return f"{len(seats)} nodes would measure: it takes 2, and {_NODES_MOST} at most; name some"
+    busy = [seat.node for seat in seats if seat.stage != "idle"]
+    if busy and not ask.is_beside_training:
+        return (
+            f"ranks run on {_named(busy)}: they and the figures would spoil each other. Name "
+            f"nodes that have none, or accept that with --beside-training"
+        )
+    return MeasureNetwork(
+        id=ask.test,
+        job=doc.job,
+        round=doc.round,
+        reason=f"{ask.by}: {ask.reason}",
+        peers=_network_peers(seats, ask.test),
+        token=batch.now.new_id() + batch.now.new_id(),
+        turns=max(1, min(ask.partners, len(seats) - 1 + len(seats) % 2)),
+        turn_s=_TURN_S,
+    )
+
+
+def _network_test_text(order: MeasureNetwork) -> str:
+    """What happens now, for the person who asked."""
+    turns = "1 turn" if order.turns == 1 else f"{order.turns} turns"
+    return (
+        f"{len(order.peers)} nodes measure the network in pairs, in {turns} of "
+        f"{order.turn_s:g} s; the figures come as facts"
+    )
+
+
+def _network_peers(seats: list[Seat], test: str) -> tuple[NetworkPeer, ...]:
+    """Each with a port of its own: several may be on one host."""
+    first = _FIRST_PORT + int(test[-8:], 16) % (_PORTS - len(seats))
+    return tuple(
+        NetworkPeer(node=seat.node, address=seat.address, port=first + number)
+        for number, seat in enumerate(seats)
+    )
+
+
+def _named(nodes: list[str]) -> str:
+    more = f" and {len(nodes) - _NAMED_MOST} more" if len(nodes) > _NAMED_MOST else ""
+    return ", ".join(nodes[:_NAMED_MOST]) + more

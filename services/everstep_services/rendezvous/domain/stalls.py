@@ -1,0 +1,217 @@
+"""A rank has stalled: whether another one excuses it, or its round is over.
+
+Who waits for a rank that saves, or works on, has not stalled itself. Only agents of other nodes can
+know, so they are asked first; who has no answer in time has no excuse.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from everstep.messages import NameExcuse, Report
+from everstep.messages.documents import OpenStall
+from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.decisions import only_say
+from everstep_services.rendezvous.domain.ends import end_round
+from everstep_services.rendezvous.domain.incidents import Sign
+
+_MOST = 16
+"""More are not looked into at once; their agents say it again."""
+_ASK_AGAIN_S = 5.0
+"""No excuse holds longer without being asked for again."""
+_AWAKE_S = 5.0
+"""Who has just begun, or was cut off, gives agents so long to come back before it asks them."""
+
+
+def stalled(batch: Batch, report: Report) -> None:
+    """An agent says that a rank of its own has stalled, and that none beside it is an excuse."""
+    doc = batch.state.doc
+    if doc.phase == "ending":
+        if doc.incident is not None:
+            incidents.add(batch, _sign(batch, _opened(batch, report)))
+        return
+    if _all_save(batch):
+        return  # the round ends as it is, in the time that they were given
+    if not batch.control.enforces("restart", otherwise=True):
+        _observe(batch, report.node, report.reason, report.fact)
+    elif doc.slots == 1 or report.rank is None:
+        _decide(batch, _opened(batch, report))
+    elif known := _found(batch, report.rank):
+        _know_more(batch, known, report)
+    elif len(doc.stalls) < _MOST:
+        batch.state.set(stalls=(*doc.stalls, _opened(batch, report)))
+
+
+def _know_more(batch: Batch, known: Sequence[OpenStall], report: Report) -> None:
+    """How far it has come is known now: whoever excused it without that is asked anew."""
+    for stall in known:
+        if stall.entered is None and report.entered is not None:
+            span = batch.now.new_id()
+            told = replace(stall, span=span, entered=report.entered, excused_s=0.0, excuse="")
+            _put(batch, told)
+
+
+def excused(batch: Batch, report: Report) -> None:
+    """An agent names a rank of its own that the one which has stalled may wait for."""
+    left_s = min((report.excuse_s or 0.0) - report.age_s, _ASK_AGAIN_S)
+    for stall in _found(batch, report.rank):
+        if left_s > 0:
+            _excuse(batch, stall, left_s, report.reason)
+
+
+def recovered(batch: Batch, report: Report) -> None:
+    """The rank moves again: nothing is decided about it."""
+    for stall in _found(batch, report.rank):
+        if stall.node == report.node:
+            _drop(batch, stall)
+
+
+def settle(batch: Batch) -> None:
+    """Ask for excuses; end the round for a stall that has none."""
+    stalls = sorted(batch.state.doc.stalls, key=lambda stall: _waited_s(batch, stall), reverse=True)
+    for stall in stalls:
+        if batch.state.doc.phase in {"forming", "running"} and not _all_save(batch):
+            _look(batch, stall)
+
+
+def _excuse(batch: Batch, stall: OpenStall, left_s: float, why: str) -> None:
+    """Every replica counts from when it reads this, so none ends the excuse before its time."""
+    longer_s = _excused_s(batch, stall)
+    if longer_s > left_s:
+        left_s, why = longer_s, stall.excuse
+    _put(batch, replace(stall, span=batch.now.new_id(), excused_s=left_s, excuse=why))
+
+
+def _excused_s(batch: Batch, stall: OpenStall) -> float:
+    """For how much longer nothing is decided."""
+    if not stall.excused_s:
+        return 0.0
+    batch.timers.start("stall_excused", stall.span)
+    return stall.excused_s - batch.timers.elapsed("stall_excused", stall.span)
+
+
+def _look(batch: Batch, stall: OpenStall) -> None:
+    if stall.excused_s:
+        left_s = _excused_s(batch, stall)
+        if left_s > 0:
+            batch.wake_in(left_s)
+            return
+        stall = replace(stall, span=batch.now.new_id(), excused_s=0.0, excuse="")
+        _put(batch, stall)
+    asleep_s = _AWAKE_S - batch.timers.elapsed("awake")
+    if asleep_s > 0:
+        batch.wake_in(asleep_s)
+        return
+    within_s = batch.settings.stall_excuse_s
+    batch.timers.start("stall_asked", stall.span)
+    left_s = within_s - batch.timers.elapsed("stall_asked", stall.span)
+    if left_s <= 0:
+        _decide(batch, stall)
+        return
+    half = "first" if left_s > within_s / 2 else "second"
+    if not batch.timers.is_running("stall_ordered", stall.span, half):
+        batch.timers.start("stall_ordered", stall.span, half)
+        _ask(batch, stall, left_s)
+    batch.wake_in(left_s - within_s / 2 if half == "first" else left_s)
+
+
+def _ask(batch: Batch, stall: OpenStall, within_s: float) -> None:
+    doc = batch.state.doc
+    assert stall.rank is not None
+    order = NameExcuse(
+        id=stall.id,
+        job=doc.job,
+        round=doc.round,
+        reason=stall.reason,
+        node=stall.node,
+        rank=stall.rank,
+        waited_s=_waited_s(batch, stall),
+        step=stall.step,
+        entered=stall.entered,
+        within_s=within_s,
+    )
+    batch.send(order)
+
+
+def _decide(batch: Batch, stall: OpenStall) -> None:
+    _drop(batch, stall)
+    if not batch.control.enforces("restart", otherwise=True):
+        _observe(batch, stall.node, stall.reason, stall.fact)
+        return
+    others = batch.state.doc.stalls
+    end_round(batch, _sign(batch, stall))
+    for other in others:
+        incidents.add(batch, _sign(batch, other))
+
+
+def _observe(batch: Batch, node: str, reason: str, fact: str | None) -> None:
+    """A stalled rank is not dead: what is not allowed to act leaves it alone."""
+    doc = batch.state.doc
+    if batch.timers.is_running("observed", doc.round, node):
+        return
+    batch.timers.start("observed", doc.round, node)
+    only_say(
+        batch,
+        "restart",
+        f"{reason}; restarts for stalls only observe",
+        rule="restart.observe",
+        evidence=(fact,) if fact else (),
+    )
+
+
+def _opened(batch: Batch, report: Report) -> OpenStall:
+    id = batch.now.new_id()
+    stall = OpenStall(
+        id=id,
+        span=id,
+        node=report.node,
+        rank=report.rank,
+        reason=report.reason,
+        fact=report.fact,
+        fingerprint=report.fingerprint,
+        step=report.step,
+        entered=report.entered,
+        waited_s=(report.waited_s or report.last_progress_age_s or 0.0) + report.age_s,
+    )
+    batch.timers.start("stalled", stall.id)
+    return stall
+
+
+def _waited_s(batch: Batch, stall: OpenStall) -> float:
+    batch.timers.start("stalled", stall.id)
+    return stall.waited_s + batch.timers.elapsed("stalled", stall.id)
+
+
+def _sign(batch: Batch, stall: OpenStall) -> Sign:
+    return Sign(
+        "rank_stalled",
+        stall.reason,
+        node=stall.node,
+        rank=stall.rank,
+        fact=stall.fact,
+        fingerprint=stall.fingerprint,
+        step=stall.step,
+        detect_s=_waited_s(batch, stall),
+    )
+
+
+def _all_save(batch: Batch) -> bool:
+    """Ranks were told to save and to end, which may take long."""
+    saving = batch.state.doc.saving
+    return saving is not None and saving.then_stop and saving.after_step is not None
+
+
+def _found(batch: Batch, rank: int | None) -> list[OpenStall]:
+    return [stall for stall in batch.state.doc.stalls if stall.rank == rank]
+
+
+def _put(batch: Batch, stall: OpenStall) -> None:
+    stalls = batch.state.doc.stalls
+    batch.state.set(stalls=tuple(stall if one.id == stall.id else one for one in stalls))
+
+
+def _drop(batch: Batch, stall: OpenStall) -> None:
+    left = tuple(one for one in batch.state.doc.stalls if one.id != stall.id)
+    if left != batch.state.doc.stalls:
+        batch.state.set(stalls=left)

@@ -1,0 +1,370 @@
+"""One job at one replica: events gather, are decided together, written down, then carried out."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from everstep import __version__, subjects
+from everstep.bus.containment import Containment
+from everstep.bus.errors import BusError, ConflictError
+from everstep.bus.ports import Bus, Document
+from everstep.bus.requests import RefusalError
+from everstep.clock import Clock
+from everstep.errors import EverstepError
+from everstep.ids import new_id
+from everstep.messages import Done, Fact, Join, Leave, Message, Report, Reported, RoundDocument
+from everstep.messages.codec import BadMessageError, decode
+from everstep_services.rendezvous.domain.batch import ReplicaMemory
+from everstep_services.rendezvous.domain.events import (
+    BatchOutcome,
+    Event,
+    JobControl,
+    LivenessProbe,
+    Now,
+    Probed,
+    Tick,
+)
+from everstep_services.rendezvous.domain.job import RendezvousJob
+from everstep_services.rendezvous.settings import RendezvousSettings
+
+log = logging.getLogger(__name__)
+
+BUCKET = "ROUNDS"
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(RoundDocument)
+_TIDY_AFTER_S = 1.0
+_RESCUE_AFTER_S = 3.0
+_RETRY_S = 0.5
+_ATTEMPTS = 50
+_SENDS_AT_ONCE = 200
+Pending = list[tuple[Event, asyncio.Future[Message] | None]]
+"""Events, each with whoever waits for the answer."""
+
+
+class UnreadableRoundError(EverstepError):
+    """What is stored about a job is no document of ours. Nothing of it is decided on."""
+
+    def __init__(self, job: str, why: str) -> None:
+        super().__init__(
+            f"what the bus holds about the rounds of job {job} cannot be read ({why}): a newer "
+            f"release may have written it; else look at key {job} of bucket {BUCKET}, and remove it"
+        )
+        self.job = job
+
+
+@dataclass(slots=True)
+class RunnerCounts:
+    """What a replica counted, over all jobs."""
+
+    questions: int = 0
+    batches: int = 0
+    conflicts: int = 0
+    orders: int = 0
+    facts: int = 0
+    probes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaContext:
+    """What every runner works with."""
+
+    settings: RendezvousSettings
+    bus: Bus
+    clock: Clock
+    control: Callable[[str], JobControl]
+    tasks: asyncio.TaskGroup
+    counts: RunnerCounts = field(default_factory=RunnerCounts)
+
+
+class JobRunner:
+    """Decides about one job, in competition with other replicas: the first write wins."""
+
+    def __init__(self, job: str, around: ReplicaContext) -> None:
+        self._name = job
+        self._around = around
+        self._documents = around.bus.documents(BUCKET)
+        self._events: Pending = []
+        self._woken = asyncio.Event()
+        self._memory = ReplicaMemory()
+        self._returns = around.bus.returns
+        self._job: RendezvousJob | None = None
+        self._revision: int | None = None
+        self._stored_outbox = False
+        self._news: Document | None = None
+        self._wake_at: float | None = None
+        self._tidy_at: float | None = None
+        self._contained = Containment(f"job {job}")
+        self._unreadable = ""
+        """What was logged of a document that cannot be read."""
+
+    @property
+    def failures(self) -> int:
+        """How many batches of events could not be decided on, for a reason that nobody foresaw."""
+        return self._contained.failures
+
+    async def ask(self, question: Event) -> Message:
+        """The answer, once what it rests on is written down."""
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._around.counts.questions += 1
+        self._events.append((question, answer))
+        self._woken.set()
+        return await answer
+
+    def tell(self, event: Event) -> None:
+        """Something that nobody waits for an answer to."""
+        self._events.append((event, None))
+        self._woken.set()
+
+    def offer(self, document: Document) -> None:
+        """A revision of the job's document, ours or another replica's."""
+        if self._news is None or document.revision > self._news.revision:
+            self._news = document
+            self.tell(Tick())
+
+    def wake(self) -> None:
+        """Look at the job again, with nothing that has come."""
+        self.tell(Tick())
+
+    def _see_whether_it_was_away(self) -> None:
+        """After the bus was away, what we know may be old, and what we timed means nothing."""
+        returns = self._around.bus.returns
+        if returns != self._returns:
+            self._returns = returns
+            self._memory = ReplicaMemory()
+            self._revision = None
+
+    async def show(self) -> RoundDocument:
+        """How the job stands."""
+        found = await self._documents.get(self._name)
+        if found.data is None:
+            raise RefusalError("404", f"there is no job {self._name}")
+        return _decoded(self._name, found.data)
+
+    async def work_for_ever(self) -> None:
+        """Decide whatever comes, batch by batch."""
+        while True:
+            await self._wait()
+            # Nothing is decided without the bus: whoever cannot be heard has not failed.
+            await self._around.bus.wait_connected()
+            if self._events:
+                await self._around.clock.sleep(self._around.settings.gather_s)
+            self._see_whether_it_was_away()
+            pending, self._events = self._events, []
+            self._woken.clear()
+            try:
+                await self._decide([event for event, _ in pending] or [Tick()], pending)
+            except BusError as error:
+                self._put_off(pending, error)
+            except UnreadableRoundError as error:
+                self._leave_alone(pending, error)
+            except Exception as error:  # noqa: BLE001  no other job may suffer from this one
+                self._pass_over(pending, error)
+            with self._contained.of("facts that wait"):
+                await self._tidy()
+
+    async def _wait(self) -> None:
+        times = [at for at in (self._wake_at, self._tidy_at) if at is not None]
+        if not times:
+            await self._woken.wait()
+            return
+        try:
+            async with asyncio.timeout(max(min(times) - self._around.clock.now(), 0.0)):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    async def _decide(self, events: list[Event], pending: Pending) -> None:
+        for _ in range(_ATTEMPTS):
+            now = self._now()
+            job = await self._load(events, now)
+            if job is None:
+                _no_such_job(self._name, pending)
+                self._wake_at = None
+                return
+            outcome = job.apply(events, now, self._around.control(self._name))
+            try:
+                if outcome.is_changed:
+                    await self._write(job)
+            except ConflictError:
+                self._around.counts.conflicts += 1
+                self._revision = None
+                continue
+            self._around.counts.batches += 1
+            self._wake_at = outcome.wake_at
+            await self._carry_out(outcome, pending)
+            if outcome.is_changed:
+                await self._record(job)
+            return
+        raise BusError(f"job {self._name}: {_ATTEMPTS} writes in a row came second")
+
+    async def _load(self, events: list[Event], now: Now) -> RendezvousJob | None:
+        """The job as of the newest revision that we know of."""
+        news, self._news = self._news, None
+        if self._revision is not None and news is not None and news.revision > self._revision:
+            self._take(news)
+        if self._revision is None:
+            self._take(await self._documents.get(self._name))
+        if self._job is None:
+            first = next((event for event in events if isinstance(event, Join)), None)
+            if first is None:
+                return None
+            document = RendezvousJob.document_for(first, now)
+            self._job = self._made(document)
+        return self._job
+
+    def _take(self, document: Document) -> None:
+        self._revision, self._job = document.revision, None
+        self._stored_outbox = False
+        if document.data is None:
+            self._revision = 0
+            return
+        found = _decoded(self._name, document.data)
+        self._job = self._made(found)
+        if found.outbox:
+            # Whoever wrote it records it; if it still stands there later, they are gone.
+            self._stored_outbox = True
+            self._tidy_at = self._around.clock.now() + _RESCUE_AFTER_S
+
+    def _made(self, document: RoundDocument) -> RendezvousJob:
+        return RendezvousJob(document, self._memory, self._around.settings, __version__)
+
+    async def _write(self, job: RendezvousJob) -> None:
+        revision, self._revision = self._revision, None
+        data = _ENCODER.encode(job.document)
+        try:
+            async with asyncio.timeout(self._around.settings.renew_within_s):
+                self._revision = await self._documents.put(self._name, data, revision=revision)
+        except TimeoutError as error:
+            raise BusError(f"job {self._name}: its document was not written in time") from error
+        self._stored_outbox = bool(job.outbox)
+
+    async def _carry_out(self, outcome: BatchOutcome, pending: Pending) -> None:
+        around = self._around
+        for number, send in enumerate(outcome.sends, 1):
+            around.bus.send(self._subject(send.node, send.instance), send.order)
+            if number % _SENDS_AT_ONCE == 0:  # more would push the oldest out of the bus's queue
+                await asyncio.sleep(0)
+        around.counts.orders += len(outcome.sends)
+        for (_, answer), reply in zip(pending, outcome.replies, strict=False):
+            if answer is not None and not answer.done() and reply is not None:
+                answer.set_result(reply)
+        for probe in outcome.probes:
+            around.tasks.create_task(self._probe(probe), name=f"probe-{probe.node}")
+        around.counts.probes += len(outcome.probes)
+
+    def _subject(self, node: str | None, instance: str) -> str:
+        """Where an order is heard. Two agents may have one node id: only one of them is meant."""
+        return subjects.order(self._name, instance or node)
+
+    async def _probe(self, probe: LivenessProbe) -> None:
+        within_s = self._around.settings.probe_within_s
+        try:
+            subject = self._subject(probe.node, probe.instance)
+            is_there = await self._around.bus.deliver(subject, probe.order, within_s=within_s)
+        except (EverstepError, TimeoutError) as error:
+            # Unreachable is not gone.
+            log.debug("probe_untold job=%s node=%s error=%s", self._name, probe.node, error)
+            return
+        self.tell(Probed(probe.node, probe.instance, is_there))
+
+    async def _record(self, job: RendezvousJob) -> None:
+        """Record what was decided. What fails stays in the document, and is tried again."""
+        waiting = job.outbox
+        facts = [fact for fact in (_fact_in(text) for text in waiting) if fact is not None]
+        if not facts:
+            return
+        try:
+            await asyncio.gather(*(self._around.bus.record(fact) for fact in facts))
+        except BusError as error:
+            log.warning("facts_not_recorded job=%s error=%s", self._name, error)
+        else:
+            self._around.counts.facts += len(facts)
+            job.recorded(waiting)
+        self._tidy_at = self._around.clock.now() + _TIDY_AFTER_S
+
+    async def _tidy(self) -> None:
+        """Take facts that are recorded out of the document, when nothing else is written."""
+        if self._tidy_at is None or self._around.clock.now() < self._tidy_at:
+            return
+        self._tidy_at = None
+        job = self._job
+        if job is None or self._revision is None or not self._stored_outbox:
+            return
+        try:
+            await self._record(job)
+            self._tidy_at = None
+            await self._write(job)
+        except ConflictError:
+            self._revision = None
+            self.tell(Tick())
+        except BusError as error:
+            log.info("not_tidied job=%s error=%s", self._name, error)
+            self._tidy_at = self._around.clock.now() + _TIDY_AFTER_S
+
+    def _put_off(self, pending: Pending, error: BusError) -> None:
+        """The bus failed us: askers ask again, and we read again before we decide."""
+        log.warning("not_decided job=%s events=%d error=%s", self._name, len(pending), error)
+        self._revision = None
+        self._wake_at = self._around.clock.now() + _RETRY_S
+        text = f"job {self._name}: nothing could be written down ({error}); ask again"
+        _refuse(pending, RefusalError("503", text))
+        for event, answer in pending:
+            if answer is None and not isinstance(event, Tick):
+                self._events.append((event, None))
+
+    def _pass_over(self, pending: Pending, error: Exception) -> None:
+        """What came together is dropped, and the document is read again: it has nothing of it."""
+        names = ", ".join(sorted({type(event).__name__ for event, _ in pending}))
+        self._contained.note(f"events {names or 'of time'}", error)
+        self._revision, self._memory = None, ReplicaMemory()
+        self._wake_at = self._around.clock.now() + _RETRY_S
+        _refuse(pending, RefusalError("500", "rendezvous failed: see its log"))
+
+    def _leave_alone(self, pending: Pending, error: UnreadableRoundError) -> None:
+        """Until somebody writes something else there: no other job may suffer from it."""
+        if self._unreadable != str(error):
+            self._unreadable = str(error)
+            log.error("document_unreadable job=%s error=%s", self._name, error)
+        self._revision, self._wake_at = None, None
+        _refuse(pending, RefusalError("503", str(error)))
+
+    def _now(self) -> Now:
+        return Now(self._around.clock.now(), self._around.clock.wall(), new_id)
+
+
+def _decoded(job: str, data: bytes) -> RoundDocument:
+    try:
+        return _DECODER.decode(data)
+    except msgspec.MsgspecError as error:
+        raise UnreadableRoundError(job, str(error)) from error
+
+
+def _no_such_job(job: str, pending: Pending) -> None:
+    """Its document was lost, or there never was one: agents that run ranks run on."""
+    for event, answer in pending:
+        if answer is None or answer.done():
+            continue
+        if isinstance(event, Report):
+            answer.set_result(Reported(round=event.round, is_current=False))
+        elif isinstance(event, Leave):
+            answer.set_result(Done(text="there is no such job"))
+    _refuse(pending, RefusalError("404", f"there is no job {job}: join it first"))
+
+
+def _fact_in(text: str) -> Fact | None:
+    """A fact of the outbox; None for one of a newer release: its own replicas record it."""
+    try:
+        found = decode(text.encode())
+    except BadMessageError as error:
+        log.info("fact_left error=%s", error)
+        return None
+    return found if isinstance(found, Fact) else None
+
+
+def _refuse(pending: Pending, error: RefusalError) -> None:
+    for _, answer in pending:
+        if answer is not None and not answer.done():
+            answer.set_exception(error)

@@ -1,0 +1,171 @@
+"""A rank that has stalled: who is asked for an excuse, and what becomes of its round."""
+
+from everstep.messages import IncidentOpened, NameExcuse, RoundEnded
+from everstep_services.rendezvous.domain.events import JobControl
+from tests.unit.rendezvous.world import World, spec
+
+
+def running(nodes: int = 2) -> World:
+    """A round that has run for long enough that every agent is heard."""
+    world = World(spec(nodes), stall_excuse_s=0.5).started(*(f"n{one}" for one in range(nodes)))
+    world.tick(60)
+    return world
+
+
+def stall(
+    world: World, node: str = "n1", rank: int = 2, waited_s: float = 40.0, **more: int
+) -> None:
+    world.report(node, "rank_stalled", rank=rank, waited_s=waited_s, fact=f"{rank:032x}", **more)
+
+
+def excuse(world: World, node: str, rank: int, for_s: float) -> None:
+    world.report(node, "excused", rank=rank, excuse_s=for_s, reason="rank 0 saves")
+
+
+def asked(world: World) -> list[NameExcuse]:
+    return [order for _, order in world.orders if isinstance(order, NameExcuse)]
+
+
+def test_a_stall_without_an_excuse_ends_the_round_when_others_had_the_time_to_name_one() -> None:
+    world = running()
+    stall(world, entered=17)
+    (question,) = asked(world)
+    assert (question.node, question.rank, question.waited_s) == ("n1", 2, 40.0)
+    assert question.entered == 17
+    world.tick(0.45)
+    assert world.doc.phase == "running"
+    world.tick(0.1)
+    assert world.doc.phase == "ending"
+    assert [(ended.cause, ended.rank) for ended in world.of(RoundEnded)] == [("rank_stalled", 2)]
+    assert world.doc.incident is not None
+    assert world.doc.incident.ledger.detect_s == 40.5
+    assert world.doc.stalls == ()
+
+
+def test_the_question_is_asked_twice_for_one_may_be_lost() -> None:
+    world = running()
+    stall(world)
+    world.tick(0.3)
+    assert len(asked(world)) == 2
+    assert {question.id for question in asked(world)} == {world.doc.stalls[0].id}
+
+
+def test_a_single_node_has_nobody_to_ask() -> None:
+    world = running(1)
+    stall(world, "n0", 0)
+    assert world.doc.phase == "ending"
+    assert asked(world) == []
+
+
+def test_an_excused_stall_ends_nothing_as_long_as_the_excuse_is_renewed() -> None:
+    world = running()
+    stall(world)
+    for _ in range(20):
+        world.tick(0.1)
+        excuse(world, "n0", 2, 600)
+        world.tick(5.0)
+        assert world.doc.phase == "running"
+    world.report("n1", "rank_recovered", rank=2)
+    world.tick(100)
+    assert (world.doc.phase, world.doc.stalls) == ("running", ())
+
+
+def test_when_the_excuse_is_over_it_is_asked_for_again() -> None:
+    world = running()
+    stall(world)
+    excuse(world, "n0", 2, 3.0)
+    world.tick(2.9)
+    assert len(asked(world)) == 1
+    world.tick(0.2)
+    assert len(asked(world)) == 2
+    world.tick(0.5)
+    assert world.doc.phase == "ending"
+
+
+def test_no_excuse_holds_for_long_without_being_asked_for_again() -> None:
+    world = running()
+    stall(world)
+    excuse(world, "n0", 2, 7200)
+    world.tick(5.6)
+    assert world.doc.phase == "ending"
+
+
+def test_a_rank_that_stalls_again_is_asked_about_again() -> None:
+    """The second stall begins its wait anew (A3.4, A15.2)."""
+    world = running()
+    stall(world)
+    world.report("n1", "rank_recovered", rank=2)
+    world.tick(10)
+    stall(world)
+    assert len({question.id for question in asked(world)}) == 2
+    assert world.doc.phase == "running"
+
+
+def test_a_stall_that_is_said_again_changes_nothing() -> None:
+    world = running()
+    stall(world)
+    excuse(world, "n0", 2, 60)
+    before = world.doc.stalls
+    stall(world, waited_s=50)
+    assert world.doc.stalls == before
+
+
+def test_how_far_a_stalled_rank_has_come_may_be_known_later_and_is_asked_about_anew() -> None:
+    """A3.3: whoever waits for it in a collective had excused it without knowing that."""
+    world = running()
+    stall(world)
+    excuse(world, "n0", 2, 60)
+    world.tick(1)
+    assert world.doc.phase == "running"
+    stall(world, waited_s=41, entered=17)
+    assert asked(world)[-1].entered == 17
+    world.tick(0.6)
+    assert world.doc.phase == "ending"
+
+
+def test_an_excuse_for_another_rank_is_none() -> None:
+    world = running()
+    stall(world)
+    excuse(world, "n0", 3, 60)
+    world.tick(0.6)
+    assert world.doc.phase == "ending"
+
+
+def test_of_several_stalls_the_one_that_has_waited_longest_is_the_cause() -> None:
+    world = running()
+    stall(world, "n0", 1, waited_s=30)
+    stall(world, "n1", 2, waited_s=45)
+    world.tick(1)
+    (opened,) = world.of(IncidentOpened)
+    assert opened.rank == 2
+    assert world.doc.incident is not None
+    assert world.doc.incident.reports == 2
+
+
+def test_a_replica_that_takes_over_asks_itself_and_first_lets_agents_come_back() -> None:
+    world = running()
+    stall(world)
+    world.take_over()
+    world.apply()
+    world.tick(4.9)
+    assert (len(asked(world)), world.doc.phase) == (1, "running")
+    world.tick(0.2)
+    assert (len(asked(world)), world.doc.phase) == (2, "running")
+    world.tick(0.5)
+    assert world.doc.phase == "ending"
+
+
+def test_the_brake_that_comes_while_others_are_asked_holds() -> None:
+    """A stall ends no round once the brake is on (A15.4)."""
+    world = running()
+    stall(world)
+    world.control = JobControl(is_braked=True)
+    world.tick(5)
+    assert (world.doc.phase, world.doc.stalls) == ("running", ())
+
+
+def test_many_stalls_fit_into_the_document() -> None:
+    world = running()
+    for rank in range(100):
+        stall(world, rank=rank)
+    assert len(world.doc.stalls) == 16
