@@ -160,12 +160,12 @@ class Training:
             )
         )  # fmt: skip
 
-    async def fail(self) -> None:
+    async def fail(self, text: str = "batch 17 has no labels") -> None:
         """Rank 3 raises, the others lose it, all are stopped."""
         await self.form()
         for rank in (0, 1, 2):
             await self.exit(rank, "RuntimeError", PEER)
-        await self.exit(3, "ValueError", "batch 17 has no labels")
+        await self.exit(3, "ValueError", text)
         await self.open()
         await self.stop()
 
