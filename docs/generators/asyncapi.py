@@ -7,9 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 import everstep
-from everstep.messages.base import DocumentBody, Fact, Message, Order, Question, Reply, tag_of
-from everstep.messages.catalogue import CATALOGUE
-from everstep.messages.description import (
+from docs.generators.message_description import (
     Described,
     ask_subject,
     bucket_subject,
@@ -18,6 +16,8 @@ from everstep.messages.description import (
     subjects_of,
     summary_of,
 )
+from everstep.messages.base import DocumentBody, Fact, Message, Order, Question, Reply, tag_of
+from everstep.messages.catalogue import CATALOGUE
 from everstep.messages.documents import BUCKETS
 from everstep.messages.questions import ASKS
 

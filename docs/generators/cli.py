@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def commands(context: click.Context) -> Iterator[click.Context]:
-    """Every command below this one that does something, in the order of its help."""
+    """Every command below this one that is not a group, in the order of its help."""
     group = context.command
     if not isinstance(group, click.Group):
         yield context
@@ -116,7 +116,9 @@ def _help(command: click.Command) -> str:
 
 
 def _options(command: click.Command) -> list[click.Option]:
-    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    options = [
+        param for param in command.params if isinstance(param, click.Option) and not param.hidden
+    ]
     return sorted(options, key=lambda option: option.opts[-1])
 
 
@@ -137,7 +139,7 @@ def _names(option: click.Option) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line of a table; in code, between backticks, a `<` is one already."""
+    """The text as one line of a table; between backticks a `<` needs no escape."""
     parts = " ".join(text.split()).replace("|", "\\|").split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 

@@ -75,13 +75,13 @@ def type_name(hint: object) -> str:
 
 def parts_of(structs: Iterable[Described]) -> list[type[Part]]:
     """All parts within these, each once, in the order of their first use."""
-    found: dict[type[Part], None] = {}
+    seen: dict[type[Part], None] = {}
     waiting: list[Described] = list(structs)
     while waiting:
-        parts = [part for part in _parts_in(waiting.pop(0)) if part not in found]
-        found.update(dict.fromkeys(parts))
+        parts = [part for part in _parts_in(waiting.pop(0)) if part not in seen]
+        seen.update(dict.fromkeys(parts))
         waiting += parts
-    return list(found)
+    return list(seen)
 
 
 def subjects_of(message: type[Message]) -> list[str]:

@@ -7,9 +7,7 @@ from functools import cache
 
 import msgspec
 
-from everstep.messages.base import BlobRef, Fact, Message, Order, Question, tag_of
-from everstep.messages.catalogue import AREAS, CATALOGUE, CATALOGUE_BY_AREA
-from everstep.messages.description import (
+from docs.generators.message_description import (
     Described,
     Field,
     fields_of,
@@ -18,6 +16,8 @@ from everstep.messages.description import (
     summary_of,
     type_name,
 )
+from everstep.messages.base import BlobRef, Fact, Message, Order, Question, tag_of
+from everstep.messages.catalogue import AREAS, CATALOGUE, CATALOGUE_BY_AREA
 from everstep.messages.documents import BUCKETS
 from everstep.messages.questions import ASKS
 
@@ -96,7 +96,7 @@ def _table(fields: Iterable[Field]) -> str:
 
 def _type_cell(field: Field) -> str:
     name = type_name(field.hint).replace("|", "\\|")
-    return re.sub(r"[A-Z]\w+", lambda found: _linked_types().get(found[0], found[0]), name)
+    return re.sub(r"[A-Z]\w+", lambda name: _linked_types().get(name[0], name[0]), name)
 
 
 def _default(field: Field) -> str:

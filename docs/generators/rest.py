@@ -40,7 +40,7 @@ def openapi_json() -> str:
 
 def document() -> dict[str, Any]:
     """The OpenAPI document, the same under every Python."""
-    # Nothing is asked, so the collaborators of the endpoints are not needed.
+    # No endpoint is called here, so the API needs no context.
     read = create_api(cast("Context", None)).openapi()
     for _, _, operation in _operations(read):
         for code, answer in operation["responses"].items():
@@ -71,7 +71,7 @@ def _entry(path: str, method: str, operation: Node) -> str:
     parameters = operation.get("parameters", [])
     if parameters:
         lines += ["| parameter | in | type | meaning |", "|---|---|---|---|"]
-        lines += [_parameter(one) for one in parameters]
+        lines += [_parameter(parameter) for parameter in parameters]
         lines.append("")
     if "requestBody" in operation:
         lines.append(f"Body: {_content(operation['requestBody'])}.\n")
@@ -79,20 +79,22 @@ def _entry(path: str, method: str, operation: Node) -> str:
     return "\n".join(lines)
 
 
-def _parameter(one: Node) -> str:
-    schema = one["schema"]
-    meaning = _cell(one.get("description", ""))
+def _parameter(parameter: Node) -> str:
+    schema = parameter["schema"]
+    meaning = _cell(parameter.get("description", ""))
     if schema.get("default") is not None:
         meaning = f"{meaning} Default: `{schema['default']}`.".strip()
-    return f"| `{one['name']}` | {one['in']} | {_type(schema)} | {meaning} |"
+    return f"| `{parameter['name']}` | {parameter['in']} | {_type(schema)} | {meaning} |"
 
 
 def _answer(operation: Node) -> str:
-    good = {int(code): one for code, one in operation["responses"].items() if int(code) < 400}
+    good = {
+        int(code): answer for code, answer in operation["responses"].items() if int(code) < 400
+    }
     code, answer = next(iter(good.items()))
-    said = _content(answer) if answer.get("content") else "nothing"
+    content = _content(answer) if answer.get("content") else "nothing"
     also = " 404 when there is none." if "404" in operation["responses"] else ""
-    return f"Answer {code}: {said}.{also}\n"
+    return f"Answer {code}: {content}.{also}\n"
 
 
 def _content(holder: Node) -> str:
@@ -114,7 +116,7 @@ def _type(schema: Node) -> str:
     if "$ref" in schema:
         return _link(str(schema["$ref"]).rpartition("/")[2])
     if "anyOf" in schema:
-        return " or ".join(_type(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(_type(member) for member in schema["anyOf"] if member.get("type") != "null")
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("type") == "array":

@@ -45,9 +45,9 @@ def page() -> str:
 
 def _table(settings: list[Leaf]) -> str:
     rows = [
-        f"| `{one.key.partition('.')[2]}` | {_cell(expects(one.type))} | {_default(one)} "
-        f"| {_cell(one.help)} | `{one.variable}` |"
-        for one in settings
+        f"| `{leaf.key.partition('.')[2]}` | {_cell(expects(leaf.type))} | {_default(leaf)} "
+        f"| {_cell(leaf.help)} | `{leaf.variable}` |"
+        for leaf in settings
     ]
     head = "| setting | type | default | meaning | environment |\n|---|---|---|---|---|"
     return "\n".join([head, *rows, ""])
@@ -78,6 +78,6 @@ def _not_yet(sections: Mapping[str, type[Settings]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line of a table; in code, between backticks, a `<` is one already."""
+    """The text as one line of a table; between backticks a `<` needs no escape."""
     parts = " ".join(text.split()).replace("|", "\\|").split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))

@@ -24,9 +24,9 @@ An Xid that is not listed is reported, and never fails. `ignore` and `restart_ap
 
 def page() -> str:
     """The page, the same for the same release."""
-    known = table()
-    rows = [_xid(known.rows[number]) for number in sorted(known.rows)]
-    return "\n".join([_TOP + "\n".join(rows), "", *_contexts(known), *_lines()]) + "\n"
+    xid_table = table()
+    rows = [_xid(xid_table.rows[number]) for number in sorted(xid_table.rows)]
+    return "\n".join([_TOP + "\n".join(rows), "", *_contexts(xid_table), *_lines()]) + "\n"
 
 
 def _xid(row: Xid) -> str:
@@ -34,8 +34,8 @@ def _xid(row: Xid) -> str:
     return f"| {row.number} | {row.name} | {row.kind} | {action} | {row.source} |"
 
 
-def _contexts(known: Table) -> Iterator[str]:
-    yield "Sources: " + _listed(f"[{name}]({url})" for name, url in known.sources.items()) + "."
+def _contexts(xid_table: Table) -> Iterator[str]:
+    yield "Sources: " + _listed(f"[{name}]({url})" for name, url in xid_table.sources.items()) + "."
     yield f"""
 ## In company
 
@@ -43,7 +43,7 @@ What others within {TOGETHER_S:g} s, on the same GPU or on another one of the no
 
 | Xid | with | on | action | why |
 |---:|---|---|---|---|"""
-    for rule in known.together:
+    for rule in xid_table.together:
         where = "another GPU" if rule.is_elsewhere else "the same GPU"
         company = _listed(map(str, sorted(rule.company)))
         yield f"| {rule.number} | {company} | {where} | {rule.action} | {rule.note} |"
@@ -54,7 +54,7 @@ What as many separate troubles of one GPU, more than {TOGETHER_S:g} s apart, mak
 
 | class | action alone | times | action | why |
 |---|---|---:|---|---|"""
-    for more in known.repeats:
+    for more in xid_table.repeats:
         kinds, actions = _listed(sorted(more.kinds)), _listed(sorted(more.actions))
         yield f"| {kinds} | {actions} | {more.times} | {more.action} | {more.note} |"
 

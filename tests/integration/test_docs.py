@@ -15,13 +15,13 @@ import click
 import pytest
 
 from docs import generate
+from docs.generators import cli as cli_page
+from docs.generators import metrics as metrics_page
+from docs.generators import rest as rest_page
 from everstep.settings import leaves
-from everstep_services.cli import metrics_page
-from everstep_services.cli import page as cli_page
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.group import everstep
 from everstep_services.cli.sections import known_sections
-from everstep_services.history.api import page as rest_page
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]

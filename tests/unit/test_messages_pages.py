@@ -11,9 +11,11 @@ import pytest
 
 import everstep
 from docs import generate
-from everstep.messages import CATALOGUE, catalogue, description, page, tag_of
+from docs.generators import message_description
+from docs.generators import messages as messages_page
+from everstep.messages import CATALOGUE, catalogue, tag_of
 
-STRUCTS = [*CATALOGUE, *description.parts_of(CATALOGUE)]
+STRUCTS = [*CATALOGUE, *message_description.parts_of(CATALOGUE)]
 Node = dict[str, typing.Any]
 
 
@@ -94,7 +96,7 @@ def test_every_message_is_on_a_channel_with_its_schema(described: Node) -> None:
 
 
 def test_the_page_names_every_message_and_field() -> None:
-    text = page.page()
+    text = messages_page.page()
     for struct in STRUCTS:
         assert text.count(f"\n### {struct.__name__}\n") == 1
         for field in msgspec.structs.fields(struct):
