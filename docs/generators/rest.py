@@ -88,9 +88,7 @@ def _parameter(parameter: Node) -> str:
 
 
 def _answer(operation: Node) -> str:
-    good = {
-        int(code): answer for code, answer in operation["responses"].items() if int(code) < 400
-    }
+    good = {int(code): answer for code, answer in operation["responses"].items() if int(code) < 400}
     code, answer = next(iter(good.items()))
     content = _content(answer) if answer.get("content") else "nothing"
     also = " 404 when there is none." if "404" in operation["responses"] else ""
@@ -116,7 +114,9 @@ def _type(schema: Node) -> str:
     if "$ref" in schema:
         return _link(str(schema["$ref"]).rpartition("/")[2])
     if "anyOf" in schema:
-        return " or ".join(_type(member) for member in schema["anyOf"] if member.get("type") != "null")
+        return " or ".join(
+            _type(member) for member in schema["anyOf"] if member.get("type") != "null"
+        )
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("type") == "array":

@@ -28,7 +28,7 @@ from everstep_services.history.service import Projector
 from everstep_services.history.settings import HistorySettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import NotedClock
-from tests.unit.history_facts import delivered, make
+from tests.unit.history.facts import delivered, make
 from tests.waiting import until_async
 
 WITHIN_S = 20.0

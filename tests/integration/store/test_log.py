@@ -20,8 +20,8 @@ from everstep.store.reads import log_head, stream_position
 from everstep.store.shapes import JOBS, PROJECTED
 from everstep_services.history.domain import fold
 from everstep_services.history.reading import read
-from tests.unit.history_facts import delivered, facts, make
-from tests.unit.test_history_domain import partitioned, tables_of
+from tests.unit.history.facts import delivered, facts, make
+from tests.unit.history.test_projections import partitioned, tables_of
 
 Rows = dict[str, dict[tuple[Any, ...], dict[str, Value]]]
 

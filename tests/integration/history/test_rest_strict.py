@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from tests.integration.conftest import Api
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from everstep.messages import (
     RoundStarted,
     StallLocated,
 )
-from tests.unit.history_facts import BEGAN, fact_id
+from tests.unit.history.facts import BEGAN, fact_id
 
 JOB, INCIDENT = "llama-8b", "0193aefc11e25f0a8c7d4b6e9f201c3d"
 TRACEBACK = """Traceback (most recent call last):

@@ -16,7 +16,7 @@ from everstep import subjects
 from everstep.bus import connect, topology
 from everstep.bus.server.dev_server import DevServer
 from tests.e2e.ports import free_port
-from tests.unit.history_facts import delivered, make
+from tests.unit.history.facts import delivered, make
 from tests.waiting import until_async
 
 WITHIN_S = 80.0

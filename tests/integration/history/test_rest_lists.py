@@ -8,7 +8,7 @@ import msgspec
 from everstep.messages import Fact
 from everstep.store.database import Database
 from tests.integration.conftest import Api
-from tests.unit.history_facts import BEGAN, KINDS, make
+from tests.unit.history.facts import BEGAN, KINDS, make
 
 PROBLEM = "application/problem+json"
 

@@ -25,8 +25,8 @@ from everstep.messages.codec import encode
 from everstep.subjects import CLUSTER
 from everstep_services.cli.limits_page import control_page
 from tests.integration.conftest import Api
-from tests.integration.test_rest_lists import every_item, get
-from tests.unit.history_facts import BEGAN, make
+from tests.integration.history.test_rest_lists import every_item, get
+from tests.unit.history.facts import BEGAN, make
 
 FAILED = CheckResult(check="gpu", state="failed", reason="XID 79", failure_class="reboot")
 NAMES = ("n1", "n2", "n3", "n4")

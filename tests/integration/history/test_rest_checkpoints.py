@@ -10,7 +10,7 @@ from everstep_services.catalog.replica import CatalogReplica
 from tests.checkpoint_shelves import flip, save
 from tests.integration.catalog_replicas import at_work, committed
 from tests.integration.conftest import Api
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints

@@ -17,7 +17,7 @@ from everstep_services.history.copying import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.fakes.clock import NotedClock
 from tests.integration.conftest import Api
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 from tests.waiting import until_async
 
 TAIL = "the last line\n"

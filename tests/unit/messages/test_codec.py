@@ -30,8 +30,8 @@ from everstep.messages import (
     tag_of,
 )
 from tests.message_strategies import JSON, structs
-from tests.unit import write_golden
-from tests.unit.write_golden import GOLDEN, example
+from tests.unit.messages import write_golden
+from tests.unit.messages.write_golden import GOLDEN, example
 
 NOW = datetime(2026, 11, 21, 7, 41, 44, 706326, tzinfo=UTC)
 FILES = sorted(GOLDEN.glob("*/*.json"))
@@ -85,7 +85,7 @@ def test_what_was_said_and_is_gone_is_noticed() -> None:
 @EVERY_MESSAGE
 def test_golden_files_cover_every_field(message: type[Message]) -> None:
     written = [json.loads(p.read_bytes()) for p in FILES if p.stem == message.__name__]
-    assert written, "no golden file: run tests/unit/write_golden.py"
+    assert written, "no golden file: run tests/unit/messages/write_golden.py"
     covered = {key for file in written for key in file}
     missing = set(message.__struct_fields__) - covered
     assert not missing, "delete the unreleased golden file, then run write_golden.py"

@@ -24,9 +24,9 @@ from everstep.messages.stragglers import Score
 from everstep_services.cli.commands.stragglers import show
 from everstep_services.straggler.domain.operations import Cause
 from tests.integration.conftest import Api
-from tests.integration.test_rest_incidents import problem
-from tests.integration.test_rest_lists import every_item, get
-from tests.unit.history_facts import make
+from tests.integration.history.test_rest_incidents import problem
+from tests.integration.history.test_rest_lists import every_item, get
+from tests.unit.history.facts import make
 
 OWN = Score(signal="own", relative_score=0.8, value_s=0.5, reference_s=0.4)
 TABLE = RankScoreTable(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from everstep import subjects
 from everstep.bus.ports import Delivered
 from everstep.messages import FACTS, Fact, encode, kind_of
-from tests.unit.write_golden import example
+from tests.unit.messages.write_golden import example
 
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
 KINDS: Mapping[str, type[Fact]] = {kind_of(fact): fact for fact in FACTS}

@@ -11,7 +11,7 @@ import pytest
 from everstep.messages import Fact
 from everstep_services.history.reading import read
 from tests.integration.conftest import Api
-from tests.unit.history_facts import delivered, make
+from tests.unit.history.facts import delivered, make
 
 WITHIN_S = 20.0
 

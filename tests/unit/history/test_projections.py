@@ -16,7 +16,7 @@ from everstep.store.shapes import EXITS, JOBS, MEMBERS, PROJECTED, ROUNDS, VERSI
 from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
 from everstep_services.history import domain
 from everstep_services.history.domain import fold
-from tests.unit.history_facts import PROJECTED_KINDS, facts, make
+from tests.unit.history.facts import PROJECTED_KINDS, facts, make
 
 Tables = dict[str, dict[Key, dict[str, Value]]]
 

@@ -10,6 +10,7 @@ from datetime import datetime
 import msgspec
 import pytest
 
+from docs.generators import message_description
 from everstep import messages
 from everstep.messages import (
     ASKS,
@@ -21,7 +22,6 @@ from everstep.messages import (
     Message,
     Question,
     Reply,
-    description,
     kind_of,
     tag_of,
 )
@@ -34,7 +34,7 @@ SIZE_WORDS = {
 IMMUTABLE = (str, int, float, bool, tuple, types.NoneType)
 PLAIN: set[type] = {str, int, float, bool, datetime, types.NoneType}
 CONTAINERS = {None, tuple, Mapping, types.UnionType, typing.Union}
-STRUCTS = [*CATALOGUE, *description.parts_of(CATALOGUE)]
+STRUCTS = [*CATALOGUE, *message_description.parts_of(CATALOGUE)]
 
 
 def problems_of(struct: type[msgspec.Struct]) -> list[str]:
@@ -48,7 +48,7 @@ def problems_of(struct: type[msgspec.Struct]) -> list[str]:
     for field in msgspec.structs.fields(struct):
         hint = typing.get_type_hints(struct)[field.name]
         found += [f"{field.name}: {problem}" for problem in field_problems(field, hint)]
-    undocumented = [f.name for f in description.fields_of(struct) if not f.meaning]
+    undocumented = [f.name for f in message_description.fields_of(struct) if not f.meaning]
     return found + [f"{name}: no docstring" for name in undocumented]
 
 

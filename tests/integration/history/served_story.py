@@ -22,7 +22,7 @@ from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.__main__ import main
 from everstep_services.history.domain import fold
 from tests.integration.conftest import Api
-from tests.unit.history_story import JOB, whole
+from tests.unit.history.story import JOB, whole
 
 Answers = Callable[[Bus], AbstractAsyncContextManager[None]]
 Run = Callable[..., tuple[int, str, str]]

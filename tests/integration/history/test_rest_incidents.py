@@ -14,8 +14,8 @@ from everstep.store.kept import LARGEST, KeptBlobs
 from everstep_services.history.copying import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.integration.conftest import Api
-from tests.unit.history_facts import BEGAN, fact_id, make
-from tests.unit.history_story import (
+from tests.unit.history.facts import BEGAN, fact_id, make
+from tests.unit.history.story import (
     BLOB,
     INCIDENT,
     JOB,

@@ -18,7 +18,7 @@ from everstep_services.history.api.app import create_app
 from everstep_services.history.domain import fold
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from everstep.store.database import Database
 from everstep.store.log import FactLog
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
-from tests.integration.test_rest_lists import every_item, get
-from tests.unit.history_facts import make
+from tests.integration.history.test_rest_lists import every_item, get
+from tests.unit.history.facts import make
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from everstep.messages import BlobRef
 from everstep_services.history.reading import read
-from tests.unit.history_facts import delivered, make
+from tests.unit.history.facts import delivered, make
 
 
 @pytest.mark.parametrize("node", ["' OR 1=1", "a.b", "n\x00", "n" * 129])

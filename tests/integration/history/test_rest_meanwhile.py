@@ -19,8 +19,8 @@ from everstep_services.history.api.problems import ProblemError
 from everstep_services.history.settings import ApiSettings
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
-from tests.integration.test_rest_incidents import LOG, problem
-from tests.unit.history_story import begun, killed
+from tests.integration.history.test_rest_incidents import LOG, problem
+from tests.unit.history.story import begun, killed
 
 
 @pytest.fixture

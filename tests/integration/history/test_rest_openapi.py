@@ -47,7 +47,7 @@ from everstep.store.schema import upgrade
 from everstep_services.history.api import dto, wire
 from everstep_services.history.domain import fold
 from tests.integration.conftest import Api
-from tests.unit.history_facts import KINDS, make
+from tests.unit.history.facts import KINDS, make
 from tests.unit.rendezvous.documents import round_document
 
 JOB = "a-job"
