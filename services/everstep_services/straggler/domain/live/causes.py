@@ -269,6 +269,16 @@ def _device(case: _Case) -> _Ground | None:
     return _Ground("device", why + at, _SURE if own and is_low else _LIKELY)
 
 
+def held_back(measured: Measured) -> Array:
+    """By row: for how much longer than others its host kept it from running, in seconds a step."""
+    steps = np.maximum(measured.sample.steps, 1)
+    excess = np.full(len(steps), np.nan)
+    for name in _HOST:
+        held_s = measured.signal(name) / steps
+        excess = np.fmax(excess, held_s - _median(held_s))
+    return excess
+
+
 def _host(case: _Case) -> _Ground | None:
     """Its thread was ready to run, and did not: other processes, a quota, or the hypervisor."""
     signals = [*(case.per_step(name) for name in _HOST), case.steal()]
