@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer_sdk.pauses import Pause
 from trainer_sdk.rank_session import session
-from trainer_sdk.saying import say_once
+from trainer_sdk.sdk_log import say_once
 
 _STEP = "step"
 

@@ -4,9 +4,9 @@ from _thread import RLock
 from time import monotonic
 
 from trainer_sdk import layout
-from trainer_sdk.book import SECOND_NS, Book
-from trainer_sdk.bootstrap.link import Link
-from trainer_sdk.saying import quoted
+from trainer_sdk.bootstrap.agent_link import Link
+from trainer_sdk.sdk_log import quoted
+from trainer_sdk.section_table import SECOND_NS, Book
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from _thread import RLock
 from time import monotonic
 
 from trainer_sdk import layout
-from trainer_sdk.board import Board
-from trainer_sdk.book import SECOND_NS, Book
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.agent_lookup import own_link
+from trainer_sdk.bootstrap.agent_link import Link
 from trainer_sdk.group_timeout import group_timeout_ns
-from trainer_sdk.joining import own_link
+from trainer_sdk.metrics import Board
 from trainer_sdk.pauses import Pause, Pauses
-from trainer_sdk.saying import quoted
+from trainer_sdk.sdk_log import quoted
+from trainer_sdk.section_table import SECOND_NS, Book
 from trainer_sdk.sections import Section, seconds_of
 
 TYPE_CHECKING = False

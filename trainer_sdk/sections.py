@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, ParamSpec, TypeVar
 
-    from trainer_sdk.book import Book
     from trainer_sdk.device_timer import Pair
+    from trainer_sdk.section_table import Book
 
     P = ParamSpec("P")
     R = TypeVar("R")

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from trainer_sdk import rank_session
-from trainer_sdk.bootstrap.link import Link, mapped
+from trainer_sdk.bootstrap.agent_link import Link, mapped
 from trainer_sdk.page import PageReading, PageView, make_page
 from trainer_sdk.wire import Datagram
 

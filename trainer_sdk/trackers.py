@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from trainer_sdk import layout
 from trainer_sdk.page import PageView
-from trainer_sdk.saying import say_once
+from trainer_sdk.sdk_log import say_once
 
 PREFIX = "everstep"
 _JOINED_WITHIN_S = 5.0

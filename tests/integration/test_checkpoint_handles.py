@@ -18,7 +18,7 @@ from tests.unit.saved_states import together
 from tests.waiting import until
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, SaveError, SaveHandle
-from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.save.request import NotBegun
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}

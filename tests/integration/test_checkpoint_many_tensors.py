@@ -15,7 +15,7 @@ from tests.unit.saved_states import together
 from tests.variants import variant
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
-from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.rank_group import RankGroup
 
 MANY, FEW = 5000, 50
 DTYPES = (

@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import StatePiece
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -33,6 +32,7 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
     step_name,
 )
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
 from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
 from trainer_sdk.checkpoint.restore.target import Target

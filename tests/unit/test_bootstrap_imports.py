@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from trainer_sdk.bootstrap.imports import Imports
+from trainer_sdk.bootstrap.import_watch import Imports
 from trainer_sdk.wire import Unfit
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from trainer_sdk import bootstrap, layout
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.agent_link import Link
 from trainer_sdk.page import Phase, make_page
 from trainer_sdk.wire import Ended, Stepped, Up, encode, pack, unpack
 

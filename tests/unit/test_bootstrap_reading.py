@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_sdk.bootstrap.reading import read_script
+from trainer_sdk.bootstrap.script_analysis import read_script
 from trainer_sdk.wire import Command
 
 SCRIPT = Command(kind="script", target="train.py")

@@ -7,8 +7,8 @@ from tests.unit.saved_states import Told
 from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.buffers import Buffer
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import Save
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.storage.checkpoints import Mark
 from trainer_sdk.checkpoint.writer.protocol import (
     FromWriter,

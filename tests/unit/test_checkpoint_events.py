@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainer_sdk.bootstrap.link import Link, blank
+from trainer_sdk.bootstrap.agent_link import Link, blank
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.wire import Checkpointed, Datagram
 

@@ -10,8 +10,8 @@ import torch
 
 from tests.unit.saved_states import together
 from trainer_sdk.checkpoint.flat_state import fits, flatten, read_form, room_for
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import ImageEntry
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, PlanError, layout_of, make_plan
 from trainer_sdk.checkpoint.torch_format import around, inside
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from trainer_sdk.checkpoint.schedule.rate import Throttle
+from trainer_sdk.checkpoint.schedule.write_rate import Throttle
 
 
 def test_bytes_wait_for_their_turn() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S, WriteRate
+from trainer_sdk.checkpoint.schedule.write_rate import LEAST_BYTES_PER_S, WriteRate
 
 GIB = 1 << 30
 STEP_S = 0.1

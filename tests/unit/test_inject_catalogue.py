@@ -4,7 +4,7 @@ import pytest
 
 import trainer_sdk.inject as injecting
 from trainer_sdk.inject.catalogue import FAULTS, BadFaultError, named, wish
-from trainer_sdk.inject.plan import planned
+from trainer_sdk.inject.fault_plan import planned
 
 NVRX = {
     "GPU_ERROR": "gpu_error",

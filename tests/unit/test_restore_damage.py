@@ -28,7 +28,7 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.image import StoredImage
+from trainer_sdk.checkpoint.restore.stored_image import StoredImage
 from trainer_sdk.checkpoint.storage import StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
 from trainer_sdk.checkpoint.storage.folder import Folder

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.saved_states import Place
-from trainer_sdk import saying
+from trainer_sdk import sdk_log
 from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState, has_position
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 
@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.restore.errors import RestoreError
 def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """What was said once is said anew."""
     lines: set[str] = set()
-    monkeypatch.setattr(saying, "_said", lines)
+    monkeypatch.setattr(sdk_log, "_said", lines)
     return lines
 
 

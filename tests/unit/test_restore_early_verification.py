@@ -14,7 +14,7 @@ from trainer_sdk.checkpoint.manifest import INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.restore.choice import StateOffer
 from trainer_sdk.checkpoint.restore.discovery import OFFER, EarlyVerification, see_images
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.restore.image import StoredImage
+from trainer_sdk.checkpoint.restore.stored_image import StoredImage
 
 
 @pytest.fixture

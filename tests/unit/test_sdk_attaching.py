@@ -18,7 +18,7 @@ from everstep_services.agent.ranks.ground import sweep
 from everstep_services.agent.ranks.tree import alone_in
 from everstep_services.agent.stalls.worker import ask
 from tests.waiting import until
-from trainer_sdk import attaching
+from trainer_sdk import attachment
 
 # Not the first of its node: it starts no agent.
 PLACE = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "EVERSTEP_JOB": "job"}
@@ -31,7 +31,7 @@ class Launcher:
     def __init__(self, runtime: Path) -> None:
         self.runtime = runtime
         self.environ = PLACE | {"XDG_RUNTIME_DIR": str(runtime), "PATH": "/usr/bin:/bin"}
-        self.folder = Path(attaching.folder_for(self.environ, "job"))
+        self.folder = Path(attachment.folder_for(self.environ, "job"))
 
     def start(self, *arguments: str, **environ: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -63,7 +63,7 @@ def launcher(tmp_path: Path) -> Launcher:
 def watched(launcher: Launcher) -> None:
     """An agent has been here: who leaves need not start one."""
     launcher.folder.mkdir(mode=0o700, parents=True)
-    (launcher.folder / attaching.LOG).touch()
+    (launcher.folder / attachment.LOG).touch()
 
 
 @pytest.mark.usefixtures("watched")
@@ -190,7 +190,7 @@ def test_a_folder_of_another_kind_is_not_used(launcher: Launcher) -> None:
 
 @pytest.mark.usefixtures("watched")
 def test_the_exception_that_ends_a_rank_is_kept_for_its_agent(launcher: Launcher) -> None:
-    held = launcher.folder / attaching.AGENT_LOCK
+    held = launcher.folder / attachment.AGENT_LOCK
     script = (
         f"{BEGIN}import fcntl\n"
         f"lock = open({str(held)!r}, 'w')\n"
@@ -218,7 +218,7 @@ def test_an_agent_removes_the_folder_where_nobody_needs_it(
 ) -> None:
     folder = tmp_path / "attached-job"
     folder.mkdir()
-    lock = held(folder / attaching.AGENT_LOCK)
+    lock = held(folder / attachment.AGENT_LOCK)
     with suppress(EverstepError, KeyError), sole_agent(folder, lock):
         if error is not None:
             raise error
@@ -231,7 +231,7 @@ def test_an_agent_removes_the_folder_where_nobody_needs_it(
 def test_a_folder_with_ranks_stays(tmp_path: Path) -> None:
     folder = tmp_path / "attached-job"
     folder.mkdir()
-    lock, rank = held(folder / attaching.AGENT_LOCK), os.open(folder / "lock", os.O_CREAT)
+    lock, rank = held(folder / attachment.AGENT_LOCK), os.open(folder / "lock", os.O_CREAT)
     fcntl.flock(rank, fcntl.LOCK_SH)
     with sole_agent(folder, lock):
         pass

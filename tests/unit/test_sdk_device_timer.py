@@ -9,7 +9,7 @@ import pytest
 
 from everstep_services.agent.timings.window import RankPage, Steps
 from tests.fakes.cuda import Cuda, Stream
-from trainer_sdk import layout, saying
+from trainer_sdk import layout, sdk_log
 from trainer_sdk.device_timer import EACH_STEP, PAIRS_MOST
 from trainer_sdk.page import BadPageError, PageView
 from trainer_sdk.rank_session import Session, session
@@ -37,7 +37,7 @@ def page(watch: Watch) -> PageView:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda = Cuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(sdk_log, "_said", set())
     return cuda
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import CONFIGURED_LOGGER
-from trainer_sdk import saying
+from trainer_sdk import sdk_log
 from trainer_sdk.checkpoint.events import Reporter
 
 
@@ -24,8 +24,8 @@ class Heard(logging.Handler):
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     """A handler of the script's own."""
-    monkeypatch.setattr(saying, "_said", set())
-    monkeypatch.setattr(saying, "_configured_logger", CONFIGURED_LOGGER)
+    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_configured_logger", CONFIGURED_LOGGER)
     logger, handler = logging.getLogger("trainer_sdk"), Heard()
     logger.addHandler(handler)
     yield handler
@@ -35,8 +35,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
 def test_a_script_that_has_configured_logging_hears_it_there(
     heard: Heard, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saying.say_once("a call made no sense: 100 %s")
-    saying.say_once("a call made no sense: 100 %s")
+    sdk_log.say_once("a call made no sense: 100 %s")
+    sdk_log.say_once("a call made no sense: 100 %s")
     Reporter(3, None).warn("step 5 was not saved")
     first, second = heard.records
     assert (first.getMessage(), first.levelname) == ("a call made no sense: 100 %s", "WARNING")
@@ -51,12 +51,12 @@ def test_a_handler_that_fails_is_no_failure_of_the_training(
         raise OSError("no room")
 
     monkeypatch.setattr(heard, "emit", emit)
-    saying.say("a line")
+    sdk_log.say("a line")
 
 
 @pytest.mark.parametrize("imports", ["import logging", "pass"])
 def test_without_a_handler_it_goes_to_stderr(imports: str) -> None:
-    code = f"{imports}; from trainer_sdk.saying import say; say('a line', 2)"
+    code = f"{imports}; from trainer_sdk.sdk_log import say; say('a line', 2)"
     code += "; import sys; print('logging' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60

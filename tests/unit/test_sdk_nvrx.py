@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer_sdk import nvrx, rank_session, saying
+from trainer_sdk import nvrx, rank_session, sdk_log
 from trainer_sdk.nvrx import RankMonitorClient, WorkloadAction, WorkloadControlRequest
 from trainer_sdk.testing import Watch, watched
 from trainer_sdk.wire import Paused, Requested, Resumed
@@ -18,7 +18,7 @@ REQUIRED = inspect.Parameter.empty
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(sdk_log, "_said", set())
     with watched() as watch:
         yield watch
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.sdk_ranks import ScriptRank, script_rank
 from tests.waiting import until
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import mapped
+from trainer_sdk.bootstrap.agent_link import mapped
 from trainer_sdk.page import BadPageError, PageView, make_page
 from trainer_sdk.rank_session import session
 from trainer_sdk.testing import watched

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from tests.waiting import turns
-from trainer_sdk import layout, saying
+from trainer_sdk import layout, sdk_log
 from trainer_sdk.page import CountedBy, Kind
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.testing import Watch, watched
@@ -17,7 +17,7 @@ from trainer_sdk.wire import Paused, Requested, Resumed, Stepped, Stopping, Up
 
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(sdk_log, "_said", set())
 
 
 @pytest.fixture
@@ -400,7 +400,7 @@ def test_a_session_without_an_agent_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a launcher every call works, and one line is printed (A1.4)."""
-    from trainer_sdk.joining import own_link
+    from trainer_sdk.agent_lookup import own_link
 
     for _ in range(2):
         run = Session(own_link({"LOCAL_RANK": "0"}))
@@ -415,6 +415,6 @@ def test_a_session_without_an_agent_says_so_once(
     own_link({"LOCAL_RANK": "1"})
     (line,) = capsys.readouterr().err.splitlines()
     assert "everstep run" in line
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(sdk_log, "_said", set())
     monkeypatch.setattr(sys, "stderr", None)
     own_link({})

@@ -28,7 +28,7 @@ from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.worker_server import worker_server
 from tests.waiting import until_async
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import Link, mapped
+from trainer_sdk.bootstrap.agent_link import Link, mapped
 from trainer_sdk.page import make_page
 
 JOB, NODE = "job", "node-1"

@@ -22,11 +22,11 @@ import warnings
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from trainer_sdk.bootstrap import entering, title
-from trainer_sdk.bootstrap.deferral import HELD
-from trainer_sdk.bootstrap.imports import Imports
+from trainer_sdk.bootstrap import process_setup, process_title
+from trainer_sdk.bootstrap.deferred_signals import HELD
+from trainer_sdk.bootstrap.import_watch import Imports
 from trainer_sdk.bootstrap.preload import preload, why_unsafe
-from trainer_sdk.bootstrap.threads import restore_threads
+from trainer_sdk.bootstrap.thread_counts import restore_threads
 from trainer_sdk.wire import (
     Channel,
     Command,
@@ -58,7 +58,7 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
     # Whoever signals a whole job means its ranks. Blocked, not ignored: a rank that has just been
     # forked gets what was sent to it as soon as it is armed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
-    entering.die_with(plan.warden, born_of=plan.warden)
+    process_setup.die_with(plan.warden, born_of=plan.warden)
     os.chdir(plan.cwd)
     imports = Imports(plan.own, environ)
     done = preload(plan, imports)
@@ -89,7 +89,7 @@ def _serve(
         born = _fork(request, channel)
         if born is not None:
             channel.close()
-            entering.die_with(plan.warden, born_of=born.parent)
+            process_setup.die_with(plan.warden, born_of=born.parent)
             return born.entry
     return None
 
@@ -156,13 +156,15 @@ def _become(
         else:
             environ[name] = value
     try:
-        entering.become_session(stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd, held=HELD)
+        process_setup.become_session(
+            stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd, held=HELD
+        )
     except OSError as error:
-        entering.refuse(f"the rank cannot start: {error}")
-    entering.python_signals()
+        process_setup.refuse(f"the rank cannot start: {error}")
+    process_setup.python_signals()
     _draw_new_seeds(imports)
     _begin_anew()
-    title.show(plan.command, sys.executable)
+    process_title.show(plan.command, sys.executable)
     restore_threads(was, environ)
 
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_sdk.bootstrap.imports import Imports
-from trainer_sdk.bootstrap.reading import read_script
+from trainer_sdk.bootstrap.import_watch import Imports
+from trainer_sdk.bootstrap.script_analysis import read_script
 from trainer_sdk.wire import ForgePlan, Unfit
 
 _TORCH, _DYNAMO = "torch", "torch._dynamo"

@@ -5,11 +5,11 @@ import sys
 from time import monotonic_ns
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.coming import watch_compiling, when_imported
-from trainer_sdk.bootstrap.flight import OLD_NAMES
-from trainer_sdk.bootstrap.link import Link, ShortPath
-from trainer_sdk.bootstrap.meeting import meet_promptly
-from trainer_sdk.bootstrap.sparing import spare_compiler
+from trainer_sdk.bootstrap.agent_link import Link, ShortPath
+from trainer_sdk.bootstrap.compiler_bypass import spare_compiler
+from trainer_sdk.bootstrap.fast_store_wait import meet_promptly
+from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
+from trainer_sdk.bootstrap.recorder_settings import OLD_NAMES
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _serve_attached(folder: str) -> None:
 
 
 def _guard_data_workers() -> None:
-    from trainer_sdk.bootstrap import data_workers  # a script without torch pays nothing
+    from trainer_sdk.bootstrap import data_workers  # a script_runner without torch pays nothing
 
     data_workers.guard()
 

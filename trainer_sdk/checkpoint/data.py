@@ -19,7 +19,7 @@ import torch.distributed as dist
 import xxhash
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.saying import say_once
+from trainer_sdk.sdk_log import say_once
 
 Batch = TypeVar("Batch")
 

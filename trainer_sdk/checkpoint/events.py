@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.agent_link import Link
 from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError
 from trainer_sdk.checkpoint.writer.protocol import (
@@ -16,7 +16,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     SaveFailed,
     WriteState,
 )
-from trainer_sdk.saying import say
+from trainer_sdk.sdk_log import say
 
 Event = Literal[
     "committed",

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer_sdk.bootstrap import link as links
-from trainer_sdk.saying import say
+from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.sdk_log import say
 
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.save.request import SaveError

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap import link as links
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.bootstrap.agent_link import Link
 from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
-from trainer_sdk.inject.inside import InjectedError, check, make
 from trainer_sdk.inject.main_thread import take_signal
-from trainer_sdk.saying import quoted
+from trainer_sdk.inject.rank_faults import InjectedError, check, make
+from trainer_sdk.sdk_log import quoted
 
 __all__ = ["BadFaultError", "InjectedError", "NotAllowedError", "at_step", "now"]
 
@@ -62,8 +62,8 @@ def at_step(
 
 def arm(environ: Mapping[str, str], link: Link) -> None:
     """Before the script: be ready for faults, from outside and from the plan in `environ`."""
-    from trainer_sdk.inject.listening import listen
-    from trainer_sdk.inject.plan import planned
+    from trainer_sdk.inject.fault_plan import planned
+    from trainer_sdk.inject.listener import listen
 
     _take_signal()
     listen(link)
@@ -106,7 +106,7 @@ def _announce(wished: Wish, link: Link) -> None:
 
 
 def _at_step(step: int, wished: Wish, link: Link) -> None:
-    from trainer_sdk.inject.hooks import after_step
+    from trainer_sdk.inject.session_hooks import after_step
 
     once = threading.Lock()
 

@@ -4,7 +4,7 @@ import os
 import time
 
 from trainer_sdk import layout, session
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.agent_link import Link
 
 
 class Steps:

@@ -9,9 +9,9 @@ from typing import SupportsFloat, TypeVar
 import msgspec
 
 from trainer_sdk.checkpoint.events import Reporter
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.image_folder import is_on_disk
 from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.agreement import Agreement
 from trainer_sdk.checkpoint.restore.choice import (
     NEAREST_FIRST,

@@ -13,10 +13,10 @@ import torch
 
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import FlatState, as_bytes, fits, flatten, found_at
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.values import check_readable
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
 from trainer_sdk.checkpoint.save.plan import (
@@ -27,8 +27,8 @@ from trainer_sdk.checkpoint.save.plan import (
     make_plan,
     window_for,
 )
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import NotBegun, SaveRequest, Timeouts
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.staging import Waiting
 from trainer_sdk.checkpoint.writer.protocol import Stage
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import ShortPath
+from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.inject.catalogue import BadFaultError, Wish
 
 _WITHIN_S = 20.0

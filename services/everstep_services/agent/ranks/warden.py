@@ -20,7 +20,7 @@ from everstep_services.agent.ranks.warden_forge import Forge, State
 from everstep_services.agent.ranks.warden_signals import Signals
 from everstep_services.agent.ranks.warden_stop import Stopping, kill_everything
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,

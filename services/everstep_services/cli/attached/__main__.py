@@ -1,6 +1,6 @@
 """The agent that a rank of another launcher has started: finds the bus, and watches.
 
-Started by `trainer_sdk.attaching`. On that rank's stderr it says a line before it begins, and
+Started by `trainer_sdk.attachment`. On that rank's stderr it says a line before it begins, and
 where it tells of the job, then its limits.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from everstep.errors import EverstepError
 from everstep_services.agent.attached.folder import sole_agent
-from trainer_sdk.attaching import LOCK_AT, LOG, SAY_AT
+from trainer_sdk.attachment import LOCK_AT, LOG, SAY_AT
 from trainer_sdk.launchers import Place, job_of, place_of
 
 

@@ -4,9 +4,9 @@ import _signal  # type: ignore[import-not-found]  # `signal` imports more than a
 import os
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap import link as links
-from trainer_sdk.bootstrap.link import Link
-from trainer_sdk.saying import say_once
+from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.bootstrap.agent_link import Link
+from trainer_sdk.sdk_log import say_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def own_link(environ: "Mapping[str, str]") -> Link:
     elif layout.PAGE_VARIABLE not in environ:
         _join_launched(link, environ)
     if link.attached:
-        from trainer_sdk.bootstrap.coming import watch_compiling  # the bootstrap has done it
+        from trainer_sdk.bootstrap.import_hook import watch_compiling  # the bootstrap has done it
 
         watch_compiling(link)
     return link
@@ -55,11 +55,11 @@ def _bear_notices() -> None:
 def _join_launched(link: Link, environ: "Mapping[str, str]") -> None:
     """Another launcher may have started this rank."""
     if environ.get("EVERSTEP_ATTACH", "").lower() not in _OFF:
-        from trainer_sdk import attaching, launchers  # ranks of ours need nothing of it
+        from trainer_sdk import attachment, launchers  # ranks of ours need nothing of it
 
         place = launchers.place_of(environ)
         if place is not None:
-            attaching.attach(environ, place, link)
+            attachment.attach(environ, place, link)
             return
     if environ.get("LOCAL_RANK", "0") == "0":
         say_once(_ALONE)

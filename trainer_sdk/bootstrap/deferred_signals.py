@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from trainer_sdk.bootstrap.link import Link
+    from trainer_sdk.bootstrap.agent_link import Link
 
 DEFERRED = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 HELD = (*DEFERRED, _signal.SIGINT)

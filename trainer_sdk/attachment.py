@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap import link as links
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.bootstrap.agent_link import Link
 from trainer_sdk.bootstrap.torch_hooks import serve_torch
 from trainer_sdk.launchers import Place, is_worker, job_of
 from trainer_sdk.page import BadPageError, make_page, view_page
-from trainer_sdk.saying import say_once
+from trainer_sdk.sdk_log import say_once
 
 AGENT = "everstep_services.cli.attached"
 AGENT_LOCK = "agent.lock"
@@ -198,10 +198,10 @@ def _leave(link: Link, folder: str, holds: int, environ: Mapping[str, str]) -> N
         return  # a copy of the rank
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException):
-        from trainer_sdk.bootstrap import record  # most ranks need none of it
+        from trainer_sdk.bootstrap import exception_record  # most ranks need none of it
 
         with suppress(OSError):
-            record.write(error, {}, link.folder)
+            exception_record.write(error, {}, link.folder)
     link.ended(1 if error else 0, error=error is not None)
     if not os.path.exists(os.path.join(folder, LOG)):
         with suppress(FileNotFoundError):  # an agent has been here, found no bus, and cleared away

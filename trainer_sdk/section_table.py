@@ -4,7 +4,7 @@ from _thread import RLock, _local, get_native_id
 from _weakref import ref
 
 from trainer_sdk import layout
-from trainer_sdk.saying import quoted, say_once
+from trainer_sdk.sdk_log import quoted, say_once
 from trainer_sdk.sections import (
     DeviceSection,
     Lane,

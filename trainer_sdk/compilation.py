@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from trainer_sdk.bootstrap.link import Link
+    from trainer_sdk.bootstrap.agent_link import Link
 
 
 def begins(link: "Link") -> None:

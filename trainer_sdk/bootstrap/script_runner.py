@@ -3,7 +3,7 @@
 import os
 import sys
 
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.agent_link import Link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def _note(error: BaseException | None, code: int, link: Link, environ: "Mapping[
         return
     written = False
     if error is not None and link.folder:
-        from trainer_sdk.bootstrap import record  # only those that fail pay
+        from trainer_sdk.bootstrap import exception_record  # only those that fail pay
 
         try:
-            record.write(error, environ, link.folder)
+            exception_record.write(error, environ, link.folder)
             written = True
         except OSError as failed:
             sys.stderr.write(f"everstep: the exception could not be recorded: {failed}\n")

@@ -5,7 +5,7 @@ from struct import pack, unpack
 from time import monotonic_ns
 
 from trainer_sdk import layout
-from trainer_sdk.book import Book, write_text
+from trainer_sdk.section_table import Book, write_text
 
 _NAME_WORDS = layout.VALUE_NAME_BYTES // 8
 

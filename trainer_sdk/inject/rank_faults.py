@@ -79,12 +79,12 @@ def _raise() -> None:
 
 
 def _at_session(wish: Wish, for_s: float) -> None:
-    from trainer_sdk.inject import hooks  # a script without a session needs none of it
+    from trainer_sdk.inject import session_hooks  # a script without a session needs none of it
 
     if wish.target:
-        hooks.inside_next(wish.target, lambda: time.sleep(for_s))
+        session_hooks.inside_next(wish.target, lambda: time.sleep(for_s))
     else:
-        hooks.before_next(_raise)
+        session_hooks.before_next(_raise)
 
 
 def _raise_in_main_thread() -> None:

@@ -7,7 +7,7 @@ so that they may run as they are.
 
 import sys
 
-from trainer_sdk.bootstrap.coming import when_imported
+from trainer_sdk.bootstrap.import_hook import when_imported
 
 TYPE_CHECKING = False  # as in torch_hooks
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import threading
 from typing import Any
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import Link, ShortPath
+from trainer_sdk.bootstrap.agent_link import Link, ShortPath
 from trainer_sdk.inject.catalogue import BadFaultError, wish
-from trainer_sdk.inject.inside import check, make
+from trainer_sdk.inject.rank_faults import check, make
 
 _FOR_THREADS_ONLY = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 _MOST_BYTES = 4096

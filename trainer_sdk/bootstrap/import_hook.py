@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from trainer_sdk.bootstrap.link import Link
+    from trainer_sdk.bootstrap.agent_link import Link
 
 _COMPILER = "torch._dynamo.callback"
 
@@ -26,9 +26,9 @@ def watch_compiling(link: "Link") -> None:
     """Show in the rank's page when torch compiles, as soon as it can."""
 
     def listen() -> None:
-        from trainer_sdk import compiling  # most scripts compile nothing
+        from trainer_sdk import compilation  # most scripts compile nothing
 
-        compiling.listen(sys.modules[_COMPILER], link)
+        compilation.listen(sys.modules[_COMPILER], link)
 
     when_imported(_COMPILER, listen)
 

@@ -4,10 +4,10 @@ import os
 import sys
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap import link as links
-from trainer_sdk.bootstrap.deferral import defer
-from trainer_sdk.bootstrap.flight import arm_flight_recorder
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.bootstrap.agent_link import Link
+from trainer_sdk.bootstrap.deferred_signals import defer
+from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
 from trainer_sdk.bootstrap.torch_hooks import arm_torch
 
 TYPE_CHECKING = False
