@@ -5,8 +5,8 @@ import os
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
-from trainer_sdk.bootstrap.agent_link import Link
-from trainer_sdk.sdk_log import say_once
+from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.sdk_log import warn_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ _ALONE = (
 _OFF = frozenset({"off", "no", "0"})
 
 
-def own_link(environ: "Mapping[str, str]") -> Link:
+def own_link(environ: "Mapping[str, str]") -> AgentLink:
     """The rank's own; one that leads nowhere, after a warning line, where there is no agent.
 
     The bootstrap has opened it for every Python script. A rank that is another program opens it
     here, in the first of its processes that asks.
     """
-    if links.armed is not None and links.armed.attached:
-        return links.armed  # what would end it is deferred
+    if links.bootstrap_link is not None and links.bootstrap_link.attached:
+        return links.bootstrap_link  # what would end it is deferred
     if layout.PAGE_VARIABLE in environ:
         _bear_notices()
-    link = Link({} if _is_taken(environ) else environ)
+    link = AgentLink({} if _is_taken(environ) else environ)
     if link.attached:
         link.up()
     elif layout.PAGE_VARIABLE not in environ:
@@ -52,17 +52,17 @@ def _bear_notices() -> None:
                 return
 
 
-def _join_launched(link: Link, environ: "Mapping[str, str]") -> None:
+def _join_launched(link: AgentLink, environ: "Mapping[str, str]") -> None:
     """Another launcher may have started this rank."""
     if environ.get("EVERSTEP_ATTACH", "").lower() not in _OFF:
         from trainer_sdk import attachment, launchers  # ranks of ours need nothing of it
 
-        place = launchers.place_of(environ)
+        place = launchers.launched_rank(environ)
         if place is not None:
             attachment.attach(environ, place, link)
             return
     if environ.get("LOCAL_RANK", "0") == "0":
-        say_once(_ALONE)
+        warn_once(_ALONE)
 
 
 def _is_taken(environ: "Mapping[str, str]") -> bool:

@@ -15,11 +15,11 @@ from contextlib import suppress
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
-from trainer_sdk.bootstrap.agent_link import Link
+from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.bootstrap.torch_hooks import serve_torch
-from trainer_sdk.launchers import Place, is_worker, job_of
+from trainer_sdk.launchers import LaunchedRank, is_worker, job_of
 from trainer_sdk.page import BadPageError, make_page, view_page
-from trainer_sdk.sdk_log import say_once
+from trainer_sdk.sdk_log import warn_once
 
 AGENT = "everstep_services.cli.attached"
 AGENT_LOCK = "agent.lock"
@@ -34,17 +34,17 @@ _ASIDE = 5
 _SHELL = '"$@" &'
 
 
-class Door:
+class AgentSocket:
     """The agent's socket, which may not be there yet, or be another one by now."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._wire: links.Wire | None = None
+        self._wire: links.DatagramSocket | None = None
 
     def send(self, octets: bytes, /) -> int:
         """Send at once; OSError when nobody listens, or has no room."""
         if self._wire is None:
-            self._wire = links.connected(self._path)
+            self._wire = links.connect_to(self._path)
         try:
             return self._wire.send(octets)
         except ConnectionError:
@@ -52,13 +52,13 @@ class Door:
             raise
 
 
-def attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
+def attach(environ: Mapping[str, str], place: LaunchedRank, link: AgentLink) -> None:
     """Have the rank watched. Where that cannot be, a line says why, and nothing changes."""
     try:
         _attach(environ, place, link)
     except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on without us
         if not place.local_rank:
-            say_once(f"this rank is not watched: {error}; EVERSTEP_ATTACH=off does not try")
+            warn_once(f"this rank is not watched: {error}; EVERSTEP_ATTACH=off does not try")
 
 
 def folder_for(environ: Mapping[str, str], job: str) -> str:
@@ -88,7 +88,7 @@ def is_held(path: str) -> bool:
         os.close(descriptor)
 
 
-def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
+def _attach(environ: Mapping[str, str], place: LaunchedRank, link: AgentLink) -> None:
     folder = folder_for(environ, job_of(environ, place))
     own = os.path.join(folder, str(place.round), f"{place.rank}-{place.local_rank}")
     if is_worker(environ, place) or _is_taken(os.path.join(own, PAGE)):
@@ -96,7 +96,7 @@ def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
     for path in (os.path.dirname(folder), folder, os.path.dirname(own), own):
         _private(path)
     holds = _held(folder)
-    _open_page(own, place, link, Door(os.path.join(folder, SOCKET)))
+    _open_page(own, place, link, AgentSocket(os.path.join(folder, SOCKET)))
     os.register_at_fork(after_in_child=link.detach)
     atexit.register(_leave, link, folder, holds, environ)
     serve_torch(own)
@@ -105,12 +105,12 @@ def _attach(environ: Mapping[str, str], place: Place, link: Link) -> None:
         _start_agent(folder, environ)
 
 
-def _open_page(own: str, place: Place, link: Link, door: Door) -> None:
+def _open_page(own: str, place: LaunchedRank, link: AgentLink, door: AgentSocket) -> None:
     """Under another name first: what the agent finds is whole, and an old page is never read."""
     path = os.path.join(own, PAGE)
     beside = f"{path}.{os.getpid()}"
     make_page(beside).close()
-    link.attach(links.mapped(beside), door, place.round, place.rank)
+    link.attach(links.map_page(beside), door, place.round, place.rank)
     link.folder = own
     os.replace(beside, path)
 
@@ -192,7 +192,7 @@ def _spawn_agent(folder: str, environ: Mapping[str, str], lock: int) -> None:
         os.waitpid(shell, 0)
 
 
-def _leave(link: Link, folder: str, holds: int, environ: Mapping[str, str]) -> None:
+def _leave(link: AgentLink, folder: str, holds: int, environ: Mapping[str, str]) -> None:
     """The interpreter ends: say what is known of it, and leave nothing that nobody needs."""
     if not link.attached:
         return  # a copy of the rank

@@ -8,21 +8,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from trainer_sdk.bootstrap.agent_link import Link
+    from trainer_sdk.bootstrap.agent_link import AgentLink
 
 
-def begins(link: "Link") -> None:
+def show_begin(link: "AgentLink") -> None:
     """Torch compiles."""
     link.words[layout.COMPILING_NS] = monotonic_ns()
 
 
-def ends(link: "Link") -> None:
+def show_end(link: "AgentLink") -> None:
     """It does not any more."""
     link.words[layout.COMPILED_NS] = monotonic_ns()
     link.words[layout.COMPILING_NS] = 0  # the last: the reader reads it first
 
 
-def listen(callbacks: "Any", link: "Link") -> None:
+def listen(callbacks: "Any", link: "AgentLink") -> None:
     """Have torch call us; `callbacks` is its module for that.
 
     It does when it begins to compile what nothing else compiles around, and when that has ended,
@@ -30,8 +30,8 @@ def listen(callbacks: "Any", link: "Link") -> None:
     """
 
     def register() -> None:
-        handler.register_start_callback(lambda *_: begins(link))
-        handler.register_end_callback(lambda *_: ends(link))
+        handler.register_start_callback(lambda *_: show_begin(link))
+        handler.register_end_callback(lambda *_: show_end(link))
 
     def clear() -> None:
         try:

@@ -5,17 +5,17 @@ from struct import pack, unpack
 from time import monotonic_ns
 
 from trainer_sdk import layout
-from trainer_sdk.section_table import Book, write_text
+from trainer_sdk.section_table import SectionTable, write_text
 
 _NAME_WORDS = layout.VALUE_NAME_BYTES // 8
 
 
-class Board:
+class Metrics:
     """What was reported last, by name."""
 
-    def __init__(self, words: "memoryview[int]", book: Book) -> None:
+    def __init__(self, words: "memoryview[int]", table: SectionTable) -> None:
         self._words = words
-        self._book = book
+        self._table = table
         self._places: dict[str, int] = {}
         self._lock = RLock()
 
@@ -37,12 +37,12 @@ class Board:
 
     def _bits(self, name: str, value: float) -> int | None:
         if getattr(value, "is_cuda", False):
-            self._book.misused(f"{name!r} is on a GPU, and reading it would wait: report a number")
+            self._table.misused(f"{name!r} is on a GPU, and reading it would wait: report a number")
             return None
         try:
             (bits,) = unpack("q", pack("d", value))
         except Exception:  # noqa: BLE001 - tensors and others have their own ways to refuse
-            self._book.misused(f"what is reported as {name!r} is no number, but {type(value)}")
+            self._table.misused(f"what is reported as {name!r} is no number, but {type(value)}")
             return None
         return int(bits)
 
@@ -54,7 +54,7 @@ class Board:
                 if number is None:
                     number = len(self._places)
                     if number >= layout.VALUES_MOST:
-                        self._book.misused(
+                        self._table.misused(
                             f"only {layout.VALUES_MOST} values are shown, not {name!r}"
                         )
                         return None

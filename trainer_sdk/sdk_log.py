@@ -16,15 +16,15 @@ _LONGEST = 200
 _said: set[str] = set()
 
 
-def say_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Say it if it was not said before."""
     if text in _said or len(_said) >= _MOST:
         return
     _said.add(text)
-    say(text)
+    warn(text)
 
 
-def say(text: str, rank: int | None = None) -> None:
+def warn(text: str, rank: int | None = None) -> None:
     """One line, as a warning; where nothing takes it, nothing happens. The record has the rank."""
     line = text if rank is None else f"rank {rank}: {text}"
     try:

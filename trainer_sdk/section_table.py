@@ -4,7 +4,7 @@ from _thread import RLock, _local, get_native_id
 from _weakref import ref
 
 from trainer_sdk import layout
-from trainer_sdk.sdk_log import quoted, say_once
+from trainer_sdk.sdk_log import quoted, warn_once
 from trainer_sdk.sections import (
     DeviceSection,
     Lane,
@@ -29,7 +29,7 @@ _CHECKPOINTS = ("checkpoint", "ckpt", "save", "saving")
 _EVALUATIONS = ("eval", "valid")
 
 
-class Book:
+class SectionTable:
     """What sections there are, and the lanes of the threads that are in them."""
 
     def __init__(self, words: "memoryview[int]") -> None:
@@ -151,7 +151,7 @@ class Book:
     def give_up_device(self, error: Exception) -> None:
         """Measure no time on the accelerator any more: it cannot be done."""
         self.time_device(None)
-        say_once(f"times on the accelerator are not measured any more: {quoted(error)}")
+        warn_once(f"times on the accelerator are not measured any more: {quoted(error)}")
 
     def go_on(self, now: float) -> None:
         """A pause is over: nothing that it interrupted has taken the time that it took."""
@@ -170,7 +170,7 @@ class Book:
     def misused(self, text: str) -> None:
         """A call that makes no sense changes nothing; it is counted, and said once."""
         self._count_misuse()
-        say_once(text)
+        warn_once(text)
 
     def detach(self, words: "memoryview[int]") -> None:
         """Write elsewhere: this process is a fork of the rank, and has this thread alone."""
@@ -190,7 +190,7 @@ class Book:
     def _other(self, name: str) -> Section:
         if self._others is None:
             self._others = self._add(layout.OTHERS, "(others)", layout.KIND_EVALUATION)
-            say_once(
+            warn_once(
                 f"there are more than {layout.OTHERS - 1} names of sections; {name!r} and all that "
                 f"follow count as one: use fewer, without numbers in them"
             )

@@ -36,8 +36,8 @@ class StallRank:
         self.born_s = clock.now
         self.signs = Signs()
         self.looked_s = 0.0
-        self.link = links.Link({})
-        self.link.words = links.mapped(str(path))
+        self.link = links.AgentLink({})
+        self.link.words = links.map_page(str(path))
         self.link.words[layout.PID] = 100 + rank
         self.link.words[layout.RANK] = rank
         self.link.words[layout.PHASE] = layout.PHASE_STARTING

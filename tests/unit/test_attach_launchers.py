@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from trainer_sdk.launchers import Place, job_of, place_of
+from trainer_sdk.launchers import LaunchedRank, job_of, launched_rank
 
 TORCHRUN = {
     "RANK": "5",
@@ -39,14 +39,14 @@ MPIRUN = {
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        (TORCHRUN, Place("torchrun", 5, 1, 8, 4, 1, 2, 3)),
-        (SRUN, Place("srun", 8, 0, 11, 3, 2, 0, 0)),
-        (MPIRUN, Place("mpirun", 6, 2, 8, 4, 1, 0, 0)),
-        (SRUN | TORCHRUN, Place("torchrun", 5, 1, 8, 4, 1, 2, 3)),
+        (TORCHRUN, LaunchedRank("torchrun", 5, 1, 8, 4, 1, 2, 3)),
+        (SRUN, LaunchedRank("srun", 8, 0, 11, 3, 2, 0, 0)),
+        (MPIRUN, LaunchedRank("mpirun", 6, 2, 8, 4, 1, 0, 0)),
+        (SRUN | TORCHRUN, LaunchedRank("torchrun", 5, 1, 8, 4, 1, 2, 3)),
     ],
 )
-def test_each_launcher_is_known(environ: dict[str, str], place: Place) -> None:
-    assert place_of(environ) == place
+def test_each_launcher_is_known(environ: dict[str, str], place: LaunchedRank) -> None:
+    assert launched_rank(environ) == place
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_each_launcher_is_known(environ: dict[str, str], place: Place) -> None:
     ids=["nothing", "no local rank", "no number", "negative", "a batch script"],
 )
 def test_everything_else_is_no_rank(environ: dict[str, str]) -> None:
-    assert place_of(environ) is None
+    assert launched_rank(environ) is None
 
 
 def test_a_restart_is_another_round() -> None:
-    place = place_of(TORCHRUN)
+    place = launched_rank(TORCHRUN)
     assert place is not None
     assert place.round == 3
 
@@ -84,6 +84,6 @@ def test_a_restart_is_another_round() -> None:
     ids=["named", "run id", "both", "srun", "no id", "one node", "an address"],
 )
 def test_all_ranks_agree_on_the_job(environ: dict[str, str], job: str) -> None:
-    place = place_of(environ)
+    place = launched_rank(environ)
     assert place is not None
     assert job_of(environ, place) == job

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from trainer_sdk.bootstrap.import_watch import Imports
+from trainer_sdk.bootstrap.import_watch import ImportWatch
 from trainer_sdk.wire import Unfit
 
 
@@ -24,14 +24,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def imported(folder: Path, **sources: str) -> Imports:
+def imported(folder: Path, **sources: str) -> ImportWatch:
     """What was noted while the first of these was imported."""
     for name, text in sources.items():
         path = folder.joinpath(*name.split("__")).with_suffix(".py")
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     known = frozenset(sys.modules)
-    with Imports(("RANK", "MASTER_PORT"), os.environ) as imports:
+    with ImportWatch(("RANK", "MASTER_PORT"), os.environ) as imports:
         __import__(next(iter(sources)))
         imports.look(known)
     return imports
@@ -99,7 +99,7 @@ def test_whatever_imports_the_reader_is_left_to_the_ranks_and_the_rest_is_not(fo
         path = folder.joinpath(*name.split("__", 1)).with_suffix(".py")
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    with Imports(("RANK",), os.environ) as imports:
+    with ImportWatch(("RANK",), os.environ) as imports:
         __import__("heavy")
     unfit = imports.verdict()
     assert unfit is not None

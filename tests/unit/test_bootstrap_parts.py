@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from trainer_sdk import bootstrap, layout
-from trainer_sdk.bootstrap.agent_link import Link
-from trainer_sdk.page import Phase, make_page
-from trainer_sdk.wire import Ended, Stepped, Up, encode, pack, unpack
+from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.page import RankPhase, make_page
+from trainer_sdk.wire import ScriptFinished, Stepped, Up, encode, pack, unpack
 
 MAIN = Path(bootstrap.__file__).with_name("__main__.py")
 
@@ -33,14 +33,14 @@ def test_a_page_says_what_its_rank_wrote(tmp_path: Path) -> None:
     view = make_page(str(tmp_path / "page"))
     assert view.read() is None
     environ = {"RANK": "3", layout.ROUND_VARIABLE: "7"}
-    assert not Link(environ | {layout.PAGE_VARIABLE: str(tmp_path / "page")}).attached
+    assert not AgentLink(environ | {layout.PAGE_VARIABLE: str(tmp_path / "page")}).attached
     assert os.stat(tmp_path / "page").st_mode & 0o777 == 0o600
     assert view.read() is None, "without a socket to its agent it is no rank of it"
     view.close()
 
 
 def test_a_link_without_an_agent_takes_everything_and_says_nothing() -> None:
-    link = Link({})
+    link = AgentLink({})
     link.up()
     link.first_step()
     link.ended(3)
@@ -56,8 +56,8 @@ def test_an_environment_of_any_bytes_survives_the_wire() -> None:
 def test_lines_name_their_kind() -> None:
     assert encode(Up(round=1, rank=2, pid=3)) == b'{"type":"up","round":1,"rank":2,"pid":3}\n'
     assert b'"stepped"' in encode(Stepped(round=1, rank=0, step=1))
-    assert b'"ended"' in encode(Ended(round=1, rank=0, code=0))
+    assert b'"ended"' in encode(ScriptFinished(round=1, rank=0, code=0))
 
 
 def test_phases_have_the_names_that_people_read() -> None:
-    assert list(Phase) == ["starting", "script", "ended"]
+    assert list(RankPhase) == ["starting", "script", "ended"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from trainer_sdk.bootstrap.script_analysis import read_script
-from trainer_sdk.wire import Command
+from trainer_sdk.wire import RankCommand
 
-SCRIPT = Command(kind="script", target="train.py")
+SCRIPT = RankCommand(kind="script", target="train.py")
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -16,11 +16,11 @@ def write(folder: Path, **texts: str) -> None:
         (folder / f"{name}.py").write_text(text)
 
 
-def imports(folder: Path, command: Command = SCRIPT) -> tuple[str, ...]:
+def imports(folder: Path, command: RankCommand = SCRIPT) -> tuple[str, ...]:
     return read_script(command, str(folder)).imports()
 
 
-def needs_dynamo(folder: Path, command: Command = SCRIPT) -> bool:
+def needs_dynamo(folder: Path, command: RankCommand = SCRIPT) -> bool:
     return read_script(command, str(folder)).needs_dynamo()
 
 
@@ -53,7 +53,7 @@ def test_a_script_that_cannot_be_read_names_nothing(tmp_path: Path, text: str) -
 
 @pytest.mark.parametrize("kind", ["script", "module"])
 def test_a_script_that_is_not_there_names_nothing(tmp_path: Path, kind: str) -> None:
-    command = Command(kind="script" if kind == "script" else "module", target="nowhere")
+    command = RankCommand(kind="script" if kind == "script" else "module", target="nowhere")
     assert imports(tmp_path, command) == ()
     assert not needs_dynamo(tmp_path, command)
 
@@ -72,7 +72,7 @@ def test_the_imports_of_a_module_are_found_without_running_its_package(tmp_path:
         package, __init__="raise SystemExit\n", train="import msgspec\n", __main__="import numpy\n"
     )
     for target, found in (("mine.train", ("msgspec",)), ("mine", ("numpy",))):
-        assert imports(tmp_path, Command(kind="module", target=target)) == found
+        assert imports(tmp_path, RankCommand(kind="module", target=target)) == found
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_modules_beside_a_module_are_read(tmp_path: Path, text: str) -> None:
     package = tmp_path / "mine"
     package.mkdir()
     write(package, __init__="", making="from torch import optim", train=text)
-    assert needs_dynamo(tmp_path, Command(kind="module", target="mine.train"))
-    script = Command(kind="script", target="mine/train.py")
+    assert needs_dynamo(tmp_path, RankCommand(kind="module", target="mine.train"))
+    script = RankCommand(kind="script", target="mine/train.py")
     assert not needs_dynamo(tmp_path, script), "it has no package, and another folder"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainer_sdk.bootstrap.agent_link import Link, blank
+from trainer_sdk.bootstrap.agent_link import AgentLink, private_page
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.wire import Checkpointed, Datagram
 
@@ -22,8 +22,8 @@ class Wire:
 
 
 def test_an_agent_reads_what_is_told() -> None:
-    link, wire = Link({}), Wire()
-    link.attach(blank(), wire, 3, 1)
+    link, wire = AgentLink({}), Wire()
+    link.attach(private_page(), wire, 3, 1)
     Reporter(1, link).report("committed", step=9, path="/ckpt/step-9", shards=2)
     assert wire.sent == [
         Checkpointed(

@@ -3,7 +3,7 @@
 import pytest
 
 import trainer_sdk.inject as injecting
-from trainer_sdk.inject.catalogue import FAULTS, BadFaultError, named, wish
+from trainer_sdk.inject.catalogue import FAULTS, BadFaultError, fault_named, fault_request
 from trainer_sdk.inject.fault_plan import planned
 
 NVRX = {
@@ -24,18 +24,18 @@ NVRX = {
 
 @pytest.mark.parametrize(("theirs", "ours"), NVRX.items())
 def test_the_names_of_nvrx_are_known(theirs: str, ours: str) -> None:
-    assert named(theirs) is FAULTS[ours]
+    assert fault_named(theirs) is FAULTS[ours]
 
 
 def test_names_may_be_written_with_hyphens() -> None:
-    assert named("hold-gil") is FAULTS["hold_gil"]
+    assert fault_named("hold-gil") is FAULTS["hold_gil"]
 
 
 def test_what_is_not_said_is_as_usual() -> None:
-    slow = wish("slow")
+    slow = fault_request("slow")
     assert (slow.for_s, slow.amount) == (10, 100)
-    assert wish("hang").for_s is None
-    assert wish("clock_skew", amount=-60, for_s=2).amount == -60
+    assert fault_request("hang").for_s is None
+    assert fault_request("clock_skew", amount=-60, for_s=2).amount == -60
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_not_said_is_as_usual() -> None:
 )
 def test_what_cannot_be_is_refused_in_one_line(asked: dict[str, float], text: str) -> None:
     with pytest.raises(BadFaultError) as error:
-        wish(**asked)  # type: ignore[arg-type]
+        fault_request(**asked)  # type: ignore[arg-type]
     assert str(error.value).startswith(text)
     assert "\n" not in str(error.value)
 

@@ -53,7 +53,7 @@ def device_times(page: PageView, number: int, after: int = 0) -> tuple[int, tupl
 
 
 def dropped(run: Session) -> int:
-    timer = run._book.device
+    timer = run._table.device
     assert timer is not None
     return timer.dropped
 
@@ -289,4 +289,4 @@ def test_a_real_gpu_is_timed(run: Session, page: PageView) -> None:
     (forward_s,), (replay_s,) = taken.device_s[1], taken.device_s[3]
     assert 0 < forward_s <= begin.elapsed_time(end) / 1e3
     assert replay_s > 0
-    assert run._book.device is not None
+    assert run._table.device is not None

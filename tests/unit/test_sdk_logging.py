@@ -35,8 +35,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
 def test_a_script_that_has_configured_logging_hears_it_there(
     heard: Heard, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sdk_log.say_once("a call made no sense: 100 %s")
-    sdk_log.say_once("a call made no sense: 100 %s")
+    sdk_log.warn_once("a call made no sense: 100 %s")
+    sdk_log.warn_once("a call made no sense: 100 %s")
     Reporter(3, None).warn("step 5 was not saved")
     first, second = heard.records
     assert (first.getMessage(), first.levelname) == ("a call made no sense: 100 %s", "WARNING")
@@ -51,7 +51,7 @@ def test_a_handler_that_fails_is_no_failure_of_the_training(
         raise OSError("no room")
 
     monkeypatch.setattr(heard, "emit", emit)
-    sdk_log.say("a line")
+    sdk_log.warn("a line")
 
 
 @pytest.mark.parametrize("imports", ["import logging", "pass"])

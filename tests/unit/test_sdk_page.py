@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.sdk_ranks import ScriptRank, script_rank
 from tests.waiting import until
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.agent_link import mapped
+from trainer_sdk.bootstrap.agent_link import map_page
 from trainer_sdk.page import BadPageError, PageView, make_page
 from trainer_sdk.rank_session import session
 from trainer_sdk.testing import watched
@@ -164,7 +164,7 @@ def attempts(view: PageView) -> list[Callable[[], object]]:
 def test_random_words_are_read_or_reported(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     view = make_page(str(tmp_path / "page"))
-    words = mapped(str(tmp_path / "page"))
+    words = map_page(str(tmp_path / "page"))
     likely = (0, 1, -1, 63, 64, 1 << 57, 1 << 62, -(1 << 63), (1 << 63) - 1, layout.MAGIC)
     for place in range(layout.PAGE_BYTES // 8):
         words[place] = chance.choice((*likely, chance.randrange(-(1 << 63), 1 << 63)))
@@ -197,7 +197,7 @@ def test_a_page_that_was_cut_is_reported(tmp_path: Path) -> None:
 def test_a_page_that_begins_otherwise_is_not_trusted(tmp_path: Path) -> None:
     view = make_page(str(tmp_path / "page"))
     assert view.read() is None
-    mapped(str(tmp_path / "page"))[layout.MAGIC_AT] = 5
+    map_page(str(tmp_path / "page"))[layout.MAGIC_AT] = 5
     with pytest.raises(BadPageError, match="begins with 0x5"):
         view.read()
 
@@ -206,7 +206,7 @@ def test_a_new_page_is_another_file_than_the_one_before(tmp_path: Path) -> None:
     """A rank of an earlier round cannot write into the page of the next (A3.3)."""
     path = str(tmp_path / "page")
     make_page(path)
-    left = mapped(path)
+    left = map_page(path)
     view = make_page(path)
     left[layout.MAGIC_AT] = layout.MAGIC
     assert view.read() is None, "a rank of an earlier round writes to its own"

@@ -161,7 +161,7 @@ run.begin("outer")
 run.step()
 holding, go_on = threading.Event(), threading.Event()
 def hold():
-    with run.section("held"), run._book._lock:
+    with run.section("held"), run._table._lock:
         holding.set()
         go_on.wait()
 other = threading.Thread(target=hold)

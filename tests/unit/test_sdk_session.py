@@ -9,10 +9,10 @@ import pytest
 
 from tests.waiting import turns
 from trainer_sdk import layout, sdk_log
-from trainer_sdk.page import CountedBy, Kind
+from trainer_sdk.page import CountedBy, SectionKind
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.testing import Watch, watched
-from trainer_sdk.wire import Paused, Requested, Resumed, Stepped, Stopping, Up
+from trainer_sdk.wire import Paused, Requested, Resumed, Stepped, StopSeen, Up
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_sections_that_are_begun_again_and_again_do_not_grow_for_ever(
     """Open sections take a bounded amount of memory (A6.4)."""
     for _ in range(5000):
         run.begin("skipped")
-    assert len(run._book.main.opened) <= 1025
+    assert len(run._table.main.opened) <= 1025
     assert watch.misuses
     run.end_all()
     with run.section("forward"):
@@ -206,19 +206,19 @@ def test_any_name_can_be_shown(watch: Watch, run: Session, name: object, shown: 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("forward", Kind.PLAIN),
-        ("evaluation", Kind.EVALUATION),
-        ("val", Kind.EVALUATION),
-        ("rank0_eval", Kind.EVALUATION),
-        ("retrieval", Kind.PLAIN),
-        ("interval", Kind.PLAIN),
-        ("checkpointing", Kind.CHECKPOINT),
-        ("async-save", Kind.CHECKPOINT),
-        ("unsaved", Kind.PLAIN),
+        ("forward", SectionKind.PLAIN),
+        ("evaluation", SectionKind.EVALUATION),
+        ("val", SectionKind.EVALUATION),
+        ("rank0_eval", SectionKind.EVALUATION),
+        ("retrieval", SectionKind.PLAIN),
+        ("interval", SectionKind.PLAIN),
+        ("checkpointing", SectionKind.CHECKPOINT),
+        ("async-save", SectionKind.CHECKPOINT),
+        ("unsaved", SectionKind.PLAIN),
     ],
 )
 def test_the_name_tells_what_a_section_is_for(
-    watch: Watch, run: Session, name: str, kind: Kind
+    watch: Watch, run: Session, name: str, kind: SectionKind
 ) -> None:
     run.section(name)
     assert {one.name: one.kind for one in watch._page.sections()}[name] is kind
@@ -228,7 +228,7 @@ def test_the_kind_can_be_given(watch: Watch, run: Session) -> None:
     run.section("publish", kind="checkpoint")
     run.section("odd", kind="nonsense")
     kinds = {one.name: one.kind for one in watch._page.sections()}
-    assert (kinds["publish"], kinds["odd"]) == (Kind.CHECKPOINT, Kind.PLAIN)
+    assert (kinds["publish"], kinds["odd"]) == (SectionKind.CHECKPOINT, SectionKind.PLAIN)
     assert watch.misuses == 1
 
 
@@ -334,8 +334,8 @@ def test_the_training_is_asked_to_stop_after_a_step(watch: Watch, run: Session) 
         run.step()
         stops.append(run.should_stop)
     assert stops == [False, True, True]
-    assert [one for one in watch.messages if isinstance(one, Stopping)] == [
-        Stopping(round=1, rank=0, step=2)
+    assert [one for one in watch.messages if isinstance(one, StopSeen)] == [
+        StopSeen(round=1, rank=0, step=2)
     ]
     assert watch.reading.stop_seen_s > 0
 

@@ -7,7 +7,7 @@ from threading import Event
 import pytest
 
 from trainer_sdk import layout
-from trainer_sdk.page import BadPageError, Ending, PageView
+from trainer_sdk.page import BadPageError, PageView, SectionEnd
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.testing import Watch, watched
 
@@ -28,7 +28,7 @@ def page(watch: Watch) -> PageView:
     return watch._page
 
 
-def endings(page: PageView, number: int, after: int = 0) -> tuple[Ending, ...]:
+def endings(page: PageView, number: int, after: int = 0) -> tuple[SectionEnd, ...]:
     return page.take(0, {number: after}, {}, {}).sections.get(number, ())
 
 

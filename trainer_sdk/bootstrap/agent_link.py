@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Protocol
 
-    class Wire(Protocol):
+    class DatagramSocket(Protocol):
         """Takes a datagram or refuses it at once."""
 
         def send(self, octets: bytes, /) -> int: ...
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 _LONGEST_SOCKET_PATH = 107
 
-armed: "Link | None" = None
+bootstrap_link: "AgentLink | None" = None
 """The one that the bootstrap has opened for this process."""
 
 
-class Link:
+class AgentLink:
     """Works without an agent, too: then it writes to memory of its own. It never raises."""
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
-        self.words = blank()
+        self.words = private_page()
         self.attached = False
         self.folder = environ.get(layout.FOLDER_VARIABLE, "")
-        self._socket: Wire | None = None
+        self._socket: DatagramSocket | None = None
         self._round = self._rank = 0
         self._open(environ)
 
@@ -65,15 +65,17 @@ class Link:
     def _open(self, environ: "Mapping[str, str]") -> None:
         try:
             number, rank = int(environ.get(layout.ROUND_VARIABLE, "0")), int(environ["RANK"])
-            words = mapped(environ[layout.PAGE_VARIABLE])
-            wire = connected(environ[layout.SOCKET_VARIABLE])
+            words = map_page(environ[layout.PAGE_VARIABLE])
+            wire = connect_to(environ[layout.SOCKET_VARIABLE])
         except (KeyError, OSError, ValueError):
             return  # no agent, or one that is gone: the script runs all the same
         self.attach(words, wire, number, rank)
         # A process that the script forks is not the rank, and must not speak for it.
         os.register_at_fork(after_in_child=self.detach)
 
-    def attach(self, words: "memoryview[int]", wire: "Wire", number: int, rank: int) -> None:
+    def attach(
+        self, words: "memoryview[int]", wire: "DatagramSocket", number: int, rank: int
+    ) -> None:
         """Speak for this rank of this round."""
         self.words, self._socket = words, wire
         self._round, self._rank = number, rank
@@ -87,17 +89,17 @@ class Link:
 
     def detach(self) -> None:
         """Write to memory of its own from now on, and say nothing."""
-        self.words = blank()
+        self.words = private_page()
         self.attached = False
         self._socket = None
 
 
-def blank() -> "memoryview[int]":
+def private_page() -> "memoryview[int]":
     """Memory of this process alone, in the form of a page."""
     return memoryview(bytearray(layout.PAGE_BYTES)).cast("q")
 
 
-def mapped(path: str) -> "memoryview[int]":
+def map_page(path: str) -> "memoryview[int]":
     """The page that is there."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -106,7 +108,7 @@ def mapped(path: str) -> "memoryview[int]":
         os.close(descriptor)
 
 
-def connected(path: str) -> _socket.socket:
+def connect_to(path: str) -> _socket.socket:
     """A socket whose datagrams go there; OSError when nobody listens."""
     made = _socket.socket(
         _socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from trainer_sdk.bootstrap.agent_link import Link
+    from trainer_sdk.bootstrap.agent_link import AgentLink
 
 DEFERRED = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 HELD = (*DEFERRED, _signal.SIGINT)
 """Blocked in a rank from its birth until it is armed."""
 
 _set, _get = _signal.signal, _signal.getsignal
-_link: "Link | None" = None
+_link: "AgentLink | None" = None
 _masks: "dict[int, Any]" = {}
 """What each thread that is forking had blocked before."""
 _held: "set[int]" = set()
 """Threads whose next child lets nothing in yet."""
 
 
-def defer(link: "Link") -> None:
+def defer(link: "AgentLink") -> None:
     """Defer what would end this process by default, and let in what was held since its birth.
 
     In the main thread only, before the script runs.

@@ -24,16 +24,16 @@ from typing import Any
 
 from trainer_sdk.bootstrap import process_setup, process_title
 from trainer_sdk.bootstrap.deferred_signals import HELD
-from trainer_sdk.bootstrap.import_watch import Imports
+from trainer_sdk.bootstrap.import_watch import ImportWatch
 from trainer_sdk.bootstrap.preload import preload, why_unsafe
 from trainer_sdk.bootstrap.thread_counts import restore_threads
 from trainer_sdk.wire import (
     Channel,
-    Command,
     ForgePlan,
     ForgeUp,
     Fork,
     Forked,
+    RankCommand,
     RankEntry,
     ToForge,
     Unfit,
@@ -44,7 +44,7 @@ _DEAF_TO = (*HELD, signal.SIGQUIT)
 _FAILED = 1
 
 
-def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
+def main(descriptor: int, environ: MutableMapping[str, str]) -> RankCommand | None:
     """Serve as a forge until the warden is gone.
 
     Returns None then, and in each rank that is forked: what it has to run. So a rank's script
@@ -60,7 +60,7 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
     process_setup.die_with(plan.warden, born_of=plan.warden)
     os.chdir(plan.cwd)
-    imports = Imports(plan.own, environ)
+    imports = ImportWatch(plan.own, environ)
     done = preload(plan, imports)
     gc.collect()
     gc.freeze()  # so that no collection in a rank writes to the pages that all share
@@ -79,7 +79,7 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
 
 
 def _serve(
-    channel: "Channel[ForgePlan | Fork]", plan: ForgePlan, imports: Imports
+    channel: "Channel[ForgePlan | Fork]", plan: ForgePlan, imports: ImportWatch
 ) -> RankEntry | None:
     for request in _requests(channel):
         unfit = _why_not(request, imports)
@@ -94,7 +94,7 @@ def _serve(
     return None
 
 
-def _why_not(request: Fork, imports: Imports) -> Unfit | None:
+def _why_not(request: Fork, imports: ImportWatch) -> Unfit | None:
     if reason := why_unsafe():
         return Unfit(reason=reason)
     found = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
@@ -145,7 +145,7 @@ def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _Born | None:
 
 
 def _become(
-    entry: RankEntry, plan: ForgePlan, environ: MutableMapping[str, str], imports: Imports
+    entry: RankEntry, plan: ForgePlan, environ: MutableMapping[str, str], imports: ImportWatch
 ) -> None:
     was, own = dict(environ), unpack(entry.environ)
     environ.clear()
@@ -168,7 +168,7 @@ def _become(
     restore_threads(was, environ)
 
 
-def _draw_new_seeds(imports: Imports) -> None:
+def _draw_new_seeds(imports: ImportWatch) -> None:
     """Fresh processes draw different numbers; forked ones would all draw the forge's."""
     random.seed()
     for generator in imports.generators:

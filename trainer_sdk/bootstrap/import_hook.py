@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from trainer_sdk.bootstrap.agent_link import Link
+    from trainer_sdk.bootstrap.agent_link import AgentLink
 
 _COMPILER = "torch._dynamo.callback"
 
@@ -22,7 +22,7 @@ def when_imported(name: str, then: "Callable[[], None]") -> None:
         sys.meta_path.insert(0, _WhenItComes(name, then))
 
 
-def watch_compiling(link: "Link") -> None:
+def watch_compiling(link: "AgentLink") -> None:
     """Show in the rank's page when torch compiles, as soon as it can."""
 
     def listen() -> None:

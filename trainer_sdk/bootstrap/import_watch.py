@@ -30,7 +30,7 @@ _NAMED_MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ImportFinding:
     """Something that a module did while it was imported."""
 
     modules: tuple[str, ...]
@@ -39,7 +39,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Imports:
+class ImportWatch:
     """Watches what is imported within `with`. It shows itself to nobody, and costs next to nothing.
 
     `os.environ` in C (`getenv`) is not seen, nor is a value that a module keeps where it is no
@@ -50,7 +50,7 @@ class Imports:
     """Variables that each rank has for itself."""
     environ: Any
     """`os.environ`: its class is another one meanwhile."""
-    found: list[Finding] = field(default_factory=list)
+    found: list[ImportFinding] = field(default_factory=list)
     generators: list[random.Random] = field(default_factory=list)
     """Those that were seeded by the system: another process would have drawn other numbers."""
     _read: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Imports:
     _after: dict[str, str] = field(default_factory=dict)
     _known: frozenset[str] = frozenset()
 
-    def __enter__(self) -> "Imports":
+    def __enter__(self) -> "ImportWatch":
         self._before, self._known = dict(self.environ), frozenset(sys.modules)
         for environ in (self.environ, os.environb):
             environ.__class__ = _watched(self)
@@ -92,7 +92,7 @@ class Imports:
         for name, readers in self._read.items():
             if name in _HANDLED or rank.get(name) == self._before.get(name):
                 continue
-            self.found += [Finding(modules, f"reads {name}") for modules in readers]
+            self.found += [ImportFinding(modules, f"reads {name}") for modules in readers]
         return self.verdict()
 
     def verdict(self) -> Unfit | None:
@@ -133,7 +133,7 @@ class Imports:
         if modules and len(readers) < _NAMED_MOST:
             readers.append(modules)
         if modules and name in self.own:
-            self.found.append(Finding(modules, f"reads {name}"))
+            self.found.append(ImportFinding(modules, f"reads {name}"))
 
     def iterates(self, names: Iterable[str]) -> Iterator[str]:
         """Somebody goes through all variables."""
@@ -169,7 +169,7 @@ class Imports:
                 elif _is_of_now(str(value)):
                     what = f"makes a name from the time ({name})"
             if what:
-                self.found.append(Finding((module.__name__,), what))
+                self.found.append(ImportFinding((module.__name__,), what))
 
     # -- what follows ----------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Imports:
         return f"{first[0]}{by} {shown} while it is imported{others}"
 
 
-def _watched(imports: Imports) -> Any:
+def _watched(imports: ImportWatch) -> Any:
     """`os.environ`'s class, that tells who asks for what."""
 
     class Watched(_Environ):  # type: ignore[misc]

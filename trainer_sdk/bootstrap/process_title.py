@@ -3,7 +3,7 @@
 import ctypes
 import struct
 
-from trainer_sdk.wire import Command
+from trainer_sdk.wire import RankCommand
 
 PADDING = "-" * 1024
 """The forge's last argument: a title can be no longer than the arguments were."""
@@ -20,7 +20,7 @@ _kept: "ctypes.Array[ctypes.c_char] | None" = None
 """What the kernel reads the title from."""
 
 
-def show(command: Command, python: str) -> None:
+def show(command: RankCommand, python: str) -> None:
     """Write the command over this process's own arguments, which nobody reads any more."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()

@@ -5,7 +5,7 @@ import sys
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
-from trainer_sdk.bootstrap.agent_link import Link
+from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.bootstrap.deferred_signals import defer
 from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
 from trainer_sdk.bootstrap.torch_hooks import arm_torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 
-def arm(environ: "MutableMapping[str, str]") -> Link:
+def arm(environ: "MutableMapping[str, str]") -> AgentLink:
     """Open the way to the agent, and prepare what tells later why a rank died.
 
     Nothing that the user has set is changed, no signal is taken from a script that handles it,
@@ -23,7 +23,7 @@ def arm(environ: "MutableMapping[str, str]") -> Link:
     """
     _streams(environ)
     _fault_handler()
-    links.armed = link = Link(environ)
+    links.bootstrap_link = link = AgentLink(environ)
     defer(link)
     if link.folder:
         arm_flight_recorder(environ, link.folder)
@@ -53,7 +53,7 @@ def _fault_handler() -> None:
         faulthandler.enable()
 
 
-def _injection(environ: "MutableMapping[str, str]", link: Link) -> None:
+def _injection(environ: "MutableMapping[str, str]", link: AgentLink) -> None:
     from trainer_sdk import inject  # only where faults are allowed
 
     try:

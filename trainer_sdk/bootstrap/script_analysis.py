@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from importlib.util import resolve_name
 from itertools import islice
 
-from trainer_sdk.wire import Command
+from trainer_sdk.wire import RankCommand
 
 _MOST_FILES = 20
 _MOST_BYTES = 2**20
@@ -73,7 +73,7 @@ class Script:
         )
 
 
-def read_script(command: Command, cwd: str) -> Script:
+def read_script(command: RankCommand, cwd: str) -> Script:
     """The script of a command. What is wrong with it the ranks will say."""
     if command.kind == "module":
         path, package = _module(command.target, cwd)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from trainer_sdk.bootstrap.agent_link import Link
+from trainer_sdk.bootstrap.agent_link import AgentLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _INTERRUPTED = 130
 
 
 def run(
-    kind: str, target: str, arguments: list[str], link: Link, environ: "Mapping[str, str]"
+    kind: str, target: str, arguments: list[str], link: AgentLink, environ: "Mapping[str, str]"
 ) -> None:
     """Run it to its end.
 
@@ -115,7 +115,9 @@ def _code(leaving: SystemExit) -> int:
     return leaving.code & 0xFF if isinstance(leaving.code, int) else _FAILED
 
 
-def _note(error: BaseException | None, code: int, link: Link, environ: "Mapping[str, str]") -> None:
+def _note(
+    error: BaseException | None, code: int, link: AgentLink, environ: "Mapping[str, str]"
+) -> None:
     if not link.attached:
         return
     written = False
@@ -130,7 +132,7 @@ def _note(error: BaseException | None, code: int, link: Link, environ: "Mapping[
     link.ended(code, error=written)
 
 
-def _await_saves(code: int, link: Link, environ: "Mapping[str, str]") -> None:
+def _await_saves(code: int, link: AgentLink, environ: "Mapping[str, str]") -> None:
     """A script that has succeeded ends when its saves are over, and fails if it must by them."""
     leaving = sys.modules.get("trainer_sdk.checkpoint.script_end")
     if leaving is None:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 
 from trainer_sdk import layout
-from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
 
 VARIABLE = "EVERSTEP_INJECT"
 _WORDS = ("rank", "round", "for", "amount", "target")
 
 
-def planned(environ: Mapping[str, str]) -> Iterator[tuple[int, Wish]]:
+def planned(environ: Mapping[str, str]) -> Iterator[tuple[int, FaultRequest]]:
     """What this rank is to do to itself, after which step; in the first round if none is named."""
     for text in environ.get(VARIABLE, "").split(";"):
         if text.strip():
@@ -18,12 +18,12 @@ def planned(environ: Mapping[str, str]) -> Iterator[tuple[int, Wish]]:
                 yield found
 
 
-def _read(text: str, environ: Mapping[str, str]) -> tuple[int, Wish] | None:
+def _read(text: str, environ: Mapping[str, str]) -> tuple[int, FaultRequest] | None:
     head, _, tail = text.partition(":")
     name, _, step = head.partition("@")
     said = dict(_pair(text, part) for part in tail.split(",") if part)
     try:
-        wished = wish(
+        wished = fault_request(
             name,
             for_s=float(said["for"]) if "for" in said else None,
             amount=int(said["amount"]) if "amount" in said else None,

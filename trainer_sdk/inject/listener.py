@@ -13,8 +13,8 @@ import threading
 from typing import Any
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.agent_link import Link, ShortPath
-from trainer_sdk.inject.catalogue import BadFaultError, wish
+from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
+from trainer_sdk.inject.catalogue import BadFaultError, fault_request
 from trainer_sdk.inject.rank_faults import check, make
 
 _FOR_THREADS_ONLY = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
@@ -22,7 +22,7 @@ _MOST_BYTES = 4096
 _WITHIN_S = 10.0
 
 
-def listen(link: Link) -> None:
+def listen(link: AgentLink) -> None:
     """Until the process ends, or forks: a child does not listen."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with ShortPath(os.path.join(link.folder, layout.INJECTION_SOCKET)) as path:
@@ -32,7 +32,7 @@ def listen(link: Link) -> None:
     threading.Thread(target=_serve, args=(server, link), name=name, daemon=True).start()
 
 
-def _serve(server: socket.socket, link: Link) -> None:
+def _serve(server: socket.socket, link: AgentLink) -> None:
     # Signals are for the main thread; here they would cut short what a fault waits for.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FOR_THREADS_ONLY)
     while True:
@@ -42,10 +42,10 @@ def _serve(server: socket.socket, link: Link) -> None:
             _hear(peer, link)
 
 
-def _hear(peer: socket.socket, link: Link) -> None:
+def _hear(peer: socket.socket, link: AgentLink) -> None:
     try:
         asked: dict[str, Any] = json.loads(peer.recv(_MOST_BYTES))
-        wished = wish(
+        wished = fault_request(
             asked["fault"],
             for_s=asked.get("for_s"),
             amount=asked.get("amount"),

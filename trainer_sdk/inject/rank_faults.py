@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainer_sdk import layout
-from trainer_sdk.inject.catalogue import BadFaultError, Wish
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
 from trainer_sdk.inject.main_thread import in_main_thread
 
 _FOR_EVER_S = 10 * 365 * 86400.0
@@ -21,7 +21,7 @@ _STACK_BYTES = 1 << 16
 _CYCLES_A_SECOND = 1.5e9
 _SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
 
-Words = Callable[[], "memoryview[int]"]
+PageWords = Callable[[], "memoryview[int]"]
 """The page of this process."""
 
 
@@ -32,7 +32,7 @@ class InjectedError(RuntimeError):
         super().__init__(text)
 
 
-def check(wish: Wish) -> None:
+def check(wish: FaultRequest) -> None:
     """`BadFaultError` if this process cannot have this fault."""
     name = wish.fault.name
     if wish.fault.place == "agent":
@@ -50,7 +50,7 @@ def check(wish: Wish) -> None:
             raise BadFaultError(f"{name} needs a process that uses CUDA: this one does not")
 
 
-def make(wish: Wish, words: Words) -> None:
+def make(wish: FaultRequest, words: PageWords) -> None:
     """Make the fault. Returns when it is made, where anything returns; it then ends by itself."""
     for_s = _FOR_EVER_S if wish.for_s is None else wish.for_s
     number = _SIGNALS.get(wish.fault.name)
@@ -78,7 +78,7 @@ def _raise() -> None:
     raise InjectedError
 
 
-def _at_session(wish: Wish, for_s: float) -> None:
+def _at_session(wish: FaultRequest, for_s: float) -> None:
     from trainer_sdk.inject import session_hooks  # a script without a session needs none of it
 
     if wish.target:
@@ -98,7 +98,7 @@ def _beside(target: Callable[..., None], *arguments: object) -> None:
     threading.Thread(target=target, args=arguments, name="everstep-fault", daemon=True).start()
 
 
-def _slow(words: Words, by_s: float, for_s: float) -> None:
+def _slow(words: PageWords, by_s: float, for_s: float) -> None:
     ends, made = time.monotonic() + for_s, words()[layout.STEP]
     while time.monotonic() < ends:
         now = words()[layout.STEP]

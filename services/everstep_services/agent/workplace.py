@@ -111,7 +111,7 @@ class Workplace:
         return KeeperPlan(
             instance=instance,
             runtime_dir=self._runtime,
-            command=wire.Command(
+            command=wire.RankCommand(
                 kind=plan.command.kind,
                 target=plan.command.target,
                 arguments=plan.command.arguments,

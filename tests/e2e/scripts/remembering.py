@@ -69,8 +69,8 @@ def remember(step: int) -> None:
     (place / f".{INDEX}").write_bytes(encode(index))
     (place / f".{INDEX}").rename(place / INDEX)
     body = msgspec.json.encode({"step": step, "size_bytes": len(octets)}).decode()
-    assert agent_link.armed is not None
-    agent_link.armed.say("checkpointed", f'"event":"image","body":{body}')
+    assert agent_link.bootstrap_link is not None
+    agent_link.bootstrap_link.say("checkpointed", f'"event":"image","body":{body}')
 
 
 while not offered():

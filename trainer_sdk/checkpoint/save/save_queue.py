@@ -17,7 +17,7 @@ from trainer_sdk.checkpoint.events import Reporter, SaveEvents
 from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.save.request import NotBegun, OnError, Save, SaveError, Timeouts
-from trainer_sdk.checkpoint.save.writer_process import Writer, WriterGoneError
+from trainer_sdk.checkpoint.save.writer_process import WriterGoneError, WriterProcess
 from trainer_sdk.checkpoint.storage.port import StorageError
 from trainer_sdk.checkpoint.writer.protocol import (
     BufferFilled,
@@ -30,7 +30,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     SaveDone,
     SaveFailed,
     SaveProgress,
-    Stage,
+    SaveStage,
     ToWriter,
     WriteFile,
     WriteState,
@@ -65,7 +65,7 @@ class SaveQueue:
         """That of the last save, where the script has not been given it."""
         self._beginner: int | None = None
         """The thread that is beginning a save."""
-        self._writer: Writer | None = None
+        self._writer: WriterProcess | None = None
         self._abandoning: threading.Thread | None = None
         self._lock = threading.RLock()
         """Held while several saves are looked at."""
@@ -116,7 +116,7 @@ class SaveQueue:
     def refuse(
         self,
         step: int | None,
-        stage: Stage,
+        stage: SaveStage,
         reason: str,
         *,
         place: str = "",
@@ -403,9 +403,9 @@ class SaveQueue:
         if save.is_sent and self._writer is not None:
             self._writer.send(line)
 
-    def _ready_writer(self) -> Writer:
+    def _ready_writer(self) -> WriterProcess:
         if self._writer is None or not self._writer.is_alive:
-            self._writer = Writer(self._hear, self._lost, self._look)
+            self._writer = WriterProcess(self._hear, self._lost, self._look)
         return self._writer
 
     def _kill_writer(self) -> None:

@@ -26,7 +26,7 @@ class WriterGoneError(Exception):
     """There is no writer, or it has died; the text says how."""
 
 
-class Writer:
+class WriterProcess:
     """The writer process, and the thread that hears it.
 
     The process dies with that thread, which lives as long as the rank or the process does.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from trainer_sdk import bootstrap
 from trainer_sdk.bootstrap import process_setup, process_title
 from trainer_sdk.bootstrap.deferred_signals import HELD
-from trainer_sdk.wire import Command, RankEntry, WardenPlan, unpack
+from trainer_sdk.wire import RankCommand, RankEntry, WardenPlan, unpack
 
 _MAIN = str(Path(bootstrap.__file__).with_name("__main__.py"))
 # With these, importing numpy or its like starts no pool of threads, which would forbid a fork.
@@ -43,7 +43,7 @@ def why_not_warm(entry: RankEntry, plan: WardenPlan) -> str:
     return ""
 
 
-def _argv(command: Command, python: str) -> list[str]:
+def _argv(command: RankCommand, python: str) -> list[str]:
     if command.kind == "program":
         return [command.target, *command.arguments]
     return [python, _MAIN, "rank", command.kind, command.target, *command.arguments]
