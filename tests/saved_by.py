@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import state_dict_loader
 
-from tests.unit.saved_states import Told
+from tests.unit.trainer_sdk.checkpoint.saved_states import Told
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
 from trainer_sdk.checkpoint.rank_group import RankGroup

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, Saving, load, same, saving
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE
 from trainer_sdk.checkpoint.rank_group import RankGroup

@@ -14,7 +14,7 @@ import torch
 
 from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.stopping import stop
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from tests.waiting import until
 from trainer_sdk.checkpoint import Timeouts
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode

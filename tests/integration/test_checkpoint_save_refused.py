@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, WITHIN_S, Saving, saving
-from tests.unit.saved_states import Told, together
+from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.rank_group import RankGroup

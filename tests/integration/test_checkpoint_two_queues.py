@@ -17,7 +17,7 @@ import torch
 from tests.integration.test_checkpoint_files import Door
 from tests.saved_by import WITHIN_S, load, manifest_of, path_of, saving
 from tests.stopping import stop
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from tests.waiting import until
 from trainer_sdk import layout, testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver, SaveError, async_save

@@ -18,7 +18,7 @@ from everstep_services.agent.checkpoints.folder import Departure, opened_images
 from everstep_services.agent.checkpoints.local_root import LocalRootError, check_local_root
 from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from tests.saved_by import JOB, saving
-from tests.unit.saved_states import Told, together
+from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity
 from trainer_sdk.checkpoint.rank_group import RankGroup

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.flat_state import fits, flatten, read_form, room_for
 from trainer_sdk.checkpoint.manifest import ImageEntry
 from trainer_sdk.checkpoint.rank_group import RankGroup

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tests.unit.saved_states import Place
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk.checkpoint.restore.restorer import Restored
 
 State = dict[str, Any]

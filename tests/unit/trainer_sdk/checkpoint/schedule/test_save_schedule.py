@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.saved_states import Told, together
+from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.schedule import save_schedule
 from trainer_sdk.checkpoint.schedule.interval import IntervalBounds, IntervalEstimate, parse_every

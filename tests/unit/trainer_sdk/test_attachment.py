@@ -37,7 +37,7 @@ class Launcher:
         return subprocess.Popen(
             [sys.executable, *arguments],
             env=self.environ | environ,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -161,7 +161,7 @@ def test_a_worker_of_a_rank_without_session_is_no_rank(
         f"    worker = multiprocessing.get_context('{method}').Process(target=work)\n"
         "    worker.start()\n    worker.join()\n"
     )
-    with launcher.start(str(script), PYTHONPATH=str(Path(__file__).parents[2])) as process:
+    with launcher.start(str(script), PYTHONPATH=str(Path(__file__).parents[3])) as process:
         out, err = process.communicate(timeout=50)
     assert (process.returncode, out, err) == (0, "False\n", "")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.restored_states import state
-from tests.unit.saved_states import Place
+from tests.unit.trainer_sdk.checkpoint.restored_states import state
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.restore.choice import StateOffer

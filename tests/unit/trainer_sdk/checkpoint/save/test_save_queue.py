@@ -3,7 +3,7 @@
 import mmap
 from pathlib import Path
 
-from tests.unit.saved_states import Told
+from tests.unit.trainer_sdk.checkpoint.saved_states import Told
 from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.buffers import Buffer

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.saved_states import Place
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk import sdk_log
 from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState, has_position
 from trainer_sdk.checkpoint.restore.errors import RestoreError

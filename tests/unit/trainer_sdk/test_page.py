@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.sdk_ranks import ScriptRank, script_rank
+from tests.unit.trainer_sdk.script_ranks import ScriptRank, script_rank
 from tests.waiting import until
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import map_page

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.restored_states import check, everywhere, restore, state, values
-from tests.unit.saved_states import Place
+from tests.unit.trainer_sdk.checkpoint.restored_states import (
+    check,
+    everywhere,
+    restore,
+    state,
+    values,
+)
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk.checkpoint.image_folder import MARKED_INDEX, mark_image
 from trainer_sdk.checkpoint.manifest import (
     INDEX,

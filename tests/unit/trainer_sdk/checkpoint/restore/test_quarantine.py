@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from tests.unit.saved_states import Place
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk.checkpoint.image_folder import (
     MARKED_INDEX,
     image_folders,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs/guides/sdk.md"
+GUIDE = Path(__file__).parents[3] / "docs/guides/sdk.md"
 MODULES = {
     "trainer_sdk": ["Checkpointer", "Section", "Session", "session"],
     "trainer_sdk.checkpoint": [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.sdk_ranks import RANK, ROUND, ScriptRank, script_rank
+from tests.unit.trainer_sdk.script_ranks import RANK, ROUND, ScriptRank, script_rank
 from trainer_sdk.page import CountedBy
 from trainer_sdk.wire import Stepped, Up
 

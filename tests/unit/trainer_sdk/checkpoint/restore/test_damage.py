@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from everstep_services.agent.checkpoints.held import unindex
-from tests.unit.restored_states import State, check, everywhere, restore, state, values
-from tests.unit.saved_states import Place, flip_bit
+from tests.unit.trainer_sdk.checkpoint.restored_states import (
+    State,
+    check,
+    everywhere,
+    restore,
+    state,
+    values,
+)
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place, flip_bit
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
