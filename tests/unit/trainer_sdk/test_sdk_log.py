@@ -56,7 +56,7 @@ def test_a_handler_that_fails_is_no_failure_of_the_training(
 
 @pytest.mark.parametrize("imports", ["import logging", "pass"])
 def test_without_a_handler_it_goes_to_stderr(imports: str) -> None:
-    code = f"{imports}; from trainer_sdk.sdk_log import say; say('a line', 2)"
+    code = f"{imports}; from trainer_sdk.sdk_log import warn; warn('a line', 2)"
     code += "; import sys; print('logging' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60
