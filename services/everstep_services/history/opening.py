@@ -24,6 +24,7 @@ from everstep_services.history.api.context import Connectedness
 from everstep_services.history.commands import make_first_token
 from everstep_services.history.copying import LogCopier
 from everstep_services.history.domain import fold
+from everstep_services.history.job_metrics import JobMetrics
 from everstep_services.history.news import News
 from everstep_services.history.service import Projector
 from everstep_services.history.settings import ApiSettings, HistorySettings
@@ -52,6 +53,7 @@ async def opened(
         connectedness = Connectedness(lambda: projector.is_projecting, lambda: bus.connected)
         context = await make_context(api, database, news, connectedness, clock=clock, bus=bus)
         most_bytes = settings.keep_log_bytes
+        job_metrics = JobMetrics(database, context.goodput, clock)
         copier = LogCopier(KeptBlobs(database), bus.blobs, news, clock=clock, most_bytes=most_bytes)
 
         limits = ConnectionLimits(
@@ -69,6 +71,7 @@ async def opened(
                 projector.project_for_ever,
                 projector.poll_for_ever,
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
+                partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
                 context.gate.write_used_for_ever,
                 context.beats.hear_for_ever,
                 partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
@@ -83,6 +86,7 @@ async def opened(
                 "history_beats": context.beats.statistics,
                 "bus": bus.statistics,
             },
+            collectors=(job_metrics,),
         )
         with contextlib.suppress(TimeoutError):  # a database that hangs does not keep us
             async with asyncio.timeout(_LAST_NOTE_WITHIN_S):
