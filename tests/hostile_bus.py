@@ -55,7 +55,7 @@ from everstep_services.catalog.replica import opened as open_catalog
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.replica import opened as open_health
 from everstep_services.health.settings import HealthSettings
-from everstep_services.history.opening import opened as open_history
+from everstep_services.history.replica import opened as open_history
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.service import opened as open_logins
 from everstep_services.rendezvous.replica import opened as open_rendezvous

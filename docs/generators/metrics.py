@@ -25,8 +25,8 @@ from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
-from everstep_services.history.news import News
-from everstep_services.history.service import Projector
+from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.projector import Projector
 from everstep_services.history.settings import HistorySettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
@@ -241,7 +241,7 @@ def _projector() -> Projector:
         _bus(),
         cast("Database", None),
         cast("FactLog", None),
-        News(),
+        LogNotifier(),
         clock=SystemClock(),
         name="page",
     )
