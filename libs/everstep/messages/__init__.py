@@ -15,7 +15,7 @@ from everstep.messages.base import (
     kind_of,
     tag_of,
 )
-from everstep.messages.cases import (
+from everstep.messages.documents.cases import (
     Case,
     EvidencePiece,
     LocatedStall,
@@ -28,7 +28,7 @@ from everstep.messages.cases import (
     Stall,
 )
 from everstep.messages.catalogue import CATALOGUE, CATALOGUE_BY_AREA, FACTS
-from everstep.messages.checkpoints import (
+from everstep.messages.facts.checkpoints import (
     CheckpointCommitted,
     CheckpointDeleted,
     CheckpointFailed,
@@ -61,7 +61,7 @@ from everstep.messages.codec import (
     encode,
     envelope,
 )
-from everstep.messages.control import (
+from everstep.messages.facts.control import (
     ControlChanged,
     FactsLost,
     FaultInjected,
@@ -69,7 +69,7 @@ from everstep.messages.control import (
     ServiceStarted,
     ServiceStopped,
 )
-from everstep.messages.documents import (
+from everstep.messages.documents.rounds import (
     BUCKETS,
     AgreedSave,
     Bucket,
@@ -89,7 +89,7 @@ from everstep.messages.documents import (
     Seat,
     StragglersDocument,
 )
-from everstep.messages.health import (
+from everstep.messages.facts.health import (
     BreakerClosed,
     BreakerOpened,
     CheckDistrusted,
@@ -109,7 +109,7 @@ from everstep.messages.health import (
     SectionLimit,
     StallLocated,
 )
-from everstep.messages.incidents import (
+from everstep.messages.facts.incidents import (
     ActionDecided,
     ActionTaken,
     Alternative,
@@ -125,7 +125,7 @@ from everstep.messages.incidents import (
     VerdictCorrected,
     VerdictReached,
 )
-from everstep.messages.jobs import (
+from everstep.messages.facts.jobs import (
     AllocationEnded,
     AllocationStarted,
     JobChanged,
@@ -133,7 +133,7 @@ from everstep.messages.jobs import (
     JobSpec,
     JobStarted,
 )
-from everstep.messages.kept import Holding, KnownCheckpoint
+from everstep.messages.documents.checkpoints import Holding, KnownCheckpoint
 from everstep.messages.orders import (
     AwaitRound,
     BeatNow,
@@ -153,7 +153,7 @@ from everstep.messages.orders import (
     StartRanks,
     StopRanks,
 )
-from everstep.messages.preemption import (
+from everstep.messages.facts.preemption import (
     PreemptionAcknowledged,
     PreemptionCancelled,
     PreemptionMissed,
@@ -161,7 +161,7 @@ from everstep.messages.preemption import (
     PreemptionPlanned,
     PreemptionSaved,
 )
-from everstep.messages.progress import (
+from everstep.messages.beats.progress import (
     NodeBeat,
     RankBeat,
     SectionSeen,
@@ -234,7 +234,7 @@ from everstep.messages.questions.straggler import (
     TimingRow,
     TimingTable,
 )
-from everstep.messages.ranks import (
+from everstep.messages.facts.ranks import (
     ErrorRecord,
     ProgressMade,
     RankExited,
@@ -245,13 +245,13 @@ from everstep.messages.ranks import (
     RankStarted,
     WatchChanged,
 )
-from everstep.messages.replicas import (
+from everstep.messages.facts.replicas import (
     ReplicaLost,
     ReplicaStored,
     ReplicationDegraded,
     ReplicationRestored,
 )
-from everstep.messages.rounds import (
+from everstep.messages.facts.rounds import (
     Member,
     NodeJoined,
     NodeLeft,
@@ -262,16 +262,16 @@ from everstep.messages.rounds import (
     RoundStarted,
     RoundWaiting,
 )
-from everstep.messages.sketch import Sketch, sketch_of
-from everstep.messages.standing import Exile, FailingCheck, NodeRecord, Strike
-from everstep.messages.stragglers import (
+from everstep.messages.beats.sketch import Sketch, sketch_of
+from everstep.messages.documents.health import Exile, FailingCheck, NodeRecord, Strike
+from everstep.messages.facts.stragglers import (
     Score,
     StepTimeShifted,
     StragglerActed,
     StragglerCleared,
     StragglerFound,
 )
-from everstep.messages.timings import (
+from everstep.messages.beats.timings import (
     ClockOffset,
     CollectiveEntries,
     DeviceUse,

@@ -31,7 +31,7 @@ from everstep.messages import (
     ShowRound,
     StopJob,
 )
-from everstep.messages.incidents import CAPTURE
+from everstep.messages.facts.incidents import CAPTURE
 from everstep.subjects import CLUSTER
 
 WITHIN_S = 12.0

@@ -20,7 +20,7 @@ from everstep.messages import (
     TimingTable,
 )
 from everstep.messages.questions.straggler import GroupScores, RankScores, TimingRow
-from everstep.messages.stragglers import Score
+from everstep.messages.facts.stragglers import Score
 from everstep_services.cli.commands.stragglers import show
 from everstep_services.straggler.domain.operations import Cause
 from tests.integration.conftest import Api

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from everstep.messages.base import Message, Name, Question
-from everstep.messages.documents import LimitsDocument, RoundDocument
-from everstep.messages.incidents import VerdictReached
+from everstep.messages.documents.rounds import LimitsDocument, RoundDocument
+from everstep.messages.facts.incidents import VerdictReached
 from everstep.messages.questions.answers import Done
 from everstep.messages.questions.attribution import (
     CollectivesRead,

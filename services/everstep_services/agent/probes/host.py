@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Callable, Iterator
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes import (
     host_clock,
     host_limits,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.messages.ranks import ErrorRecord
+from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import tree
 from everstep_services.agent.ranks.door import Door, opened_door
 from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan, StartRefusedError

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from everstep.bus.background import beside
-from everstep.messages.ranks import ErrorRecord
+from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import ground, tree
 from everstep_services.agent.ranks.door import Door
 from everstep_services.agent.ranks.keeping import (

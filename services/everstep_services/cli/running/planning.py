@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.bus.settings import BusSettings
-from everstep.messages.jobs import JobSpec
+from everstep.messages.facts.jobs import JobSpec
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.checkpoints.local_root import check_local_root
 from everstep_services.agent.checkpoints.settings import CheckpointSettings

@@ -22,7 +22,7 @@ from everstep.messages import (
     Reply,
     StacksRead,
 )
-from everstep.messages.incidents import is_capture
+from everstep.messages.facts.incidents import is_capture
 from everstep.store.reads import Record
 from everstep.store.stories import piece_of_evidence, pieces_of_evidence
 from everstep_services.history.api.context import Context, Ctx, Reader

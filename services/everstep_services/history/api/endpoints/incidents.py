@@ -8,7 +8,7 @@ from pydantic import Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
-from everstep.messages.ranks import RankExited
+from everstep.messages.facts.ranks import RankExited
 from everstep.store import tables
 from everstep.store.instants import to_us
 from everstep.store.reads import Order, Record

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
-from everstep.messages.cases import Case, NodeSign, PastIncident, SlowRankSign
-from everstep.messages.health import SectionLimit
-from everstep.messages.incidents import Budget, Ledger
-from everstep.messages.jobs import JobSpec
-from everstep.messages.kept import Holding, KnownCheckpoint
-from everstep.messages.rounds import Member
-from everstep.messages.standing import NodeRecord
+from everstep.messages.documents.cases import Case, NodeSign, PastIncident, SlowRankSign
+from everstep.messages.facts.health import SectionLimit
+from everstep.messages.facts.incidents import Budget, Ledger
+from everstep.messages.facts.jobs import JobSpec
+from everstep.messages.documents.checkpoints import Holding, KnownCheckpoint
+from everstep.messages.facts.rounds import Member
+from everstep.messages.documents.health import NodeRecord
 
 
 class Seat(Part, frozen=True, kw_only=True, array_like=True):

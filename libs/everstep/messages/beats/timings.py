@@ -1,7 +1,7 @@
 """Where the time of a node's ranks went, window by window, and when they entered collectives."""
 
 from everstep.messages.base import Count, Int, Message, Name, Part
-from everstep.messages.sketch import Sketch
+from everstep.messages.beats.sketch import Sketch
 
 
 class SectionTiming(Part, frozen=True, kw_only=True):

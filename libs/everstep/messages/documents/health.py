@@ -1,7 +1,7 @@
 """What health remembers of each node: the pieces of its document in `NODES`."""
 
 from everstep.messages.base import Count, Int, Name, Part, Time
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 
 
 class Strike(Part, frozen=True, kw_only=True):

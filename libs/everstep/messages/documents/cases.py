@@ -5,8 +5,8 @@ together, all are counted, and as many are told of as fit.
 """
 
 from everstep.messages.base import BlobRef, Count, Int, Name, Part, Time
-from everstep.messages.incidents import VerdictCorrected, VerdictReached
-from everstep.messages.rounds import Member
+from everstep.messages.facts.incidents import VerdictCorrected, VerdictReached
+from everstep.messages.facts.rounds import Member
 
 
 class RankEnd(Part, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """What agents say all the time and nobody keeps: how far their ranks are."""
 
 from everstep.messages.base import Count, Int, Message, Name, Part, Time
-from everstep.messages.health import SectionLimit
+from everstep.messages.facts.health import SectionLimit
 
 
 class RankBeat(Part, frozen=True, kw_only=True):
