@@ -46,7 +46,7 @@ from everstep.messages import (
 from everstep.messages.base import Question
 from everstep.messages.codec import BadMessageError
 from everstep.messages.orders import BeatNow
-from everstep.messages.questions import ASKS
+from everstep.messages.questions.asks import ASKS
 from everstep.observe.http import listen
 from everstep.runtime import Parts, serve
 from everstep_services.attribution.replica import opened as open_attribution

@@ -1,10 +1,10 @@
-"""What attribution knows of one incident, as plain data: what every analyzer is given.
+"""The document of a job in `CASES`: what attribution knows of each incident, for every analyzer.
 
-A case is kept in a document of the bus, so its pieces are bounded: of a thousand ranks that fail
-together, all are counted, and as many are told of as fit.
+The document is bounded, and so are its pieces: of a thousand ranks that fail together, all are
+counted, and as many are described as fit.
 """
 
-from everstep.messages.base import BlobRef, Count, Int, Name, Part, Time
+from everstep.messages.base import BlobRef, Count, DocumentBody, Int, Name, Part, Time
 from everstep.messages.facts.incidents import VerdictCorrected, VerdictReached
 from everstep.messages.facts.rounds import Member
 
@@ -286,3 +286,36 @@ class Case(Part, frozen=True, kw_only=True):
             if member.node == node:
                 found.update(range(member.first_rank, member.first_rank + member.ranks))
         return tuple(sorted(found))
+
+
+class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document.v1"):
+    """What attribution knows of a job's incidents: any replica can go on from it.
+
+    Key: the job; `everstep.subjects.CLUSTER` says how far the facts of all jobs were read, and
+    what was said about nodes and incidents of all jobs.
+    """
+
+    cases: tuple[Case, ...] = ()
+    """The newest incidents, the oldest first; the last one may not have been opened yet."""
+    members: tuple[Member, ...] = ()
+    """The nodes of the newest round."""
+    round: Count = 0
+    """The newest round that was heard of."""
+    world_size: Count = 0
+    """Its ranks."""
+    step: Count | None = None
+    """The last step that was heard of."""
+    slow: tuple[SlowRankSign, ...] = ()
+    """Findings about slow ranks that are open."""
+    nodes: tuple[NodeSign, ...] = ()
+    """In the document of all jobs: the newest signs of each node."""
+    past: tuple[PastIncident, ...] = ()
+    """In the document of all jobs: earlier incidents, the oldest first."""
+    ended_at: Time | None = None
+    """When the job ended; None while it goes on."""
+    stream: str = ""
+    """The incarnation of the stream of facts that was read."""
+    sequence: Int = 0
+    """How far it was read."""
+    outbox: tuple[str, ...] = ()
+    """Facts that are decided and may not be recorded yet, as JSON."""

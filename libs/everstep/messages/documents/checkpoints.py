@@ -1,6 +1,6 @@
-"""What the catalog remembers of each checkpoint and copy: the pieces of its documents."""
+"""The document of a job in `CHECKPOINTS`: every checkpoint and copy that the catalog knows."""
 
-from everstep.messages.base import Count, Name, Part, Time
+from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
 
 
 class KnownCheckpoint(Part, frozen=True, kw_only=True):
@@ -80,3 +80,36 @@ class Holding(Part, frozen=True, kw_only=True, array_like=True):
     """Which part."""
     parts_needed: Count = 1
     """How many different parts give the state back; 1 for a whole one."""
+
+
+class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoints_document.v1"):
+    """All that the catalog knows of a job's checkpoints: any replica can go on from it.
+
+    Key: the job; `everstep.subjects.CLUSTER` says how far the facts of all jobs were read. It is an
+    index, made again from the files by a scan.
+    """
+
+    checkpoints: tuple[KnownCheckpoint, ...] = ()
+    """Those of the global tier, and the newest in memory."""
+    holdings: tuple[Holding, ...] = ()
+    """Which node has which slot's state in memory."""
+    roots: tuple[str, ...] = ()
+    """Folders and URLs in which the job has checkpoints."""
+    round: Count = 0
+    """The newest round that was heard of."""
+    slots: Int = 0
+    """Its slots; 0 when no round runs."""
+    world_size: Count = 0
+    """Its ranks: what is in memory can be restored by as many only."""
+    restored_step: Count | None = None
+    """What the newest round began from."""
+    degraded_at: Time | None = None
+    """Since when fewer node losses than wanted can be survived; None while enough can."""
+    survivable_losses: Int | None = None
+    """How many could be survived when that was last said."""
+    stream: str = ""
+    """The incarnation of the stream of facts that was read."""
+    sequence: Int = 0
+    """How far it was read."""
+    outbox: tuple[str, ...] = ()
+    """Facts that are decided and may not be recorded yet, as JSON."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from everstep.messages.base import Int, Name, Part, Question, Reply
-from everstep.messages.documents.rounds import Exclusion
+from everstep.messages.documents.health import Exclusion
 from everstep.messages.facts.health import CheckResult, SectionLimit
 
 
