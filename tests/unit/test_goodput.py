@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everstep.messages import Fact, Ledger
 from everstep_services.history.goodput.ledger import CLASSES, seconds, segments
 from everstep_services.history.goodput.trace import KINDS, Trace
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 
 BEGAN = datetime(2026, 11, 25, 8, 0, tzinfo=UTC)
 ZERO_S = BEGAN.timestamp()

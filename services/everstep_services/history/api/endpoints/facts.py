@@ -14,8 +14,8 @@ from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf
 from everstep_services.history.api.dto.service import FactOut
 from everstep_services.history.api.http.fact_json import fact_json, facts_json
+from everstep_services.history.api.http.list_pages import Paging
 from everstep_services.history.api.http.live_stream import LiveStream, check_room, start_of
-from everstep_services.history.api.http.paging import Paging
 from everstep_services.history.api.http.parameters import NAME, TEXT, Moment, Whole, Word
 from everstep_services.history.api.http.problems import not_found, responses
 

@@ -32,7 +32,7 @@ from everstep_services.history.api.dto.jobs import Round, Stall, shown_exit
 from everstep_services.history.api.dto.operators import CorrectionWanted, Decided
 from everstep_services.history.api.dto.stragglers import shown_slow_rank
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.http.paging import Paging, paged
+from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.parameters import (
     NAME,
     TEXT,

@@ -37,7 +37,7 @@ from everstep_services.history.api.dto.jobs import (
     shown_exit,
     shown_job,
 )
-from everstep_services.history.api.http.paging import Paging, paged
+from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.parameters import (
     NAME,
     TEXT,

@@ -24,7 +24,7 @@ from everstep_services.history.api.dto.nodes import (
     NodeNow,
     Standing,
 )
-from everstep_services.history.api.http.paging import Paging, paged
+from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.parameters import NAME, TEXT, Flag, NodeName
 from everstep_services.history.api.http.problems import not_found, responses
 from everstep_services.history.beats import HeardBeat

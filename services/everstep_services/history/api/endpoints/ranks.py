@@ -13,7 +13,7 @@ from everstep.store import tables
 from everstep.store.reads import Order, Record, first, is_begun, job_state, page
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.health import RankNow, Ranks
-from everstep_services.history.api.http.paging import Paging
+from everstep_services.history.api.http.list_pages import Paging
 from everstep_services.history.api.http.parameters import NAME, JobName, Word
 from everstep_services.history.api.http.problems import not_found, responses
 from everstep_services.history.beats import HeardBeat, JobView

@@ -29,7 +29,7 @@ from everstep_services.history.api.dto.stragglers import (
     shown_slow_rank,
 )
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.http.paging import Paging, paged
+from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.parameters import LITERAL, NAME, TEXT, JobName, Whole
 from everstep_services.history.api.http.problems import ProblemError, responses
 from everstep_services.history.api.service_calls import unavailable

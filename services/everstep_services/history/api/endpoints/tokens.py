@@ -12,7 +12,7 @@ from everstep.store.reads import Order
 from everstep_services.history.api.context import Admin, Ctx
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.service import NewToken, TokenOut, TokenWanted
-from everstep_services.history.api.http.paging import Paging, paged
+from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.problems import not_found, responses
 
 log = logging.getLogger(__name__)
