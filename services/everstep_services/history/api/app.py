@@ -21,6 +21,7 @@ from everstep_services.history.api.endpoints import (
     control,
     evidence,
     facts,
+    goodput,
     incidents,
     jobs,
     logs,
@@ -39,6 +40,7 @@ from everstep_services.history.api.http.middleware import RequestLimits
 from everstep_services.history.api.http.problems import Problem, handle, pattern_of
 from everstep_services.history.beats import Beats
 from everstep_services.history.evidence_retention import EvidenceRetention
+from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
 
@@ -49,14 +51,14 @@ PARTS = (
         ranks,
         stall_limits,
         stragglers,
+        goodput,
         checkpoints,
         incidents,
         evidence,
         logs,
         nodes,
-        operators,
     ),
-    *(control, facts, tokens, status),
+    *(operators, control, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
@@ -90,6 +92,7 @@ async def make_context(
         kept=KeptBlobs(database),
         bus=bus,
         beats=Beats(bus, clock),
+        goodput=GoodputReader(database),
         retention=EvidenceRetention(bus.blobs, clock),
         cursors=Cursors(now.secret),
         clock=clock,

@@ -18,6 +18,7 @@ from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.beats import Beats
 from everstep_services.history.evidence_retention import EvidenceRetention
+from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.settings import ApiSettings
 
 
@@ -41,6 +42,7 @@ class Context:
     kept: KeptBlobs
     bus: Bus
     beats: Beats
+    goodput: GoodputReader
     retention: EvidenceRetention
     cursors: Cursors
     clock: Clock
