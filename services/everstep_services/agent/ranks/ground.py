@@ -20,8 +20,8 @@ from everstep_services.agent.ranks.door import Door, opened_door
 from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan, StartRefusedError
 from everstep_services.agent.ranks.subreaper import become_subreaper
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.deferral import HELD
-from trainer_sdk.bootstrap.link import ShortPath
+from trainer_sdk.bootstrap.agent_link import ShortPath
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
 
