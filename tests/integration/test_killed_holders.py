@@ -28,10 +28,10 @@ LOCKS = {
         "held = opened_images('j', 'n1', Path(folder)); assert held.__enter__()"
     ),
     "runtime folder": (
-        "from everstep_services.agent.ranks.ground import hold; hold(Path(folder) / 'agent')"
+        "from everstep_services.agent.ranks.setup import hold; hold(Path(folder) / 'agent')"
     ),
     "folder of agents": (
-        "from everstep_services.agent.ranks.tree import alone_in\n"
+        "from everstep_services.agent.ranks.process_tree import alone_in\n"
         "held = alone_in(Path(folder)); held.__enter__()"
     ),
     "spool": "from everstep.bus.facts.spool import Spool; held = Spool.open(Path(folder))",

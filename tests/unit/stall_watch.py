@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from everstep.messages import StartRanks
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.kernel import ProcessState
 from everstep_services.agent.stalls.limits import LimitRules

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from everstep_services.agent.acts import AskToStop
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.part import Limits
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records
 from everstep_services.agent.saves import Saves
 from tests.fakes.clock import FakeClock

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstep_services.agent.progress import beat_of
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
 from everstep_services.agent.stalls.collectives import Collectives, parse_collectives
 from everstep_services.agent.stalls.judge import Excused, Judge, Stalled

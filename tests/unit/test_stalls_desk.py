@@ -12,7 +12,7 @@ from everstep.messages.codec import encode
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.part import Limits as Graces
 from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.desk import Stalls, limits_in
 from everstep_services.agent.stalls.table import Others

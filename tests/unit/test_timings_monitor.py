@@ -20,7 +20,7 @@ from everstep.messages import (
     StragglersDocument,
     encode,
 )
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import monitor
 from everstep_services.agent.timings.monitor import Place, Timings, Wanted, wanted_in
 from everstep_services.agent.timings.recorders import SPARED

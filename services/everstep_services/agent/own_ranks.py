@@ -15,7 +15,7 @@ from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.questions import Questions
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     ForgeUnfit,
     KeeperEvent,

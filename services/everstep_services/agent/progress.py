@@ -14,8 +14,8 @@ from everstep.messages import (
 )
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.ranks.door import Door
-from everstep_services.agent.ranks.keeping import RankRuns
+from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.protocol import RankRuns
 from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.watch import StallWatch, Standing
 from trainer_sdk.page import CountedBy, PageReading

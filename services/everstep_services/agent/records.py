@@ -29,7 +29,7 @@ from everstep.messages import (
 from everstep_services.agent import acts
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.probes.verdicts import Examination
-from everstep_services.agent.ranks.keeping import Stopped
+from everstep_services.agent.ranks.protocol import Stopped
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.kernel import ProcessState
 from trainer_sdk.wire import Injected

@@ -8,7 +8,7 @@ from everstep.clock import Clock
 from everstep.messages import Fact
 from everstep_services.agent import acts
 from everstep_services.agent.domain import Agent
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records
 from trainer_sdk.page import BadPageError, CountedBy
 

@@ -22,7 +22,6 @@ from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.measuring import Measuring
-from everstep_services.agent.neighbours import who_lives
 from everstep_services.agent.own_ranks import Desks, OwnRanks
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
@@ -30,7 +29,8 @@ from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.examiner import Examiner
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.questions import Questions
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.ranks.warden_ping import who_lives
 from everstep_services.agent.records import Records
 from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep_services.agent.acts import Forward, Hurry, Start, Stop
-from everstep_services.agent.devices import wait_until_free
-from everstep_services.agent.ranks.keeper import Keeper
-from everstep_services.agent.ranks.keeping import KeeperEvent, KeeperLost, KeeperLostError, Stopped
+from everstep_services.agent.ranks.device_memory import wait_until_free
+from everstep_services.agent.ranks.protocol import KeeperEvent, KeeperLost, KeeperLostError, Stopped
+from everstep_services.agent.ranks.warden_client import Keeper
 from everstep_services.agent.workplace import Workplace
 
 log = logging.getLogger(__name__)

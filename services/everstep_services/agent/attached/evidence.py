@@ -15,7 +15,7 @@ from everstep_services.agent.collectors.collection import Found, Piece, Scene
 from everstep_services.agent.collectors.table import collectors
 from everstep_services.agent.evidence import TAIL_BYTES, Collections
 from everstep_services.agent.output.logfiles import tail
-from everstep_services.agent.ranks.watch import RoundWatch
+from everstep_services.agent.ranks.round_watch import RoundWatch
 from everstep_services.agent.records import Records
 
 _WITHIN_S = 5.0

@@ -16,7 +16,7 @@ from everstep_services.agent.attached.plan import AttachedPlan
 from everstep_services.agent.attached.service import AttachedService
 from everstep_services.agent.attached.voice import Voice
 from everstep_services.agent.attached.watching import Watching
-from everstep_services.agent.ranks.ground import sweep
+from everstep_services.agent.ranks.setup import sweep
 from trainer_sdk.attaching import SOCKET
 from trainer_sdk.bootstrap.link import ShortPath
 

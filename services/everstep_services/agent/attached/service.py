@@ -27,8 +27,8 @@ from everstep_services.agent.failures import Exit
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.examiner import Examiner
 from everstep_services.agent.progress import beat_of
-from everstep_services.agent.ranks.ground import read_error
-from everstep_services.agent.ranks.keeping import RankGone, RankRuns, RankSaid, RankStepped
+from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
+from everstep_services.agent.ranks.setup import read_error
 from everstep_services.agent.records import Records
 from everstep_services.agent.timings.monitor import Place, Timings
 from everstep_services.agent.unharmed import Lasting

@@ -7,8 +7,8 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Fact, RankStalled, StartRanks
 from everstep_services.agent.attached.plan import AttachedPlan
-from everstep_services.agent.ranks.keeping import RankSaid
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.protocol import RankSaid
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.announcing import Announcer, Say
 from everstep_services.agent.stalls.desk import limits_in

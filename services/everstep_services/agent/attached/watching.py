@@ -8,8 +8,8 @@ from everstep.clock import Clock
 from everstep_services.agent.attached.endings import ending_of, is_over
 from everstep_services.agent.attached.finding import Finder, Found
 from everstep_services.agent.attached.plan import AttachedPlan
-from everstep_services.agent.ranks.keeping import KeeperEvent
-from everstep_services.agent.ranks.watch import RoundWatch
+from everstep_services.agent.ranks.protocol import KeeperEvent
+from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.launchers import launcher_of
 from trainer_sdk.wire import Gone, Spawned
 

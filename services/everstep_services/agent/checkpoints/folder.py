@@ -22,7 +22,7 @@ import msgspec
 from everstep.clock import Clock, SystemClock
 from everstep_services.agent.checkpoints.fetching import OFFER
 from everstep_services.agent.checkpoints.keep import CODED
-from everstep_services.agent.ranks import tree
+from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.workplace import private_dir
 from trainer_sdk import layout
 from trainer_sdk.checkpoint.image_folder import ON_DISK, sync_names
@@ -82,7 +82,7 @@ def opened_images(
     name = f"{job}@{node}"
     folder, lock = base / name, None
     for is_last in _looks():
-        with tree.alone_in(base):
+        with process_tree.alone_in(base):
             _sweep(base, name, departure)
             lock = _locked(private_dir(folder) / layout.LOCK_FILE)
         if lock is not None or is_last:
@@ -100,13 +100,13 @@ def opened_images(
         has_left = _has_left(folder, job, departure)
         os.close(lock)
         if has_left:
-            with tree.alone_in(base):
+            with process_tree.alone_in(base):
                 _sweep(base, "", departure)
 
 
 def sweep(folder: Path, departure: Departure) -> None:
     """Remove what other jobs' agents have left beside this folder, as far as it is due. Blocks."""
-    with tree.alone_in(folder.parent):
+    with process_tree.alone_in(folder.parent):
         _sweep(folder.parent, folder.name, departure)
 
 
@@ -121,7 +121,7 @@ def _has_left(folder: Path, job: str, departure: Departure) -> bool:
         log.info("images_left folder=%s for_s=%g", folder, departure.for_s)
         return True
     _empty(folder)
-    with tree.alone_in(base):
+    with process_tree.alone_in(base):
         shutil.rmtree(folder, ignore_errors=True)
     return False
 
@@ -132,7 +132,7 @@ def _sweep(base: Path, name: str, departure: Departure) -> None:
     now = departure.clock.wall().timestamp()
     for folder in list(base.iterdir()):
         lock = folder / layout.LOCK_FILE
-        if folder.name == name or (lock.exists() and not tree.is_free(str(lock))):
+        if folder.name == name or (lock.exists() and not process_tree.is_free(str(lock))):
             continue
         left = _left(folder) or _killed(folder, departure)
         if left is None or not now < left.until <= now + _LONGEST_S:

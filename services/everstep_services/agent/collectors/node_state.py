@@ -12,7 +12,7 @@ from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import Found, NothingFoundError, Scene
 from everstep_services.agent.probes import kernel_records
 from everstep_services.agent.probes.kernel_rules import may_count
-from everstep_services.agent.ranks.memory_kills import kill_counts
+from everstep_services.agent.ranks.oom_kills import kill_counts
 
 _BEFORE_S = 5.0
 """The clocks of the kernel's log and of this process may differ so much."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from everstep.clock import Clock
 from everstep_services.agent.idleness import Idleness
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.collectives import Collectives, read_collectives
 from everstep_services.agent.stalls.compilers import Compilers, Compiling
 from everstep_services.agent.stalls.kernel import PROC

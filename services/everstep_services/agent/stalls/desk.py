@@ -19,8 +19,8 @@ from everstep.messages import (
 from everstep_services.agent import acts
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.ranks.keeping import RankSaid
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.protocol import RankSaid
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.announcing import Announcer
 from everstep_services.agent.stalls.judge import Moving, Stalled

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from everstep.messages import SectionLimit, SectionSeen
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.limits import (
     FIRST_STEP,
     HEARTBEAT,

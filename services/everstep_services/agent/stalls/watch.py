@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everstep.clock import Clock
 from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionSeen, StartRanks
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
 from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words

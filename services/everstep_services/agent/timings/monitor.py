@@ -26,7 +26,7 @@ from everstep.messages import (
     StragglersDocument,
     decode_as,
 )
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import connections, host
 from everstep_services.agent.timings.clocks import Clocks
 from everstep_services.agent.timings.device import device_uses

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Collection
 
 from everstep.messages import WardenPlace
-from everstep_services.agent.ranks.door import answer, family_of
+from everstep_services.agent.ranks.liveness_port import answer, family_of
 
 log = logging.getLogger(__name__)
 

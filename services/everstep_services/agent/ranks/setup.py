@@ -15,9 +15,14 @@ from pathlib import Path
 import msgspec
 
 from everstep.messages.ranks import ErrorRecord
-from everstep_services.agent.ranks import tree
-from everstep_services.agent.ranks.door import Door, opened_door
-from everstep_services.agent.ranks.keeping import BatchPlan, KeeperPlan, RankPlan, StartRefusedError
+from everstep_services.agent.ranks import process_tree
+from everstep_services.agent.ranks.liveness_port import Door, opened_door
+from everstep_services.agent.ranks.protocol import (
+    BatchPlan,
+    KeeperPlan,
+    RankPlan,
+    StartRefusedError,
+)
 from everstep_services.agent.ranks.subreaper import become_subreaper
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.deferral import HELD
@@ -47,15 +52,15 @@ class Ground:
 def hold(folder: Path) -> int:
     """Make an agent's folder, and take its lock: as long as that is held, nobody removes it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tree.alone_in(folder.parent):
+    with process_tree.alone_in(folder.parent):
         return _lock(folder / layout.LOCK_FILE)
 
 
 def lay(plan: KeeperPlan, lock: int) -> Ground:
     """Kill what dead agents have left, bind the socket, start the warden: it has the lock, too."""
-    others = frozenset(tree.children(os.getpid()))
+    others = frozenset(process_tree.children(os.getpid()))
     become_subreaper()
-    swept = tree.kill_leftovers()
+    swept = process_tree.kill_leftovers()
     datagrams = _bound(plan.runtime_dir / _SOCKET)
     ours, theirs = socket.socketpair()
     opened = opened_door(plan.address)
@@ -125,9 +130,9 @@ def _prepare(plan: KeeperPlan, rank: RankPlan, number: int) -> tuple[RankEntry, 
 
 def sweep(base: Path) -> None:
     """Remove the folders of agents that were killed: nobody holds their locks any more."""
-    with tree.alone_in(base):
+    with process_tree.alone_in(base):
         for folder in base.iterdir():
-            if tree.is_free(str(folder / layout.LOCK_FILE)):
+            if process_tree.is_free(str(folder / layout.LOCK_FILE)):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from everstep_services.agent.failures import MemoryKill
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     KeeperEvent,
     RankGone,
     RankRuns,

@@ -13,9 +13,10 @@ import msgspec
 
 from everstep.bus.background import beside
 from everstep.messages.ranks import ErrorRecord
-from everstep_services.agent.ranks import ground, tree
-from everstep_services.agent.ranks.door import Door
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks import process_tree, setup
+from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts
+from everstep_services.agent.ranks.protocol import (
     BatchPlan,
     ForgeReady,
     ForgeUnfit,
@@ -26,8 +27,7 @@ from everstep_services.agent.ranks.keeping import (
     StartRefused,
     Stopped,
 )
-from everstep_services.agent.ranks.memory_kills import MemoryKills, kill_counts
-from everstep_services.agent.ranks.watch import RoundWatch
+from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.page import PageReading
 from trainer_sdk.wire import (
     AllStopped,
@@ -83,7 +83,7 @@ class Keeper:
         self.watch.begin(batch.round, now)
         await self._kills.begin(now)
         entries = []
-        made = await asyncio.to_thread(ground.prepare_all, self._plan, batch)
+        made = await asyncio.to_thread(setup.prepare_all, self._plan, batch)
         for rank, (entry, page) in zip(batch.ranks, made, strict=True):
             self.watch.add(rank.rank, rank.runtime_dir, page)
             entries.append(entry)
@@ -142,7 +142,7 @@ class Keeper:
         known = self.watch.rank(rank)
         if known is None:
             return None
-        return await asyncio.to_thread(ground.read_error, known.folder)
+        return await asyncio.to_thread(setup.read_error, known.folder)
 
     async def on_line(self, octets: bytes) -> None:
         """The warden says something."""
@@ -219,7 +219,7 @@ async def held_folder(plan: KeeperPlan) -> AsyncIterator[int]:
 
     StartRefusedError if another agent has it.
     """
-    lock = await asyncio.to_thread(ground.hold, plan.runtime_dir)
+    lock = await asyncio.to_thread(setup.hold, plan.runtime_dir)
     try:
         yield lock
     finally:
@@ -232,7 +232,7 @@ async def opened_keeper(plan: KeeperPlan, lock: int) -> AsyncIterator[Keeper]:
 
     One after the other may be opened in a folder that is held.
     """
-    laid = await asyncio.to_thread(ground.lay, plan, lock)
+    laid = await asyncio.to_thread(setup.lay, plan, lock)
     try:
         reader, writer = await asyncio.open_connection(sock=laid.control, limit=_LONGEST_LINE)
         # Ranks are born in the warden's control group.
@@ -263,7 +263,7 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 async def _follow(
-    keeper: Keeper, reader: asyncio.StreamReader, plan: KeeperPlan, laid: ground.Ground
+    keeper: Keeper, reader: asyncio.StreamReader, plan: KeeperPlan, laid: setup.Ground
 ) -> None:
     try:
         while line := await reader.readline():
@@ -287,13 +287,13 @@ def _how(code: int) -> str:
     )
 
 
-def _kill_rest(plan: KeeperPlan, laid: ground.Ground) -> None:
+def _kill_rest(plan: KeeperPlan, laid: setup.Ground) -> None:
     """What the kernel did not kill together with the warden: that which a rank had started."""
-    while tree.kill_instance(plan.instance, laid.others):
+    while process_tree.kill_instance(plan.instance, laid.others):
         continue
 
 
-def _close(plan: KeeperPlan, laid: ground.Ground) -> None:
+def _close(plan: KeeperPlan, laid: setup.Ground) -> None:
     """The warden ends when the control socket is closed; then nothing is left."""
     laid.control.close()
     try:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.errors import EverstepError
-from everstep_services.agent.devices import Held
 from everstep_services.agent.failures import MemoryKill
+from everstep_services.agent.ranks.device_memory import Held
 from trainer_sdk.page import PageView
 from trainer_sdk.wire import Command, Said
 
