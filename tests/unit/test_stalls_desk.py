@@ -14,8 +14,8 @@ from everstep_services.agent.part import Limits as Graces
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records
-from everstep_services.agent.stalls.desk import Stalls, limits_in
-from everstep_services.agent.stalls.table import Others
+from everstep_services.agent.stalls.limits_table import Others
+from everstep_services.agent.stalls.recorder import Stalls, limits_in
 from everstep_services.agent.workplace import Workplace
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock

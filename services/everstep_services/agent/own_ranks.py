@@ -31,7 +31,7 @@ from everstep_services.agent.ranks.protocol import (
 from everstep_services.agent.records import Records
 from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
-from everstep_services.agent.stalls.desk import Stalls
+from everstep_services.agent.stalls.recorder import Stalls
 from everstep_services.agent.unharmed import unharmed
 from everstep_services.agent.work import Keepers, Told, Work
 from everstep_services.agent.workplace import Workplace

@@ -25,7 +25,7 @@ from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
 from everstep_services.agent.service import AgentService
-from everstep_services.agent.stalls.table import others_of
+from everstep_services.agent.stalls.limits_table import others_of
 from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace, private_dir
 

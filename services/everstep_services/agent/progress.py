@@ -17,7 +17,7 @@ from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.liveness_port import Door
 from everstep_services.agent.ranks.protocol import RankRuns
 from everstep_services.agent.records import Records
-from everstep_services.agent.stalls.watch import StallWatch, Standing
+from everstep_services.agent.stalls.monitor import StallWatch, Standing
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0

@@ -31,7 +31,7 @@ from everstep_services.agent.failures import Exit
 from everstep_services.agent.probes.verdicts import Examination
 from everstep_services.agent.ranks.protocol import Stopped
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.kernel import ProcessState
+from everstep_services.agent.stalls.process_state import ProcessState
 from trainer_sdk.wire import Injected
 
 

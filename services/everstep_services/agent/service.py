@@ -20,7 +20,6 @@ from everstep_services.agent.checks import Checks
 from everstep_services.agent.collectors.table import collectors
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
-from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.measuring import Measuring
 from everstep_services.agent.own_ranks import Desks, OwnRanks
 from everstep_services.agent.part import Limits
@@ -34,8 +33,9 @@ from everstep_services.agent.ranks.warden_ping import who_lives
 from everstep_services.agent.records import Records
 from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
-from everstep_services.agent.stalls.desk import Stalls
-from everstep_services.agent.stalls.table import Others
+from everstep_services.agent.stalls.idleness import Idleness
+from everstep_services.agent.stalls.limits_table import Others
+from everstep_services.agent.stalls.recorder import Stalls
 from everstep_services.agent.timings.monitor import Place, Timings
 from everstep_services.agent.unharmed import Lasting, unharmed
 from everstep_services.agent.work import Keepers

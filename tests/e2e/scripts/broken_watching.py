@@ -10,8 +10,8 @@ from everstep_services.agent.measuring import Measuring
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.records import Records
 from everstep_services.agent.requests import Requests
-from everstep_services.agent.stalls.desk import Stalls
-from everstep_services.agent.stalls.watch import StallWatch
+from everstep_services.agent.stalls.monitor import StallWatch
+from everstep_services.agent.stalls.recorder import Stalls
 from everstep_services.cli.__main__ import main
 
 BROKEN: dict[type, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from everstep.messages import JobSpec
 from everstep_services.agent.plan import Scheduler
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.stalls.limits import LimitRules
-from everstep_services.agent.stalls.table import Others
+from everstep_services.agent.stalls.limits_table import Others
 from trainer_sdk.launchers import Place
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep_services.agent.stalls.worker import ask, has_server
+from everstep_services.agent.stalls.torch_server import ask, has_server
 from everstep_services.agent.timings.entries import Recording, parse_recording
 from everstep_services.agent.timings.window import Steps
 

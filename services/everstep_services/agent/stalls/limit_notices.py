@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from everstep_services.agent.stalls.limits import Limits
-from everstep_services.agent.stalls.table import Others, misorders, table
+from everstep_services.agent.stalls.limits_table import Others, misorders, table
 
 _SAID_ONCE = "how long a rank may go without progress; what is learned takes the place of defaults"
 

@@ -22,13 +22,13 @@ from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records
-from everstep_services.agent.stalls.announcing import Announcer
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.kernel import ProcessState
+from everstep_services.agent.stalls.limit_notices import Announcer
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
-from everstep_services.agent.stalls.places import Place
-from everstep_services.agent.stalls.table import Others, time_text
-from everstep_services.agent.stalls.watch import StallWatch, Watched
+from everstep_services.agent.stalls.limits_table import Others, time_text
+from everstep_services.agent.stalls.monitor import StallWatch, Watched
+from everstep_services.agent.stalls.position import Place
+from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.workplace import Workplace
 from trainer_sdk.wire import Paused, Resumed
 

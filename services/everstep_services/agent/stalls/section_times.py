@@ -12,7 +12,7 @@ from everstep_services.agent.stalls.limits import (
     Limit,
     Limits,
 )
-from everstep_services.agent.stalls.places import is_warming_up
+from everstep_services.agent.stalls.position import is_warming_up
 from trainer_sdk.page import BadPageError, CountedBy, Kind, PageReading, SectionReading
 
 _REGULAR_S = 1800.0

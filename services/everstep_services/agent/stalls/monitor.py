@@ -10,14 +10,14 @@ from pathlib import Path
 from everstep.clock import Clock
 from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionSeen, StartRanks
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
 from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
-from everstep_services.agent.stalls.kernel import PROC, ProcessState, state_of, threads_of
 from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, Limits
-from everstep_services.agent.stalls.observed import in_force, merged, seen_by
-from everstep_services.agent.stalls.places import Aside, Place, View
+from everstep_services.agent.stalls.position import Aside, Place, View
+from everstep_services.agent.stalls.process_state import PROC, ProcessState, state_of, threads_of
+from everstep_services.agent.stalls.sampler import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.stalls.section_times import in_force, merged, seen_by
 from trainer_sdk.layout import OUTSIDE
 from trainer_sdk.page import BadPageError, CountedBy, LaneReading, PageReading
 

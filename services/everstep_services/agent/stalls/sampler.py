@@ -8,13 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from everstep.clock import Clock
-from everstep_services.agent.idleness import Idleness
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.collectives import Collectives, read_collectives
 from everstep_services.agent.stalls.compilers import Compilers, Compiling
-from everstep_services.agent.stalls.kernel import PROC
+from everstep_services.agent.stalls.idleness import Idleness
 from everstep_services.agent.stalls.limits import Limits
-from everstep_services.agent.stalls.places import Signs
+from everstep_services.agent.stalls.position import Signs
+from everstep_services.agent.stalls.process_state import PROC
 
 _EVERY_S = 5.0
 _SILENT_S = 30.0
