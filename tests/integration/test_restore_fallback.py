@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep_services.agent.checkpoints.images import OwnImages
+from everstep_services.agent.replicas.images import OwnImages
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.saved_states import together
 from trainer_sdk.checkpoint.group import RankGroup

@@ -24,9 +24,9 @@ from everstep.messages import (
     ShardsWritten,
 )
 from everstep_services.agent.acts import Replicate
-from everstep_services.agent.checkpoints.facts import Story
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.part import Limits
+from everstep_services.agent.replicas.recorder import Story
 from tests.integration.replica_nodes import order
 from trainer_sdk.wire import Checkpointed
 

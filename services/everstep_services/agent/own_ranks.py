@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from everstep.clock import Clock
 from everstep.messages import CollectEvidence, Fact, StartRanks
 from everstep_services.agent import acts
-from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.collectors.collection import Piece, Scene, collect
 from everstep_services.agent.collectors.table import Collectors
 from everstep_services.agent.domain import Agent
@@ -29,6 +28,7 @@ from everstep_services.agent.ranks.protocol import (
     Stopped,
 )
 from everstep_services.agent.records import Records
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints
 from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
 from everstep_services.agent.stalls.recorder import Stalls

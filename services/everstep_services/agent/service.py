@@ -15,7 +15,6 @@ from everstep.clock import Clock
 from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
-from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.checks import Checks
 from everstep_services.agent.collectors.table import collectors
 from everstep_services.agent.domain import Agent
@@ -31,6 +30,7 @@ from everstep_services.agent.questions import Questions
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.warden_ping import who_lives
 from everstep_services.agent.records import Records
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints
 from everstep_services.agent.requests import Requests
 from everstep_services.agent.saves import Saves
 from everstep_services.agent.stalls.idleness import Idleness

@@ -3,12 +3,12 @@
 import sys
 from typing import Any
 
-from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.checks import Checks
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.measuring import Measuring
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.records import Records
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints
 from everstep_services.agent.requests import Requests
 from everstep_services.agent.stalls.monitor import StallWatch
 from everstep_services.agent.stalls.recorder import Stalls

@@ -21,7 +21,6 @@ from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.attached.steps import Made, Steps
 from everstep_services.agent.attached.voice import Voice
 from everstep_services.agent.attached.watching import Watching
-from everstep_services.agent.checkpoints.desk import Checkpoints
 from everstep_services.agent.checks import Checks
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.probes import notes
@@ -30,6 +29,7 @@ from everstep_services.agent.progress import beat_of
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
 from everstep_services.agent.ranks.setup import read_error
 from everstep_services.agent.records import Records
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints
 from everstep_services.agent.timings.monitor import Place, Timings
 from everstep_services.agent.unharmed import Lasting
 from trainer_sdk.page import CountedBy, PageReading

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.errors import EverstepError
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
+from everstep_services.agent.replicas.settings import CheckpointSettings
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.errors import EverstepError
-from everstep_services.agent.checkpoints.codes import Decode, Encode, Made, Request
-from everstep_services.agent.checkpoints.images import CopyFile, Image
-from everstep_services.agent.checkpoints.talk import Copy
+from everstep_services.agent.replicas.erasure_code import Decode, Encode, Made, Request
+from everstep_services.agent.replicas.images import CopyFile, Image
+from everstep_services.agent.replicas.protocol import Copy
 
-_CHILD = "everstep_services.agent.checkpoints.codes"
+_CHILD = "everstep_services.agent.replicas.erasure_code"
 
 
 class CodingError(EverstepError):

@@ -13,17 +13,17 @@ from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
 from everstep_services.agent.acts import AboutStates
-from everstep_services.agent.checkpoints.facts import Story
-from everstep_services.agent.checkpoints.folder import Departure, opened_images, sweep
-from everstep_services.agent.checkpoints.held import Held
-from everstep_services.agent.checkpoints.holding import Store
-from everstep_services.agent.checkpoints.keep import Keep
-from everstep_services.agent.checkpoints.local_root import check_local_root
-from everstep_services.agent.checkpoints.server import opened_door
-from everstep_services.agent.checkpoints.standing import Standing
-from everstep_services.agent.checkpoints.tls import opened_tls
-from everstep_services.agent.checkpoints.witness import Witness
 from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.last_state import Witness
+from everstep_services.agent.replicas.local_root import check_local_root
+from everstep_services.agent.replicas.manager import Keep
+from everstep_services.agent.replicas.recorder import Story
+from everstep_services.agent.replicas.server import opened_door
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.state_folder import Departure, opened_images, sweep
+from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.tls import opened_tls
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)

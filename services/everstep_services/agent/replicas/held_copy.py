@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from everstep_services.agent.checkpoints.images import Head, read_head
-from everstep_services.agent.checkpoints.mapping import Memory
-from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
+from everstep_services.agent.replicas.images import Head, read_head
+from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import ASIDE_INDEX, put_durably
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
 

@@ -12,15 +12,15 @@ from everstep.bus.background import beside
 from everstep.clock import Clock
 from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
 from everstep_services.agent.acts import AboutStates
-from everstep_services.agent.checkpoints.coding import Coder
-from everstep_services.agent.checkpoints.fetching import Fetching, Offers
-from everstep_services.agent.checkpoints.held import Held
-from everstep_services.agent.checkpoints.holding import Store
-from everstep_services.agent.checkpoints.images import CopyFile, OwnImages
-from everstep_services.agent.checkpoints.sending import Failed, Sending
-from everstep_services.agent.checkpoints.server import ReplicaServer
-from everstep_services.agent.checkpoints.standing import Standing
-from everstep_services.agent.checkpoints.witness import Witness
+from everstep_services.agent.replicas.coder import Coder
+from everstep_services.agent.replicas.fetcher import Fetching, Offers
+from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.images import CopyFile, OwnImages
+from everstep_services.agent.replicas.last_state import Witness
+from everstep_services.agent.replicas.server import ReplicaServer
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.transmitter import Failed, Sending
 from trainer_sdk.checkpoint.image_folder import release_images
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from everstep.messages import (
     ShardsWritten,
     StartRanks,
 )
-from everstep_services.agent.checkpoints.held import Held
+from everstep_services.agent.replicas.held_copy import Held
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)

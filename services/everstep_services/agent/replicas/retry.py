@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 
-from everstep_services.agent.checkpoints.talk import ReplicaError
+from everstep_services.agent.replicas.protocol import ReplicaError
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 
 from everstep.clock import Clock, SystemClock
-from everstep_services.agent.checkpoints.fetching import OFFER
-from everstep_services.agent.checkpoints.keep import CODED
 from everstep_services.agent.ranks import process_tree
+from everstep_services.agent.replicas.fetcher import OFFER
+from everstep_services.agent.replicas.manager import CODED
 from everstep_services.agent.workplace import private_dir
 from trainer_sdk import layout
 from trainer_sdk.checkpoint.image_folder import ON_DISK, sync_names

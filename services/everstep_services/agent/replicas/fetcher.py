@@ -13,23 +13,23 @@ from threading import Lock
 import msgspec
 
 from everstep.messages import Peer, StartRanks
-from everstep_services.agent.checkpoints.choosing import (
+from everstep_services.agent.replicas.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.choice import (
     Age,
     Choice,
     Offered,
     choices,
     newest_of_all,
 )
-from everstep_services.agent.checkpoints.client import Call
-from everstep_services.agent.checkpoints.coding import CodingError, give_back
-from everstep_services.agent.checkpoints.holding import Incoming, Store
-from everstep_services.agent.checkpoints.images import CopyFile, OwnImages, read_head
-from everstep_services.agent.checkpoints.mapping import Memory
-from everstep_services.agent.checkpoints.repeating import Coming, take_from_one
-from everstep_services.agent.checkpoints.standing import Standing
-from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
-from everstep_services.agent.checkpoints.threads import in_thread, threads
-from everstep_services.agent.checkpoints.witness import Lost
+from everstep_services.agent.replicas.client import Call
+from everstep_services.agent.replicas.coder import CodingError, give_back
+from everstep_services.agent.replicas.images import CopyFile, OwnImages, read_head
+from everstep_services.agent.replicas.last_state import Lost
+from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.protocol import Copy, ReplicaError
+from everstep_services.agent.replicas.retry import Coming, take_from_one
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.store import Incoming, Store
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from everstep.messages import Peer
-from everstep_services.agent.checkpoints.holding import Incoming
-from everstep_services.agent.checkpoints.standing import Standing
-from everstep_services.agent.checkpoints.talk import (
+from everstep_services.agent.replicas.protocol import (
     Ask,
     Coming,
     Copy,
@@ -21,7 +19,9 @@ from everstep_services.agent.checkpoints.talk import (
     ReplicaError,
     Stored,
 )
-from everstep_services.agent.checkpoints.tls import refusal
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.store import Incoming
+from everstep_services.agent.replicas.tls import refusal
 from trainer_sdk.checkpoint.image_folder import RestoredState
 
 _CONNECTS_WITHIN_S = 3.0

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from everstep.errors import EverstepError
-from everstep_services.agent.checkpoints.displacing import Sender
-from everstep_services.agent.checkpoints.held import Held
-from everstep_services.agent.checkpoints.holding import Store
-from everstep_services.agent.checkpoints.images import OwnImages
-from everstep_services.agent.checkpoints.mapping import Readings
-from everstep_services.agent.checkpoints.standing import Standing
-from everstep_services.agent.checkpoints.talk import (
+from everstep_services.agent.replicas.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.displacement import Sender
+from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.images import OwnImages
+from everstep_services.agent.replicas.memory_file import Readings
+from everstep_services.agent.replicas.protocol import (
     Ask,
     Coming,
     Copy,
@@ -30,8 +29,9 @@ from everstep_services.agent.checkpoints.talk import (
     ReplicaError,
     Stored,
 )
-from everstep_services.agent.checkpoints.threads import in_thread, threads
-from everstep_services.agent.checkpoints.tls import refusal
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.tls import refusal
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.hashing import Hasher
-from everstep_services.agent.checkpoints.displacing import Course, Sender
-from everstep_services.agent.checkpoints.held import (
+from everstep_services.agent.replicas.displacement import Course, Sender
+from everstep_services.agent.replicas.held_copy import (
     INCOMING,
     PART,
     Held,
@@ -24,10 +24,10 @@ from everstep_services.agent.checkpoints.held import (
     unindex,
     write_index,
 )
-from everstep_services.agent.checkpoints.images import Head, read_head
-from everstep_services.agent.checkpoints.mapping import Memory
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
-from everstep_services.agent.checkpoints.talk import Copy, ReplicaError
+from everstep_services.agent.replicas.images import Head, read_head
+from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.protocol import Copy, ReplicaError
+from everstep_services.agent.replicas.settings import CheckpointSettings
 from trainer_sdk.checkpoint.image_folder import sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE
 
