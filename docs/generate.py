@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everstep.messages import asyncapi, page
-from everstep_services.agent.probes import xid_page
+from everstep_services.agent.probes.kernel import xid_page
 from everstep_services.cli import metrics_page, settings_page
 from everstep_services.cli import page as cli
 from everstep_services.history.api import page as rest

@@ -8,14 +8,14 @@ from itertools import islice
 from everstep.clock import Clock
 from everstep.messages import Fact, MeasureNetwork, NetworkLink, NetworkPeer
 from everstep.settings import remember_secret
-from everstep_services.agent.probes import network
-from everstep_services.agent.probes.network import (
+from everstep_services.agent.probes.network import pair_test
+from everstep_services.agent.probes.network.pair_test import (
     Address,
     DoorError,
     NetworkCheckError,
     NoAnswerError,
 )
-from everstep_services.agent.probes.pairs import schedule
+from everstep_services.agent.probes.network.pairs import schedule
 from everstep_services.agent.records import Records
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Measuring:
         to, said = Address(peer.address, peer.port), ""
         while (left_s := ends - self._clock.now()) > _AGAIN_S:
             try:
-                found = await network.measure(to, token, within_s=left_s)
+                found = await pair_test.measure(to, token, within_s=left_s)
             except NoAnswerError as error:
                 said = said or str(error)  # at the end of its turn nothing has time to answer
             except NetworkCheckError as error:
@@ -102,7 +102,7 @@ class Measuring:
         within_s = ends - self._clock.now()
         try:
             at = Address(everywhere, own.port)
-            await network.listen(at, token, within_s=within_s, ready=lambda _: None)
+            await pair_test.listen(at, token, within_s=within_s, ready=lambda _: None)
         except DoorError as error:
             return str(error)
         except NetworkCheckError as error:

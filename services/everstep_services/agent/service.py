@@ -15,7 +15,6 @@ from everstep.clock import Clock
 from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
-from everstep_services.agent.checks import Checks
 from everstep_services.agent.collectors.table import collectors
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
@@ -24,7 +23,8 @@ from everstep_services.agent.own_ranks import Desks, OwnRanks
 from everstep_services.agent.part import Limits
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.probes import notes
-from everstep_services.agent.probes.examiner import Examiner
+from everstep_services.agent.probes.node_checks import Checks
+from everstep_services.agent.probes.runner.examiner import Examiner
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.questions import Questions
 from everstep_services.agent.ranks.round_watch import WatchedRank

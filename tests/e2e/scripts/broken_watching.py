@@ -3,9 +3,9 @@
 import sys
 from typing import Any
 
-from everstep_services.agent.checks import Checks
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.measuring import Measuring
+from everstep_services.agent.probes.node_checks import Checks
 from everstep_services.agent.progress import Progress
 from everstep_services.agent.records import Records
 from everstep_services.agent.replicas.node_checkpoints import Checkpoints

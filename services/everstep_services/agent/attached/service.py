@@ -21,10 +21,10 @@ from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.attached.steps import Made, Steps
 from everstep_services.agent.attached.voice import Voice
 from everstep_services.agent.attached.watching import Watching
-from everstep_services.agent.checks import Checks
 from everstep_services.agent.failures import Exit
 from everstep_services.agent.probes import notes
-from everstep_services.agent.probes.examiner import Examiner
+from everstep_services.agent.probes.node_checks import Checks
+from everstep_services.agent.probes.runner.examiner import Examiner
 from everstep_services.agent.progress import beat_of
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
 from everstep_services.agent.ranks.setup import read_error

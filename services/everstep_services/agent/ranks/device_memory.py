@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.clock import Clock
-from everstep_services.agent.probes.nvml import GpuGoneError, Load, NvmlAwayError, load, opened
+from everstep_services.agent.probes.gpu.nvml import GpuGoneError, Load, NvmlAwayError, load, opened
 
 _LOOK_EVERY_S = 0.05
 _DRIVER = Path("/dev/nvidiactl")

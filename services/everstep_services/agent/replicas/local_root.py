@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from everstep.errors import EverstepError
-from everstep_services.agent.probes.mounts import is_network, kind_of
+from everstep_services.agent.probes.storage.mounts import is_network, kind_of
 
 log = logging.getLogger(__name__)
 

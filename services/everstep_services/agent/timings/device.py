@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from everstep.messages import DeviceUse
-from everstep_services.agent.probes.nvml import (
+from everstep_services.agent.probes.gpu.nvml import (
     GpuGoneError,
     Load,
     Nvml,

@@ -1,6 +1,6 @@
 """Touches one folder, step by step, in a process that may stay in the kernel for ever.
 
-    python -I -S storage_touch.py FOLDER look|write
+    python -I -S touch.py FOLDER look|write
 
 The name of each step is printed before it is taken, so that whoever waits knows where it hangs.
 Stdlib only, and started without site-packages: it must start where storage is the trouble.

@@ -4,30 +4,25 @@ import errno
 from collections.abc import Callable, Iterator
 
 from everstep.messages.health import CheckResult
-from everstep_services.agent.probes import (
-    host_clock,
-    host_limits,
-    host_memory,
-    host_room,
-)
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.host_base import NAME, result
+from everstep_services.agent.probes.host import clock, disk_space, limits, memory
+from everstep_services.agent.probes.host.common import NAME, result
 
 _NOT_HERE = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.ENODEV}
 )
 _PARTS: dict[str, Callable[[Look], Iterator[CheckResult]]] = {
-    "memory": host_memory.available,
-    "memory pressure": host_memory.pressure,
-    "memory kills": host_memory.kills,
-    "memory errors": host_memory.errors,
-    "clock": host_clock.kept,
-    "clock jumps": host_clock.jumps,
-    "limits": host_limits.limits,
-    "load": host_limits.load,
-    "zombies": host_limits.zombies,
-    "shared memory": host_room.shared_memory,
-    "folders": host_room.folders,
+    "memory": memory.available,
+    "memory pressure": memory.pressure,
+    "memory kills": memory.kills,
+    "memory errors": memory.errors,
+    "clock": clock.kept,
+    "clock jumps": clock.jumps,
+    "limits": limits.limits,
+    "load": limits.load,
+    "zombies": limits.zombies,
+    "shared memory": disk_space.shared_memory,
+    "folders": disk_space.folders,
 }
 """What is looked at, in this order: what may hang on a file system comes last."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from everstep.messages.health import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.host_base import grown, result, worst
+from everstep_services.agent.probes.host.common import grown, result, worst
 
 _CORRECTED_MOST = 100
 

@@ -18,7 +18,7 @@ from everstep_services.agent.probes import notes as kept
 from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.base import Look, Probe
 from everstep_services.agent.probes.notes import Notes, NotesLostError
-from everstep_services.agent.probes.talk import (
+from everstep_services.agent.probes.runner.protocol import (
     Began,
     Done,
     Ended,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everstep.messages.health import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.host_base import result, worst
+from everstep_services.agent.probes.host.common import result, worst
 
 _UNLIMITED = resource.RLIM_INFINITY
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from everstep.messages.health import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.host_base import boot_id, result
+from everstep_services.agent.probes.host.common import boot_id, result
 
 _ERROR = 5
 _UNSYNCHRONISED = 0x40

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes import kernel_records
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.kernel_records import Reading, Record
-from everstep_services.agent.probes.kernel_rules import RULES, Rule, may_count
-from everstep_services.agent.probes.xid import Judgement, XidEvent, judge
+from everstep_services.agent.probes.kernel import records
+from everstep_services.agent.probes.kernel.records import Reading, Record
+from everstep_services.agent.probes.kernel.rules import RULES, Rule, may_count
+from everstep_services.agent.probes.kernel.xid import Judgement, XidEvent, judge
 
 _XID = re.compile(
     r"^NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)(?:, )?(?P<text>.*)"
@@ -34,7 +34,7 @@ class KernelLogProbe:
         """One result a trouble of a part, or one `ok`."""
         notes = _notes(look)
         try:
-            reading = kernel_records.read(look.path("dev/kmsg"), notes["position"])
+            reading = records.read(look.path("dev/kmsg"), notes["position"])
         except FileNotFoundError:
             return [_result("unsupported", "this kernel or container has no /dev/kmsg")]
         except OSError as error:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from everstep_services.agent.probes.nvml import GpuGoneError, Nvml
+from everstep_services.agent.probes.gpu.nvml import GpuGoneError, Nvml
 
 
 @dataclass(frozen=True, slots=True)

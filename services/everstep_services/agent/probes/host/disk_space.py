@@ -7,7 +7,7 @@ from pathlib import Path
 
 from everstep.messages.health import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.host_base import MIB, result, worst
+from everstep_services.agent.probes.host.common import MIB, result, worst
 from everstep_services.agent.probes.settings import ChecksSettings
 
 _SHM = "dev/shm"

@@ -13,11 +13,11 @@ from typing import Self
 
 import msgspec
 
-from everstep_services.agent.probes.talk import Done, Line, Request, decode_line, encode
+from everstep_services.agent.probes.runner.protocol import Done, Line, Request, decode_line, encode
 
 log = logging.getLogger(__name__)
 
-_CHILD = "everstep_services.agent.probes.child"
+_CHILD = "everstep_services.agent.probes.runner.child"
 _LOOKS_FOR_ITS_END, _LOOK_S = 200, 0.005
 _LAST_WORDS = 512
 

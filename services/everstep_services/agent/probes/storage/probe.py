@@ -8,11 +8,11 @@ from pathlib import Path
 
 from everstep.messages.health import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.mounts import Mount, network_mounts
-from everstep_services.agent.probes.running import Program, Ran
+from everstep_services.agent.probes.program import Program, Ran
+from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
 
 NAME = "storage"
-_TOUCH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("storage_touch.py")))
+_TOUCH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("touch.py")))
 _FIXES = {
     "ENOSPC": "delete something there",
     "EDQUOT": "delete something there, or ask for a larger quota",

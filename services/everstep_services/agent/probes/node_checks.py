@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from everstep.clock import Clock
 from everstep.messages import CheckResult, Fact, RunChecks
 from everstep_services.agent.probes import registry
-from everstep_services.agent.probes.examiner import Examiner
+from everstep_services.agent.probes.runner.examiner import Examiner
 from everstep_services.agent.probes.verdicts import Examination
 from everstep_services.agent.records import Records
 

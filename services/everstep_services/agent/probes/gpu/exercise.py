@@ -1,6 +1,6 @@
 """Computes and remembers on each GPU, and says whether the results are right; a program.
 
-    python -m everstep_services.agent.probes.gpu_exercise SECONDS [DEVICE …]
+    python -m everstep_services.agent.probes.gpu.exercise SECONDS [DEVICE …]
 
 Prints one line of JSON when it has begun, and one for each device. The only module here that
 imports torch.

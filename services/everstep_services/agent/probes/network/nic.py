@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes import pci
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.growth import note
+from everstep_services.agent.probes.counter_growth import note
+from everstep_services.agent.probes.network import pci
 
 _REMEMBERED_S = 7 * 86400.0
 """A port that was not active for so long has been taken out of use."""

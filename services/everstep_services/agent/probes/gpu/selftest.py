@@ -10,7 +10,7 @@ import msgspec
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.gpu_exercise import NOTHING_TO_DO
+from everstep_services.agent.probes.gpu.exercise import NOTHING_TO_DO
 
 _SLOW = 0.8
 """A GPU with less than this part of its siblings' median is slow."""
@@ -34,7 +34,7 @@ class GpuSelfTestProbe:
     def examine(self, look: Look) -> Sequence[CheckResult]:
         """One result for each GPU."""
         until_s = max(1.0, look.settings.selftest_within_s - _MARGIN_S)
-        command = [sys.executable, "-m", "everstep_services.agent.probes.gpu_exercise"]
+        command = [sys.executable, "-m", "everstep_services.agent.probes.gpu.exercise"]
         arguments = [str(look.settings.selftest_s), *self._devices]
         # It stays in the process group of whoever examines, and ends with it.
         with subprocess.Popen(  # noqa: S603  our own module

@@ -6,8 +6,8 @@ from typing import Any
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.growth import note
-from everstep_services.agent.probes.nvml import (
+from everstep_services.agent.probes.counter_growth import note
+from everstep_services.agent.probes.gpu.nvml import (
     GpuGoneError,
     Load,
     Nvml,

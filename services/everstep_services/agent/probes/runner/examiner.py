@@ -9,9 +9,9 @@ from pathlib import Path
 
 from everstep.messages.health import CheckResult
 from everstep_services.agent.probes import registry
-from everstep_services.agent.probes.examining import ChecksProcess
+from everstep_services.agent.probes.runner.checks_process import ChecksProcess
+from everstep_services.agent.probes.runner.protocol import Began, Done, Ended, Found, Line, Request
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.probes.talk import Began, Done, Ended, Found, Line, Request
 from everstep_services.agent.probes.verdicts import Examination, worst_first
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes import gpu_reading
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.gpu_reading import GpuReading
-from everstep_services.agent.probes.gpu_verdicts import notes, verdicts
-from everstep_services.agent.probes.nvml import Load, Nvml, NvmlAwayError, load, opened
+from everstep_services.agent.probes.gpu import reading
+from everstep_services.agent.probes.gpu.nvml import Load, Nvml, NvmlAwayError, load, opened
+from everstep_services.agent.probes.gpu.reading import GpuReading
+from everstep_services.agent.probes.gpu.verdicts import notes, verdicts
 
 
 class GpuProbe:
@@ -48,7 +48,7 @@ def _read(nvml: Nvml) -> list[GpuReading]:
     if count is None:
         said = "; ".join(nvml.take_unreadable()) or "no answer"
         raise NvmlAwayError("unknown", f"NVML could not count the GPUs: {said}")
-    return [gpu_reading.read(nvml, index) for index in range(count)]
+    return [reading.read(nvml, index) for index in range(count)]
 
 
 def _away(look: Look, away: NvmlAwayError) -> CheckResult:
