@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep_services.agent.attached.domain import (
+from everstep_services.agent.attached.attendance import (
     Act,
     Attendance,
     Begins,

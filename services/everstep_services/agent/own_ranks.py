@@ -8,7 +8,7 @@ from everstep.clock import Clock
 from everstep.messages import CollectEvidence, Fact, StartRanks
 from everstep_services.agent import acts
 from everstep_services.agent.collectors.collection import Piece, Scene, collect
-from everstep_services.agent.collectors.table import Collectors
+from everstep_services.agent.collectors.registry import Collectors
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.failures import Exit

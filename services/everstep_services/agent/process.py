@@ -30,7 +30,7 @@ from everstep_services.agent.work import Keepers
 from everstep_services.agent.workplace import Workplace, private_dir
 
 if TYPE_CHECKING:
-    from everstep_services.agent.injection.harm import Harm
+    from everstep_services.agent.injection.agent_faults import Harm
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ async def _harmable(
     """What faults need that are to be injected; of a job that allows none, nothing."""
     if not plan.allow_injection:
         return None, settings
-    from everstep_services.agent.injection.harm import opened_harm
+    from everstep_services.agent.injection.agent_faults import opened_harm
 
     return await stack.enter_async_context(opened_harm(settings))
 

@@ -15,7 +15,7 @@ from everstep.clock import Clock
 from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent import acts
 from everstep_services.agent.asker import Answers, Asker
-from everstep_services.agent.collectors.table import collectors
+from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.domain import Agent
 from everstep_services.agent.evidence import Evidence
 from everstep_services.agent.measuring import Measuring
@@ -43,7 +43,7 @@ from everstep_services.agent.workplace import Workplace
 from trainer_sdk.page import PageReading
 
 if TYPE_CHECKING:
-    from everstep_services.agent.injection.harm import Harm
+    from everstep_services.agent.injection.agent_faults import Harm
     from everstep_services.agent.injection.service import Injection
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from everstep_services.agent.environment import (
     without_logins,
 )
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
-from everstep_services.agent.output.logfiles import STREAMS, About, LogFiles
+from everstep_services.agent.output.log_files import STREAMS, About, LogFiles
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.ranks.protocol import BatchPlan, KeeperPlan, RankPlan, RankSeen
 from trainer_sdk import layout, wire

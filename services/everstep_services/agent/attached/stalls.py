@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Fact, RankStalled, StartRanks
-from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.records import Records

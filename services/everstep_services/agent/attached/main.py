@@ -12,10 +12,10 @@ from everstep.bus import BusSettings, connect
 from everstep.bus.errors import SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
-from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.attached.attached_plan import AttachedPlan
+from everstep_services.agent.attached.rank_stderr import Voice
+from everstep_services.agent.attached.rank_watch import Watching
 from everstep_services.agent.attached.service import AttachedService
-from everstep_services.agent.attached.voice import Voice
-from everstep_services.agent.attached.watching import Watching
 from everstep_services.agent.ranks.setup import sweep
 from trainer_sdk.attaching import SOCKET
 from trainer_sdk.bootstrap.link import ShortPath

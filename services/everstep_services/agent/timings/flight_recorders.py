@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep_services.agent.stalls.torch_server import ask, has_server
-from everstep_services.agent.timings.entries import Recording, parse_recording
+from everstep_services.agent.timings.collective_entries import Recording, parse_recording
 from everstep_services.agent.timings.window import Steps
 
 _WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"

@@ -5,9 +5,9 @@ import os
 import socket
 
 from everstep.clock import Clock
-from everstep_services.agent.attached.endings import ending_of, is_over
-from everstep_services.agent.attached.finding import Finder, Found
-from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.attached.attached_plan import AttachedPlan
+from everstep_services.agent.attached.page_finder import Finder, Found
+from everstep_services.agent.attached.process_end import ending_of, is_over
 from everstep_services.agent.ranks.protocol import KeeperEvent
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.launchers import launcher_of
