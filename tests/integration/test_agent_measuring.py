@@ -10,10 +10,10 @@ import pytest
 
 from everstep.messages import Fact, MeasureNetwork, NetworkMeasured, NetworkPeer
 from everstep.observe.redaction import redact
-from everstep_services.agent import measuring
-from everstep_services.agent.measuring import Measuring
 from everstep_services.agent.probes.network import pair_test
-from everstep_services.agent.records import Records
+from everstep_services.agent.runtime import network_test
+from everstep_services.agent.runtime.network_test import Measuring
+from everstep_services.agent.telemetry.facts import Records
 from tests.e2e.ports import free_port
 from tests.fakes.clock import FakeClock
 
@@ -23,7 +23,7 @@ TEST = "0193aefc11e25f0a8c7d4b6e9f201c3d"
 
 @pytest.fixture(autouse=True)
 def no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_LEAD_S", 0.0)
+    monkeypatch.setattr(network_test, "_LEAD_S", 0.0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from everstep_services.agent.attached.attendance import (
     Opens,
     Over,
 )
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 
 GOOD = Exit(code=0)
 BAD = Exit(code=3)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.messages import JobSpec
-from everstep_services.agent.plan import Scheduler
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.run_plan import Scheduler
 from everstep_services.agent.stalls.limits import LimitRules
 from everstep_services.agent.stalls.limits_table import Others
 from trainer_sdk.launchers import Place

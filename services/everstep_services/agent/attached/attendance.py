@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from everstep.incident_causes import IncidentCause
 from everstep.messages import Ledger
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 
 _ORDERED = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """How launchers stop ranks, when another one has failed."""

@@ -21,17 +21,17 @@ from everstep_services.agent.attached.rank_stderr import Voice
 from everstep_services.agent.attached.rank_watch import Watching
 from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.attached.step_facts import Made, Steps
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import Checks
 from everstep_services.agent.probes.runner.examiner import Examiner
-from everstep_services.agent.progress import beat_of
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
 from everstep_services.agent.ranks.setup import read_error
-from everstep_services.agent.records import Records
 from everstep_services.agent.replicas.node_checkpoints import Checkpoints
+from everstep_services.agent.runtime.background import Lasting
+from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.timings.monitor import Place, Timings
-from everstep_services.agent.unharmed import Lasting
 from trainer_sdk.page import CountedBy, PageReading
 from trainer_sdk.wire import Checkpointed
 

@@ -9,12 +9,12 @@ from everstep.messages import Fact, RankStalled, StartRanks
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.records import Records
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.limit_notices import Announcer, Say
 from everstep_services.agent.stalls.monitor import StallWatch, Watched
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.stalls.recorder import limits_in
+from everstep_services.agent.telemetry.facts import Records
 from trainer_sdk.wire import Paused, Resumed
 
 log = logging.getLogger(__name__)

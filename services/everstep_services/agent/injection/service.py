@@ -17,7 +17,7 @@ from everstep.errors import EverstepError
 from everstep.messages import FaultInjected, InjectFault, OperatorActed, StartRanks
 from everstep_services.agent.injection.agent_faults import Harm
 from everstep_services.agent.injection.rank_channel import Door
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from everstep.messages import CheckResult, Fact, RunChecks
 from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.runner.examiner import Examiner
 from everstep_services.agent.probes.verdicts import Examination
-from everstep_services.agent.records import Records
+from everstep_services.agent.telemetry.facts import Records
 
 log = logging.getLogger(__name__)
 

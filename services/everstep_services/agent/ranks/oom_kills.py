@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from everstep_services.agent.failures import MemoryKill
+from everstep_services.agent.core.exit import MemoryKill
 
 _LOOK_EVERY_S = 60.0
 """Kills that lie twice as far back have nothing to do with a rank that ends now."""

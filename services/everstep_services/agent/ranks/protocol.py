@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.errors import EverstepError
-from everstep_services.agent.failures import MemoryKill
+from everstep_services.agent.core.exit import MemoryKill
 from everstep_services.agent.ranks.device_memory import Held
 from trainer_sdk.page import PageView
 from trainer_sdk.wire import Command, Said

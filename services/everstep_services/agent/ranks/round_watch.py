@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep_services.agent.failures import MemoryKill
+from everstep_services.agent.core.exit import MemoryKill
 from everstep_services.agent.ranks.protocol import (
     KeeperEvent,
     RankGone,

@@ -11,7 +11,7 @@ import msgspec
 from everstep.bus.background import beside
 from everstep.clock import Clock
 from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
-from everstep_services.agent.acts import AboutStates
+from everstep_services.agent.core.actions import AboutStates
 from everstep_services.agent.replicas.coder import Coder
 from everstep_services.agent.replicas.fetcher import Fetching, Offers
 from everstep_services.agent.replicas.held_copy import Held

@@ -12,8 +12,7 @@ from everstep.bus.background import beside
 from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
-from everstep_services.agent.acts import AboutStates
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.core.actions import AboutStates
 from everstep_services.agent.replicas.held_copy import Held
 from everstep_services.agent.replicas.last_state import Witness
 from everstep_services.agent.replicas.local_root import check_local_root
@@ -24,6 +23,7 @@ from everstep_services.agent.replicas.session import Standing
 from everstep_services.agent.replicas.state_folder import Departure, opened_images, sweep
 from everstep_services.agent.replicas.store import Store
 from everstep_services.agent.replicas.tls import opened_tls
+from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)

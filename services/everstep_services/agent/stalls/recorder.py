@@ -16,12 +16,12 @@ from everstep.messages import (
     StartRanks,
     decode_as,
 )
-from everstep_services.agent import acts
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.core import actions
+from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.records import Records
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.workdir import Workplace
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.limit_notices import Announcer
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
@@ -29,7 +29,7 @@ from everstep_services.agent.stalls.limits_table import Others, time_text
 from everstep_services.agent.stalls.monitor import StallWatch, Watched
 from everstep_services.agent.stalls.position import Place
 from everstep_services.agent.stalls.process_state import ProcessState
-from everstep_services.agent.workplace import Workplace
+from everstep_services.agent.telemetry.facts import Records
 from trainer_sdk.wire import Paused, Resumed
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Stalls:
         clock: Clock,
         others: Others,
         record: Callable[[Fact], None],
-        do: Callable[[Sequence[acts.Act]], None],
+        do: Callable[[Sequence[actions.Act]], None],
     ) -> None:
         self._plan = plan
         self._bus = bus
@@ -122,7 +122,7 @@ class Stalls:
             case _:
                 pass
 
-    def excuse(self, order: NameExcuse) -> acts.Tell | None:
+    def excuse(self, order: NameExcuse) -> actions.Tell | None:
         """The answer to whether a stalled rank may wait for one of ours; none if it does not.
 
         Of a rank of ours: how far it had come in collectives, if that was not known before.
@@ -134,14 +134,14 @@ class Stalls:
             return None
         rank, for_s = excuse
         reason = f"rank {rank} is within its limit for {time_text(for_s)} more"
-        return acts.Tell(order.round, "excused", reason, order.rank, excuse_s=for_s)
+        return actions.Tell(order.round, "excused", reason, order.rank, excuse_s=for_s)
 
-    def _seen_since(self, order: NameExcuse) -> acts.Tell | None:
+    def _seen_since(self, order: NameExcuse) -> actions.Tell | None:
         fact = self._facts.get(order.rank)
         entered = self.watch.entered(order.rank) if order.entered is None else None
         if fact is None or entered is None:
             return None
-        return acts.Tell(
+        return actions.Tell(
             order.round, "rank_stalled", order.reason, order.rank,
             waited_s=order.waited_s, fact=fact.id, entered=entered,
         )  # fmt: skip

@@ -12,16 +12,16 @@ from pathlib import Path
 from everstep.errors import EverstepError
 from everstep.messages import StartRanks
 from everstep.observe.printable import printable
-from everstep_services.agent.environment import (
+from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
+from everstep_services.agent.output.log_files import STREAMS, About, LogFiles
+from everstep_services.agent.ranks.protocol import BatchPlan, KeeperPlan, RankPlan, RankSeen
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.rank_environment import (
     RankPaths,
     environment,
     shared_and_own,
     without_logins,
 )
-from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
-from everstep_services.agent.output.log_files import STREAMS, About, LogFiles
-from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.ranks.protocol import BatchPlan, KeeperPlan, RankPlan, RankSeen
 from trainer_sdk import layout, wire
 from trainer_sdk.bootstrap.flight import arm_flight_recorder
 

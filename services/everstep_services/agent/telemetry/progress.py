@@ -12,12 +12,12 @@ from everstep.messages import (
     StartRanks,
     WardenPlace,
 )
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.liveness_port import Door
 from everstep_services.agent.ranks.protocol import RankRuns
-from everstep_services.agent.records import Records
+from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.stalls.monitor import StallWatch, Standing
+from everstep_services.agent.telemetry.facts import Records
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0

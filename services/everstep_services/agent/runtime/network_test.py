@@ -16,7 +16,7 @@ from everstep_services.agent.probes.network.pair_test import (
     NoAnswerError,
 )
 from everstep_services.agent.probes.network.pairs import schedule
-from everstep_services.agent.records import Records
+from everstep_services.agent.telemetry.facts import Records
 
 log = logging.getLogger(__name__)
 

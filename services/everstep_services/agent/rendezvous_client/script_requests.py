@@ -9,8 +9,8 @@ from everstep.bus.errors import AskRefusedError, BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Done, DrainNode, StopJob
-from everstep_services.agent.asker import BUSY, SERVICE
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.rendezvous_client.client import BUSY, SERVICE
+from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.wire import Requested
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from everstep.messages import (
     StartRanks,
     WatchChanged,
 )
-from everstep_services.agent import acts
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core import actions
+from everstep_services.agent.core.exit import Exit
 from everstep_services.agent.probes.verdicts import Examination
 from everstep_services.agent.ranks.protocol import Stopped
 from everstep_services.agent.stalls.judge import Moving, Stalled
@@ -179,7 +179,7 @@ class Records:
             sections=sections,
         )
 
-    def preemption_noticed(self, scheduler: str, act: acts.Noticed) -> PreemptionNoticed:
+    def preemption_noticed(self, scheduler: str, act: actions.Noticed) -> PreemptionNoticed:
         return PreemptionNoticed(
             **self._of(None),
             node=self._node,
@@ -192,7 +192,7 @@ class Records:
     def preemption(
         self,
         order: StartRanks,
-        act: acts.Acknowledged | acts.Saved | acts.Missed,
+        act: actions.Acknowledged | actions.Saved | actions.Missed,
         *,
         now: float,
         step: int | None,
@@ -200,15 +200,15 @@ class Records:
         """What became of a notice; `step` is the last one that was finished, where it is known."""
         of = self._of(order.round)
         match act:
-            case acts.Acknowledged():
+            case actions.Acknowledged():
                 waited_s = round(act.waited_s, 3)
                 return PreemptionAcknowledged(
                     **of, node=self._node, step=act.step, waited_s=waited_s
                 )
-            case acts.Saved():
+            case actions.Saved():
                 left_s = round(max(act.until - now, 0.0), 3)
                 return PreemptionSaved(**of, step=act.step, tier="script", left_s=left_s)
-            case acts.Missed():
+            case actions.Missed():
                 return PreemptionMissed(**of, node=self._node, reason=act.reason, step=step)
 
     def fault_injected(self, order: StartRanks, rank: int, said: Injected) -> FaultInjected:

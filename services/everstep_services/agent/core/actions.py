@@ -12,7 +12,7 @@ from everstep.messages import (
     RunChecks,
     StartRanks,
 )
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import BlobRef, Fact, StartRanks
 from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 from everstep_services.agent.output.log_files import first_error, tail
-from everstep_services.agent.records import Records
-from everstep_services.agent.unharmed import unharmed
-from everstep_services.agent.workplace import Workplace
+from everstep_services.agent.runtime.background import unharmed
+from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.telemetry.facts import Records
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from everstep.messages import LeaveJob, SaveCheckpoint
-from everstep_services.agent.acts import (
+from everstep_services.agent.core.actions import (
     Act,
     AskToStop,
     Exiting,
@@ -16,8 +16,8 @@ from everstep_services.agent.acts import (
     Say,
     Tell,
 )
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.part import Limits, Part
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.round_part import Limits, Part
 
 SAVED = 91
 _AGREED_WITHIN_S = 20.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGKILL
 
 from everstep.messages import SaveCheckpoint, StartRanks
-from everstep_services.agent.acts import (
+from everstep_services.agent.core.actions import (
     Acknowledged,
     Act,
     AskToStop,
@@ -15,7 +15,7 @@ from everstep_services.agent.acts import (
     Stop,
     Tell,
 )
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 
 UNHEARD = 94
 

@@ -6,14 +6,11 @@ from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
 from everstep.messages import CollectEvidence, Fact, StartRanks
-from everstep_services.agent import acts
 from everstep_services.agent.collectors.collection import Piece, Scene, collect
 from everstep_services.agent.collectors.registry import Collectors
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.evidence import Evidence
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.progress import Progress
-from everstep_services.agent.questions import Questions
+from everstep_services.agent.core import actions
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import Exit
 from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     ForgeUnfit,
@@ -27,14 +24,17 @@ from everstep_services.agent.ranks.protocol import (
     StartRefused,
     Stopped,
 )
-from everstep_services.agent.records import Records
+from everstep_services.agent.rendezvous_client.script_requests import Requests
+from everstep_services.agent.rendezvous_client.status import Questions
 from everstep_services.agent.replicas.node_checkpoints import Checkpoints
-from everstep_services.agent.requests import Requests
-from everstep_services.agent.saves import Saves
+from everstep_services.agent.runtime.background import unharmed
+from everstep_services.agent.runtime.rank_runner import Keepers, Told, Work
+from everstep_services.agent.runtime.workdir import Workplace
 from everstep_services.agent.stalls.recorder import Stalls
-from everstep_services.agent.unharmed import unharmed
-from everstep_services.agent.work import Keepers, Told, Work
-from everstep_services.agent.workplace import Workplace
+from everstep_services.agent.telemetry.evidence import Evidence
+from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.progress import Progress
+from everstep_services.agent.telemetry.saves import Saves
 from trainer_sdk.wire import Checkpointed, Injected, Requested, Stopping
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Desks:
     requests: Requests
     records: Records
     record: Callable[[Fact], None]
-    do: Callable[[Sequence[acts.Act]], None]
+    do: Callable[[Sequence[actions.Act]], None]
     collectors: Collectors
 
 
@@ -240,7 +240,7 @@ class OwnRanks:
         self._fails(event.round, event.rank, ending, self._agent.rank_gone)
 
     def _fails(
-        self, round: int, rank: int, ending: Exit, at_work: Callable[[int, Exit], list[acts.Act]]
+        self, round: int, rank: int, ending: Exit, at_work: Callable[[int, Exit], list[actions.Act]]
     ) -> None:
         """By itself; meanwhile its round may have been stopped."""
         fails = at_work if self._is_at_work(round) else self._agent.rank_fell
@@ -260,7 +260,7 @@ class OwnRanks:
 
     # -- all ranks of a round --------------------------------------------------------------------
 
-    def _begins(self, start: acts.Start) -> bool:
+    def _begins(self, start: actions.Start) -> bool:
         if self._agent.order != start.order or self._agent.state != "starting":
             return False
         for desk in (self._desks.progress, self._desks.stalls, self._desks.checkpoints):
@@ -270,10 +270,10 @@ class OwnRanks:
         self._desks.questions.restore_s = 0.0
         return True
 
-    def _not_started(self, start: acts.Start, reason: str) -> None:
+    def _not_started(self, start: actions.Start, reason: str) -> None:
         self._desks.do(self._agent.start_failed(start.order.round, reason))
 
-    async def _stops(self, stop: acts.Stop) -> None:
+    async def _stops(self, stop: actions.Stop) -> None:
         """Bounded by the order: every restart waits for it."""
         questions = self._desks.questions
         questions.evidence_s = 0.0
@@ -324,7 +324,7 @@ class OwnRanks:
                 f"processes that ranks had started outlived them and {what}: {named}"
             )
 
-    def _stopped(self, stop: acts.Stop, outcome: Stopped) -> None:
+    def _stopped(self, stop: actions.Stop, outcome: Stopped) -> None:
         desks, order = self._desks, self._agent.order
         assert order is not None
         desks.questions.stop_s = outcome.stop_s

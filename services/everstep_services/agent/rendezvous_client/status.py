@@ -2,12 +2,12 @@
 
 from everstep import __version__
 from everstep.messages import Join, Leave, Report, StartRanks
-from everstep_services.agent.acts import Exiting, Tell
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.ports import Reserved
+from everstep_services.agent.core.actions import Exiting, Tell
+from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.node_checks import Checks
-from everstep_services.agent.progress import Progress
+from everstep_services.agent.rendezvous_client.ports import Reserved
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.telemetry.progress import Progress
 
 
 class Questions:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from everstep.errors import EverstepError
 from everstep.messages import StartRanks
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk import layout
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

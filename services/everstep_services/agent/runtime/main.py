@@ -17,17 +17,17 @@ from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep_services.agent.left_spools import remember, send_left_and_log
-from everstep_services.agent.part import Limits
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.core.round_part import Limits
 from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
 from everstep_services.agent.replicas.node_checkpoints import opened_checkpoints
-from everstep_services.agent.service import AgentService
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.rank_runner import Keepers
+from everstep_services.agent.runtime.service import AgentService
+from everstep_services.agent.runtime.workdir import Workplace, private_dir
 from everstep_services.agent.stalls.limits_table import others_of
-from everstep_services.agent.work import Keepers
-from everstep_services.agent.workplace import Workplace, private_dir
+from everstep_services.agent.telemetry.leftover_spools import remember, send_left_and_log
 
 if TYPE_CHECKING:
     from everstep_services.agent.injection.agent_faults import Harm

@@ -29,8 +29,8 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
-from everstep_services.agent import leaving
-from everstep_services.agent.acts import (
+from everstep_services.agent.core import departure
+from everstep_services.agent.core.actions import (
     Act,
     AskToSave,
     Capture,
@@ -45,9 +45,9 @@ from everstep_services.agent.acts import (
     Start,
     Tell,
 )
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.leaving import Goodbye
-from everstep_services.agent.part import Limits, Part
+from everstep_services.agent.core.departure import Goodbye
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.round_part import Limits, Part
 
 
 @dataclass
@@ -197,7 +197,7 @@ class Agent:
             return []
         acts: list[Act] = []
         if order.then_leave and self._goodbye is None:
-            acts = self._goes(*leaving.taken(order, part, self.limits, now))
+            acts = self._goes(*departure.taken(order, part, self.limits, now))
         if self._goodbye is not None:
             self._goodbye.alone_at = None
         return [*acts, *part.asked(order, order.after_step, now)]
@@ -301,13 +301,13 @@ class Agent:
         """A signal says that this node is about to be taken away."""
         if self._goodbye is not None:
             return [PassOn(number)]
-        return self._goes(*leaving.preempted(number, name, self._part, self.limits, now))
+        return self._goes(*departure.preempted(number, name, self._part, self.limits, now))
 
     def interrupted(self, number: int, name: str, now: float) -> list[Act]:
         """A person wants us gone; the second time at once."""
         if self._goodbye is not None and self._goodbye.cause == "operator":
             return self._part.stop() if self._part else []
-        return self._goes(*leaving.interrupted(number, name, self._part, self.limits, now))
+        return self._goes(*departure.interrupted(number, name, self._part, self.limits, now))
 
     def unheard(self, now: float, reason: str) -> list[Act]:
         """The control plane does not answer. Ranks that are over do not wait for it for ever."""
@@ -406,7 +406,7 @@ class Agent:
     def _leave_job(self, order: LeaveJob) -> list[Act]:
         if self._goodbye is not None and self._goodbye.kill_at is None:
             return []
-        return self._go(leaving.sent(order), order.grace_s)
+        return self._go(departure.sent(order), order.grace_s)
 
     def _go(self, goodbye: Goodbye, grace_s: float = 0.0) -> list[Act]:
         return self._goes(goodbye, goodbye.leave(self._part, grace_s))

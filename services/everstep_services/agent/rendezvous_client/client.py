@@ -13,7 +13,7 @@ from everstep.bus.errors import AskRefusedError, BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Done, Join, Joined, Leave, Report, Reported
-from everstep_services.agent.acts import Tell
+from everstep_services.agent.core.actions import Tell
 
 log = logging.getLogger(__name__)
 

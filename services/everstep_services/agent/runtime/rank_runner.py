@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep_services.agent.acts import Forward, Hurry, Start, Stop
+from everstep_services.agent.core.actions import Forward, Hurry, Start, Stop
 from everstep_services.agent.ranks.device_memory import wait_until_free
 from everstep_services.agent.ranks.protocol import KeeperEvent, KeeperLost, KeeperLostError, Stopped
 from everstep_services.agent.ranks.warden_client import Keeper
-from everstep_services.agent.workplace import Workplace
+from everstep_services.agent.runtime.workdir import Workplace
 
 log = logging.getLogger(__name__)
 

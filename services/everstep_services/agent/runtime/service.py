@@ -13,33 +13,33 @@ from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
-from everstep_services.agent import acts
-from everstep_services.agent.asker import Answers, Asker
 from everstep_services.agent.collectors.registry import collectors
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.evidence import Evidence
-from everstep_services.agent.measuring import Measuring
-from everstep_services.agent.own_ranks import Desks, OwnRanks
-from everstep_services.agent.part import Limits
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.core import actions
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.round_part import Limits
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import Checks
 from everstep_services.agent.probes.runner.examiner import Examiner
-from everstep_services.agent.progress import Progress
-from everstep_services.agent.questions import Questions
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.warden_ping import who_lives
-from everstep_services.agent.records import Records
+from everstep_services.agent.rendezvous_client.client import Answers, Asker
+from everstep_services.agent.rendezvous_client.script_requests import Requests
+from everstep_services.agent.rendezvous_client.status import Questions
 from everstep_services.agent.replicas.node_checkpoints import Checkpoints
-from everstep_services.agent.requests import Requests
-from everstep_services.agent.saves import Saves
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.background import Lasting, unharmed
+from everstep_services.agent.runtime.network_test import Measuring
+from everstep_services.agent.runtime.rank_events import Desks, OwnRanks
+from everstep_services.agent.runtime.rank_runner import Keepers
+from everstep_services.agent.runtime.workdir import Workplace
 from everstep_services.agent.stalls.idleness import Idleness
 from everstep_services.agent.stalls.limits_table import Others
 from everstep_services.agent.stalls.recorder import Stalls
+from everstep_services.agent.telemetry.evidence import Evidence
+from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.progress import Progress
+from everstep_services.agent.telemetry.saves import Saves
 from everstep_services.agent.timings.monitor import Place, Timings
-from everstep_services.agent.unharmed import Lasting, unharmed
-from everstep_services.agent.work import Keepers
-from everstep_services.agent.workplace import Workplace
 from trainer_sdk.page import PageReading
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class AgentService:
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
-        self._exit: asyncio.Future[acts.Exiting] = asyncio.get_running_loop().create_future()
+        self._exit: asyncio.Future[actions.Exiting] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
         """The exit code, once we are no longer needed."""
@@ -168,7 +168,7 @@ class AgentService:
         if name in self._plan.preempt_signals:
             self._do(self._agent.preempted(number, name, now))
         elif number in _USERS:
-            self._do([acts.Forward(number)])
+            self._do([actions.Forward(number)])
         else:
             self._do(self._agent.interrupted(number, name, now))
 
@@ -202,7 +202,7 @@ class AgentService:
         self._was_answered = True
         self._do(self._agent.joined(reply, self._clock.now()))
 
-    def _reported(self, tell: acts.Tell, reply: Reported) -> None:
+    def _reported(self, tell: actions.Tell, reply: Reported) -> None:
         if tell.rank is not None and reply.incident is not None and tell.event != "excused":
             self._evidence.belongs_to(tell.round, tell.rank, reply.incident)
         self._do(self._agent.reported(tell, reply, self._clock.now()))
@@ -325,26 +325,26 @@ class AgentService:
 
     # -- what is done about it -------------------------------------------------------------------
 
-    def _do(self, wanted: Sequence[acts.Act]) -> None:
+    def _do(self, wanted: Sequence[actions.Act]) -> None:
         for act in wanted:
             match act:
-                case acts.Join():
+                case actions.Join():
                     self._asker.join(self._questions.join)
-                case acts.Tell():
+                case actions.Tell():
                     self._tell(act)
-                case acts.Start() | acts.Stop() | acts.Hurry() | acts.Forward():
+                case actions.Start() | actions.Stop() | actions.Hurry() | actions.Forward():
                     self._ranks.work.do(act)
                     # Before it is reported: a node that is lost in its first second of a round
                     # would else be missed in a round that is over.
                     with unharmed("a beat"):
                         self._beat()
-                case acts.Say():
+                case actions.Say():
                     self._workplace.say(act.text, is_warning=act.is_warning)
-                case acts.Exiting():
+                case actions.Exiting():
                     self._exiting(act)
                 case (
-                    acts.Excuse() | acts.Check() | acts.Measure() | acts.Replicate()
-                    | acts.Capture()
+                    actions.Excuse() | actions.Check() | actions.Measure() | actions.Replicate()
+                    | actions.Capture()
                 ):  # fmt: skip
                     self._answer(act)
                 case _:
@@ -352,41 +352,51 @@ class AgentService:
         self._due.set()
 
     def _save(
-        self, act: acts.PassOn | acts.AskToStop | acts.AskToSave | acts.Reach | acts.OnRecord
+        self,
+        act: actions.PassOn
+        | actions.AskToStop
+        | actions.AskToSave
+        | actions.Reach
+        | actions.OnRecord,
     ) -> None:
         match act:
-            case acts.PassOn():
+            case actions.PassOn():
                 if (signalled := self._saves.passed_on(act)) is not None:
                     self._ranks.work.do(signalled)
-            case acts.AskToStop():
+            case actions.AskToStop():
                 reached = self._saves.counts_now(act)
                 if reached is not None:
                     self._tell(reached)
                 if reached is not None or not self._saves.ask_to_stop(act):
                     self._do(self._agent.unasked(act.after_step, self._clock.now()))
-            case acts.AskToSave():
+            case actions.AskToSave():
                 self._saves.ask_to_save(act)
-            case acts.Reach():
+            case actions.Reach():
                 self._tell(self._saves.reached(act))
             case _:
                 self._saves.put_on_record(act)
 
     def _answer(
-        self, asked: acts.Excuse | acts.Check | acts.Measure | acts.Replicate | acts.Capture
+        self,
+        asked: actions.Excuse
+        | actions.Check
+        | actions.Measure
+        | actions.Replicate
+        | actions.Capture,
     ) -> None:
-        if isinstance(asked, acts.Check):
+        if isinstance(asked, actions.Check):
             self._checks.ask(asked.order)
-        elif isinstance(asked, acts.Replicate):
+        elif isinstance(asked, actions.Replicate):
             self._checkpoints.ask(asked.order)
-        elif isinstance(asked, acts.Measure):
+        elif isinstance(asked, actions.Measure):
             self._measuring.ask(asked.order)
-        elif isinstance(asked, acts.Capture):
+        elif isinstance(asked, actions.Capture):
             with unharmed("a capture"):
                 self._ranks.capture(asked.order)
         elif (told := self._stalls.excuse(asked.order)) is not None:
             self._tell(told)
 
-    def _tell(self, tell: acts.Tell) -> None:
+    def _tell(self, tell: actions.Tell) -> None:
         order = self._agent.order
         assert order is not None
         fact = tell.fact
@@ -394,11 +404,11 @@ class AgentService:
             fact = self._evidence.fact_of(tell.round, tell.rank)
         self._asker.tell(tell, self._questions.report(tell, order, fact))
 
-    def _exiting(self, exiting: acts.Exiting) -> None:
+    def _exiting(self, exiting: actions.Exiting) -> None:
         if not self._exit.done():
             self._exit.set_result(exiting)
 
-    async def _say_goodbye(self, exiting: acts.Exiting) -> None:
+    async def _say_goodbye(self, exiting: actions.Exiting) -> None:
         if exiting.code or exiting.cause == "refused":
             self._workplace.say(exiting.reason, is_warning=bool(exiting.code))
         with unharmed("the last beat"):
