@@ -63,7 +63,7 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 from everstep_services.straggler.replica import opened as open_straggler
 from everstep_services.straggler.settings import StragglerSettings
 from tests.message_strategies import JSON, structs
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 from tests.unit.rendezvous.world import spec as example_spec
 from tests.waiting import WITHIN_S, until_async
 

@@ -29,7 +29,7 @@ from everstep_services.history.news import News
 from everstep_services.history.reading import read
 from everstep_services.history.settings import ApiSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
-from tests.unit.history_facts import delivered
+from tests.unit.history.facts import delivered
 
 
 @pytest.fixture(scope="session")

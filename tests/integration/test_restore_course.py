@@ -32,7 +32,7 @@ from trainer_sdk.checkpoint.restore.quarantine import BadLossError
 from trainer_sdk.wire import Checkpointed
 
 EVENTS = {"fresh", "interval", "quarantine", "restore_failed", "restored"}
-GOLDEN = Path(__file__).parents[1] / "unit/golden/0.1.0/StartRanks.json"
+GOLDEN = Path(__file__).parents[1] / "unit/messages/golden/0.1.0/StartRanks.json"
 
 
 @pytest.fixture

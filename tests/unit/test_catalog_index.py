@@ -34,7 +34,7 @@ from everstep_services.catalog.domain.retention import RetentionRules, judged, l
 from everstep_services.catalog.domain.schedule import ReadBackRules, rules_for, to_verify
 from everstep_services.catalog.domain.survival import survivable
 from tests.integration.catalog_replicas import formed, stored
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, ShardFile
 from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
 
