@@ -12,7 +12,7 @@ import pytest
 
 from everstep_services.agent.probes.gpu import nvml, probe
 from everstep_services.agent.probes.gpu.nvml import Nvml
-from everstep_services.agent.probes.gpu.reading import Fabric, read
+from everstep_services.agent.probes.gpu.snapshot import Fabric, read
 from everstep_services.agent.probes.gpu.verdicts import RECOVERY
 from tests.fakes.nvml import FakeNvml
 

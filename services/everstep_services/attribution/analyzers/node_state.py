@@ -10,7 +10,7 @@ import msgspec
 
 from everstep.messages import Case, EvidencePiece
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError
-from everstep_services.agent.probes.gpu.reading import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuReading
 from everstep_services.agent.probes.gpu.verdicts import verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.attribution.analyzers.ends import (

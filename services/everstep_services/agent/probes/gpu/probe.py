@@ -7,9 +7,9 @@ from typing import Any
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.gpu import reading
+from everstep_services.agent.probes.gpu import snapshot
 from everstep_services.agent.probes.gpu.nvml import Load, Nvml, NvmlAwayError, load, opened
-from everstep_services.agent.probes.gpu.reading import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuReading
 from everstep_services.agent.probes.gpu.verdicts import notes, verdicts
 
 
@@ -48,7 +48,7 @@ def _read(nvml: Nvml) -> list[GpuReading]:
     if count is None:
         said = "; ".join(nvml.take_unreadable()) or "no answer"
         raise NvmlAwayError("unknown", f"NVML could not count the GPUs: {said}")
-    return [reading.read(nvml, index) for index in range(count)]
+    return [snapshot.read(nvml, index) for index in range(count)]
 
 
 def _away(look: Look, away: NvmlAwayError) -> CheckResult:

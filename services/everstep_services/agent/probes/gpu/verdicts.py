@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.gpu.reading import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuReading
 from everstep_services.agent.probes.settings import ChecksSettings
 
 RECOVERY = {
