@@ -9,7 +9,7 @@ from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.run_plan import Scheduler
 from everstep_services.agent.stalls.limits import LimitRules
 from everstep_services.agent.stalls.limits_table import Others
-from trainer_sdk.launchers import Place
+from trainer_sdk.launchers import LaunchedRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class AttachedPlan:
     node: str
     folder: Path
     """Where the ranks' pages are."""
-    place: Place
+    place: LaunchedRank
     """Of that rank."""
     spec: JobSpec
     allocation: str

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from everstep.errors import EverstepError
 from trainer_sdk import layout
-from trainer_sdk.attaching import AGENT_LOCK
+from trainer_sdk.attachment import AGENT_LOCK
 
 
 @contextmanager

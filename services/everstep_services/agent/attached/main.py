@@ -17,8 +17,8 @@ from everstep_services.agent.attached.rank_stderr import Voice
 from everstep_services.agent.attached.rank_watch import Watching
 from everstep_services.agent.attached.service import AttachedService
 from everstep_services.agent.ranks.setup import sweep
-from trainer_sdk.attaching import SOCKET
-from trainer_sdk.bootstrap.link import ShortPath
+from trainer_sdk.attachment import SOCKET
+from trainer_sdk.bootstrap.agent_link import ShortPath
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_sdk.attaching import PAGE
+from trainer_sdk.attachment import PAGE
 from trainer_sdk.page import BadPageError, PageView, view_page
 
 

@@ -18,7 +18,7 @@ import msgspec
 from everstep.bus import BusSettings
 from everstep.clock import SystemClock
 from everstep_services.agent.injection.relay import Relay, opened_relay, servers_of
-from trainer_sdk.inject.catalogue import BadFaultError, Wish
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
 
 _MB = 1 << 20
 _ON_THE_LINK = {"cut_off", "partition", "slow_link"}
@@ -40,7 +40,7 @@ class Harm:
         self.clock = SkewedClock()
         self._relay = relay
 
-    def check(self, wish: Wish) -> None:
+    def check(self, wish: FaultRequest) -> None:
         """`BadFaultError` if it cannot be made here."""
         if wish.fault.name in _ON_THE_LINK and self._relay is None:
             raise BadFaultError(
@@ -49,7 +49,7 @@ class Harm:
         if wish.fault.name == "disk_full" and not os.access(wish.target, os.W_OK | os.X_OK):
             raise BadFaultError(f"disk_full: {wish.target} is no folder that can be written to")
 
-    async def make(self, wish: Wish) -> None:
+    async def make(self, wish: FaultRequest) -> None:
         """Make it, and undo it when its time is over or this is cancelled."""
         for_s = wish.for_s or 0.0
         match wish.fault.name:

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import ShortPath
-from trainer_sdk.inject.catalogue import BadFaultError, Wish
+from trainer_sdk.bootstrap.agent_link import ShortPath
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
 
 _WITHIN_S = 20.0
 
@@ -40,7 +40,7 @@ class Door:
         finally:
             writer.close()
 
-    async def knock(self, wish: Wish) -> None:
+    async def knock(self, wish: FaultRequest) -> None:
         """`BadFaultError` when it cannot have this fault."""
         asked = {
             "fault": wish.fault.name,

@@ -4,7 +4,7 @@ import signal
 
 from everstep_services.agent.ranks import process_tree
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.deferral import DEFERRED
+from trainer_sdk.bootstrap.deferred_signals import DEFERRED
 
 # A rank that has no handler for these would die of them, and nobody meant that.
 ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)

@@ -8,7 +8,7 @@ from everstep.errors import EverstepError
 from everstep_services.agent.core.exit import MemoryKill
 from everstep_services.agent.ranks.device_memory import Held
 from trainer_sdk.page import PageView
-from trainer_sdk.wire import Command, Said
+from trainer_sdk.wire import RankCommand, SessionMessage
 
 Preload = tuple[str, ...] | Literal["auto"]
 StartKind = Literal["warm", "cold"]
@@ -30,7 +30,7 @@ class KeeperPlan:
     """Tells this agent's processes from those of all others, also of this node's next agent."""
     runtime_dir: Path
     """The agent's own, 0700; best in /dev/shm, never on a network file system."""
-    command: Command
+    command: RankCommand
     cwd: Path
     python: str
     """The interpreter of the ranks."""
@@ -110,7 +110,7 @@ class RankSaid:
 
     round: int
     rank: int
-    said: Said
+    said: SessionMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from everstep_services.agent.ranks.protocol import (
     ScriptEnded,
     StartKind,
 )
-from trainer_sdk.page import BadPageError, PageReading, PageView, Phase
-from trainer_sdk.wire import Datagram, Deferred, Ended, Gone, Spawned, Stepped, Up
+from trainer_sdk.page import BadPageError, PageReading, PageView, RankPhase
+from trainer_sdk.wire import Datagram, Deferred, Gone, ScriptFinished, Spawned, Stepped, Up
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class RoundWatch:
                 self._runs(line.rank, known, line.pid, now)
             case Stepped():
                 self._steps(line.rank, known, line.step, now)
-            case Ended():
+            case ScriptFinished():
                 known.ended = True
                 ended = ScriptEnded(self._round, line.rank, line.code, line.error, self.are_told)
                 self._events.put_nowait(ended)
@@ -147,7 +147,7 @@ class RoundWatch:
             if rank.pid == 0 or rank.gone or (rank.runs and rank.stepped):
                 continue
             reading = rank.reading()
-            if reading is None or reading.phase is Phase.STARTING:
+            if reading is None or reading.phase is RankPhase.STARTING:
                 continue
             self._runs(number, rank, reading.pid, now)
             if reading.step:

@@ -25,8 +25,8 @@ from everstep_services.agent.ranks.protocol import (
 )
 from everstep_services.agent.ranks.subreaper import become_subreaper
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.deferral import HELD
-from trainer_sdk.bootstrap.link import ShortPath
+from trainer_sdk.bootstrap.agent_link import ShortPath
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
 

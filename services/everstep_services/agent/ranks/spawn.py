@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer_sdk import bootstrap
-from trainer_sdk.bootstrap import entering, title
-from trainer_sdk.bootstrap.deferral import HELD
-from trainer_sdk.wire import Command, RankEntry, WardenPlan, unpack
+from trainer_sdk.bootstrap import process_setup, process_title
+from trainer_sdk.bootstrap.deferred_signals import HELD
+from trainer_sdk.wire import RankCommand, RankEntry, WardenPlan, unpack
 
 _MAIN = str(Path(bootstrap.__file__).with_name("__main__.py"))
 # With these, importing numpy or its like starts no pool of threads, which would forbid a fork.
@@ -31,7 +31,7 @@ def start_forge(plan: WardenPlan, channel: socket.socket) -> int:
     log = os.path.join(plan.folder, "forge.log")
     environ = unpack(plan.environ) | dict.fromkeys(_NO_POOLS, "1")
     channel.set_inheritable(True)
-    argv = [plan.python, _MAIN, "forge", str(channel.fileno()), title.PADDING]
+    argv = [plan.python, _MAIN, "forge", str(channel.fileno()), process_title.PADDING]
     return _start(argv, environ, _Streams(log, log), cwd=plan.cwd, held=HELD)
 
 
@@ -43,7 +43,7 @@ def why_not_warm(entry: RankEntry, plan: WardenPlan) -> str:
     return ""
 
 
-def _argv(command: Command, python: str) -> list[str]:
+def _argv(command: RankCommand, python: str) -> list[str]:
     if command.kind == "program":
         return [command.target, *command.arguments]
     return [python, _MAIN, "rank", command.kind, command.target, *command.arguments]
@@ -67,9 +67,11 @@ def _start(
     if pid:
         return pid
     try:
-        entering.become_session(stdout=streams.stdout, stderr=streams.stderr, cwd=cwd, held=held)
-        entering.die_with(warden, born_of=warden)
+        process_setup.become_session(
+            stdout=streams.stdout, stderr=streams.stderr, cwd=cwd, held=held
+        )
+        process_setup.die_with(warden, born_of=warden)
         os.execvpe(argv[0], list(argv), dict(environ))  # noqa: S606 - the user's own program
     except BaseException as error:  # noqa: BLE001 - this is a copy of the warden; it must end here
-        entering.refuse(f"the rank cannot start: {argv[0]}: {error}")
+        process_setup.refuse(f"the rank cannot start: {argv[0]}: {error}")
     raise AssertionError("refuse does not return")

@@ -20,7 +20,7 @@ from everstep_services.agent.ranks.warden_forge import Forge, State
 from everstep_services.agent.ranks.warden_signals import Signals
 from everstep_services.agent.ranks.warden_stop import Stopping, kill_everything
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,
@@ -33,12 +33,12 @@ from trainer_sdk.wire import (
     Signal,
     Signalled,
     Spawned,
-    Start,
     StartFailed,
-    Stop,
     Undefer,
     Unfit,
     WardenPlan,
+    WardenStart,
+    WardenStop,
     unpack,
 )
 
@@ -73,7 +73,7 @@ class Warden:
         self._wakes = wakes
         self._ranks: dict[int, _Rank] = {}
         self._unclaimed: dict[int, int] = {}
-        self._pending: Start | None = None
+        self._pending: WardenStart | None = None
         self._asked_at = 0.0
         self._stopping: Stopping | None = None
         self._signals = Signals(self._send)
@@ -159,19 +159,19 @@ class Warden:
 
     def _obey(self, line: FromAgent) -> None:
         match line:
-            case Start():
+            case WardenStart():
                 self._leaves = False
                 self._pending, self._asked_at = line, time.monotonic()
                 if not self._can_be_warm(line):
                     self._start_cold()
             case Signal() | Undefer():
                 self._signals.hear(line, time.monotonic())
-            case Stop():
+            case WardenStop():
                 self._stop(line)
             case WardenPlan():
                 raise AssertionError("the plan comes once")
 
-    def _can_be_warm(self, start: Start) -> bool:
+    def _can_be_warm(self, start: WardenStart) -> bool:
         if not (self._warm and start.warm):
             return False
         for entry in start.ranks:
@@ -317,7 +317,7 @@ class Warden:
             )
         )
 
-    def _stop(self, order: Stop) -> None:
+    def _stop(self, order: WardenStop) -> None:
         if self._forge.state is not State.FORKING:
             self._pending = None
         self._reap()  # those that have ended by themselves were not told

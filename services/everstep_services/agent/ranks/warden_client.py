@@ -35,14 +35,14 @@ from trainer_sdk.wire import (
     ForgeUp,
     FromWarden,
     Gone,
-    Line,
     Signal,
     Signalled,
     Spawned,
-    Start,
     StartFailed,
-    Stop,
     Undefer,
+    WardenStart,
+    WardenStop,
+    WireLine,
     encode,
 )
 
@@ -88,7 +88,7 @@ class Keeper:
             self.watch.add(rank.rank, rank.runtime_dir, page)
             entries.append(entry)
         await self._send(
-            Start(
+            WardenStart(
                 round=batch.round,
                 ranks=tuple(entries),
                 warm=batch.warm and self._plan.warm,
@@ -122,7 +122,7 @@ class Keeper:
             self._stopped = asyncio.get_running_loop().create_future()
             self.watch.are_told = True
             leaves = is_done and self._plan.leaves
-            order = Stop(
+            order = WardenStop(
                 grace_s=grace_s, kill_within_s=kill_within_s, is_done=is_done, leaves=leaves
             )
             await self._send(order)
@@ -192,7 +192,7 @@ class Keeper:
         if self._lost:
             raise KeeperLostError(self._lost)
 
-    async def _send(self, line: Line) -> None:
+    async def _send(self, line: WireLine) -> None:
         try:
             self._writer.write(encode(line))
             await self._writer.drain()

@@ -19,9 +19,9 @@ from trainer_sdk.wire import (
     Forked,
     FromForge,
     FromWarden,
-    Start,
     Unfit,
     WardenPlan,
+    WardenStart,
 )
 
 _MOST_STARTS = 4  # in a row that did not make it
@@ -78,7 +78,7 @@ class Forge:
         except OSError:
             self.gone()
 
-    def fork(self, request: Start) -> bool:
+    def fork(self, request: WardenStart) -> bool:
         """Ask it for the ranks; False when it does not listen, and then it is done for."""
         assert self.channel is not None, "asked only when ready"
         try:

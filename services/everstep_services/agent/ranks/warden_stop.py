@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.warden_forge import Forge, State
-from trainer_sdk.wire import AllStopped, Stop
+from trainer_sdk.wire import AllStopped, WardenStop
 
 _LOOK_AGAIN_S = 0.02
 _LEAVE_WITHIN_S = 0.3
@@ -20,7 +20,7 @@ _EVERYTHING_WITHIN_S = 10.0
 class Stopping:
     """One order to stop, until nothing of the round is left."""
 
-    def __init__(self, order: Stop, ranks: set[int], forge: Forge, now: float) -> None:
+    def __init__(self, order: WardenStop, ranks: set[int], forge: Forge, now: float) -> None:
         self._order = order
         self._ranks = ranks
         self._forge = forge

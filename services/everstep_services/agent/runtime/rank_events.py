@@ -35,7 +35,7 @@ from everstep_services.agent.telemetry.evidence import Evidence
 from everstep_services.agent.telemetry.facts import Records
 from everstep_services.agent.telemetry.progress import Progress
 from everstep_services.agent.telemetry.saves import Saves
-from trainer_sdk.wire import Checkpointed, Injected, Requested, Stopping
+from trainer_sdk.wire import Checkpointed, Injected, Requested, StopSeen
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class OwnRanks:
         desks.do(self._agent.rank_stepped(event.rank, event.step))
 
     def _said(self, order: StartRanks, event: RankSaid) -> None:
-        if isinstance(event.said, Stopping):
+        if isinstance(event.said, StopSeen):
             now = self._clock.now()
             self._desks.do(self._agent.rank_stops(event.rank, event.said.step, now))
             return

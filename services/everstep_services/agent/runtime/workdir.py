@@ -23,7 +23,7 @@ from everstep_services.agent.runtime.rank_environment import (
     without_logins,
 )
 from trainer_sdk import layout, wire
-from trainer_sdk.bootstrap.flight import arm_flight_recorder
+from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
 
 _DRAIN_WITHIN_S = 5.0
 _OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE)
@@ -111,7 +111,7 @@ class Workplace:
         return KeeperPlan(
             instance=instance,
             runtime_dir=self._runtime,
-            command=wire.Command(
+            command=wire.RankCommand(
                 kind=plan.command.kind,
                 target=plan.command.target,
                 arguments=plan.command.arguments,

@@ -11,7 +11,7 @@ from everstep_services.agent.stalls.limits import (
     Limit,
     Limits,
 )
-from trainer_sdk.page import Kind
+from trainer_sdk.page import SectionKind
 
 _HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
@@ -137,7 +137,7 @@ def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Mis
 
 def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
     timeout_s = others.group_timeout_s or others.expected_group_s
-    limit = limits.section("", Kind.PLAIN)
+    limit = limits.section("", SectionKind.PLAIN)
     step = limits.by_hand(STEP)
     if limit.source != "default" or min(limit.s, step.s if step else limit.s) <= timeout_s:
         return None
@@ -154,11 +154,11 @@ def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
 def _ours(limits: Limits) -> Iterator[tuple[str, Limit]]:
     yield FIRST_STEP, limits.first_step()
     yield STEP, limits.step()
-    yield OUTSIDE, limits.section("", Kind.PLAIN)
+    yield OUTSIDE, limits.section("", SectionKind.PLAIN)
     if limits.by_hand(HEARTBEAT) is not None:
         yield HEARTBEAT, limits.heartbeat()
     for name in sorted(limits.named()):
-        yield name, limits.section(name, Kind.PLAIN)
+        yield name, limits.section(name, SectionKind.PLAIN)
     yield "other sections", Limit(limits.rules.section_s, "default")
     yield "checkpoints", Limit(limits.rules.checkpoint_s, "default")
     yield "evaluation", Limit(limits.rules.evaluation_s, "default")

@@ -12,7 +12,14 @@ from everstep_services.agent.stalls.limits import (
     Limits,
     is_by_hand,
 )
-from trainer_sdk.page import CountedBy, Kind, LaneReading, PageReading, Phase, SectionReading
+from trainer_sdk.page import (
+    CountedBy,
+    LaneReading,
+    PageReading,
+    RankPhase,
+    SectionKind,
+    SectionReading,
+)
 
 _IDLE_S = 1.0
 """Who has done nothing for so long is idle."""
@@ -126,7 +133,7 @@ def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
     page = view.page
     if page is None:
         return Place(view.rank, "start", view.born_s, _patience(limits.first_step(), view, limits))
-    if page.phase is Phase.ENDED:
+    if page.phase is RankPhase.ENDED:
         return None
     step = page.step or None
     if page.pauses > 0 and not 0 < page.paused_until_s <= now:
@@ -293,7 +300,7 @@ def _unmodified(
     signs = view.signs
     since_s = max(page.progress_s, resumed_s, signs.collective_s or 0.0)
     works = not signs.waits_in and (signs.idle_s is None or signs.idle_s < _IDLE_S)
-    usual = limits.usual_step() if works else limits.usual_section("", Kind.PLAIN)
+    usual = limits.usual_step() if works else limits.usual_section("", SectionKind.PLAIN)
     return Place(
         view.rank,
         "step",
@@ -323,7 +330,7 @@ def _stays_by_hand(
                 innermost = view.section(lane.frames[-1].section)
                 yield Place(
                     view.rank,
-                    _phase(innermost if innermost.kind is not Kind.PLAIN else section),
+                    _phase(innermost if innermost.kind is not SectionKind.PLAIN else section),
                     max(frame.since_s, lane.beat_s, resumed_s),
                     limit,
                     section=section.name,
@@ -332,7 +339,9 @@ def _stays_by_hand(
                     moved_s=_lane_moved_s(view, page, lane, resumed_s),
                 )
     limit = limits.by_hand(OUTSIDE)
-    is_open = page.steps > 0 or (page.phase is Phase.SCRIPT and not limits.rules.is_outside_late)
+    is_open = page.steps > 0 or (
+        page.phase is RankPhase.SCRIPT and not limits.rules.is_outside_late
+    )
     if limit is not None and is_open and not (view.lanes and view.lanes[0].frames):
         yield _outside_by_hand(view, page, limits, resumed_s, limit)
 
@@ -379,11 +388,11 @@ def _spans_by_hand(
 def _phase(section: SectionReading) -> str:
     if not section.name:
         return "step"
-    return "section" if section.kind is Kind.PLAIN else section.kind.value
+    return "section" if section.kind is SectionKind.PLAIN else section.kind.value
 
 
 def _early(page: PageReading) -> str:
-    return "first_step" if page.phase is Phase.SCRIPT else "start"
+    return "first_step" if page.phase is RankPhase.SCRIPT else "start"
 
 
 def _moved_s(view: View, page: PageReading, resumed_s: float) -> float:
@@ -420,7 +429,7 @@ def _is_in_long_phase(view: View) -> bool:
     if section is None:
         return False
     return any(
-        section(frame.section).kind is not Kind.PLAIN
+        section(frame.section).kind is not SectionKind.PLAIN
         for lane in view.lanes
         for frame in lane.frames
     )

@@ -13,7 +13,7 @@ from everstep_services.agent.stalls.limits import (
     Limits,
 )
 from everstep_services.agent.stalls.position import is_warming_up
-from trainer_sdk.page import BadPageError, CountedBy, Kind, PageReading, SectionReading
+from trainer_sdk.page import BadPageError, CountedBy, PageReading, SectionKind, SectionReading
 
 _REGULAR_S = 1800.0
 """Who has beaten for so long without a step does not merely load something."""
@@ -30,7 +30,7 @@ def seen_by(known: WatchedRank, limits: Limits) -> Iterator[SectionSeen]:
         return
     observations = page.steps - (limits.rules.warmup_steps or page.warmup or 1)
     if page.counted_by is not CountedBy.SDK:
-        yield _seen("", Kind.PLAIN, page.longest_step_s, observations)
+        yield _seen("", SectionKind.PLAIN, page.longest_step_s, observations)
         return
     for one in _sections(known):
         if not one.name:
@@ -53,11 +53,11 @@ def in_force(limits: Limits, ranks: Collection[WatchedRank]) -> tuple[SectionLim
     """Each limit that can act on these ranks, as they are, or on what they may do next."""
     pages = [page for one in ranks if (page := one.reading()) is not None]
     kinds = {one.name: one.kind for rank in ranks for one in _sections(rank) if one.name}
-    named = {name: kinds.get(name, Kind.PLAIN) for name in {*limits.named(), *kinds}}
+    named = {name: kinds.get(name, SectionKind.PLAIN) for name in {*limits.named(), *kinds}}
     rows = [_row(FIRST_STEP, limits.first_step(), _warmup_text(limits, pages))]
     if _can_step(pages, limits):
         rows.append(_row(STEP, limits.step()))
-    rows.append(_row("", limits.section("", Kind.PLAIN)))
+    rows.append(_row("", limits.section("", SectionKind.PLAIN)))
     beats = any(page.beats and not page.steps for page in pages)
     if beats or limits.by_hand(HEARTBEAT) is not None:
         rows.append(_row(HEARTBEAT, limits.heartbeat()))

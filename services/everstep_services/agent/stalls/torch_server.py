@@ -5,7 +5,7 @@ from pathlib import Path
 
 from everstep.errors import EverstepError
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import ShortPath
+from trainer_sdk.bootstrap.agent_link import ShortPath
 
 _MOST_BYTES = 32 << 20
 

@@ -20,6 +20,7 @@ from everstep_services.history.api import (
     control,
     evidence,
     facts,
+    goodput,
     incidents,
     jobs,
     limits,
@@ -38,14 +39,15 @@ from everstep_services.history.api.gate import Gate
 from everstep_services.history.api.guard import Guard
 from everstep_services.history.api.problems import Problem, handle, pattern_of
 from everstep_services.history.beats import Beats
+from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.news import News
 from everstep_services.history.retention import Retention
 from everstep_services.history.settings import ApiSettings
 
 BASE = "/api/v1"
 PARTS = (
-    *(jobs, ranks, limits, stragglers, checkpoints, incidents, evidence, logs, nodes, operators),
-    *(control, facts, tokens, status),
+    *(jobs, ranks, limits, stragglers, goodput, checkpoints, incidents, evidence, logs, nodes),
+    *(operators, control, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
@@ -79,6 +81,7 @@ async def make_context(
         kept=KeptBlobs(database),
         bus=bus,
         beats=Beats(bus, clock),
+        goodput=GoodputReader(database),
         retention=Retention(bus.blobs, clock),
         cursors=Cursors(now.secret),
         clock=clock,

@@ -17,6 +17,7 @@ from everstep_services.history.api.feed import Feed
 from everstep_services.history.api.gate import Gate
 from everstep_services.history.api.problems import ProblemError
 from everstep_services.history.beats import Beats
+from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.retention import Retention
 from everstep_services.history.settings import ApiSettings
 
@@ -41,6 +42,7 @@ class Context:
     kept: KeptBlobs
     bus: Bus
     beats: Beats
+    goodput: GoodputReader
     retention: Retention
     cursors: Cursors
     clock: Clock

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from everstep_services.straggler.domain.live.causes import held_back
+from everstep_services.straggler.domain.live.causes import held_back, throttled
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array, Cause
 
@@ -66,6 +66,8 @@ class Links:
     """By rank, in the latest windows: by how much its own time exceeds that of its role."""
     held_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
     """By rank, in the latest windows: for how much longer than others its host held it back."""
+    throttled_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
+    """By rank, in the latest windows: for how much longer than others a quota held it back."""
     good: int = 0
     """What speaks for links that were slow: see `_good_again`."""
     slow: int = 0
@@ -81,9 +83,10 @@ class Links:
         Returns the round trips of each node in the latest windows.
         """
         self.excess_s.append(excess_s)
-        held_s = np.full(len(excess_s), np.nan)
-        held_s[measured.sample.rank] = held_back(measured)
-        self.held_s.append(held_s)
+        for kept, by_row in ((self.held_s, held_back), (self.throttled_s, throttled)):
+            by_rank = np.full(len(excess_s), np.nan)
+            by_rank[measured.sample.rank] = by_row(measured)
+            kept.append(by_rank)
         names = [one.node for one in measured.sample.nodes]
         self.recent.append(dict(zip(names, _by_node(measured).tolist(), strict=True)))
         nan = float("nan")
@@ -109,7 +112,9 @@ class Links:
             self.steps.clear()  # steps are as long as this by now
         if self.slow < LINK_WINDOWS:
             return None, []
-        suspect = self._busy_host(measured) or self._slow_link(measured, trips)
+        suspect = self._busy_host(measured)
+        if suspect is None and not self._is_throttled():
+            suspect = self._slow_link(measured, trips)
         node = None if suspect is None else measured.sample.nodes[
             int(measured.sample.node[suspect.row])
         ].node  # fmt: skip
@@ -121,6 +126,21 @@ class Links:
         self.good = 0
         self.known[node] = int(measured.sample.rank[suspect.row])
         return suspect, []
+
+    def held_back_s(self, rank: int) -> float:
+        """For how much longer than others its host held a rank back: the most of late windows."""
+        known = [one[rank] for one in self.held_s if rank < len(one) and np.isfinite(one[rank])]
+        return float(max(known, default=0.0))
+
+    def _is_throttled(self) -> bool:
+        """A quota held a rank back for most of what steps lost, in one of the latest windows.
+
+        The kernel counts that when the time is over, which may be in another window.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # windows of which nothing is known
+            most_s = float(np.nan_to_num(np.nanmax(np.array(list(self.throttled_s)))))
+        return most_s >= _EXPLAINS * self.lost_s > 0
 
     def _busy_host(self, measured: Measured) -> SlowNode | None:
         """The node whose host holds a rank back for most of what steps lost."""
