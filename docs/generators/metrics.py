@@ -27,8 +27,8 @@ from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.job_metrics import JobMetrics
-from everstep_services.history.news import News
-from everstep_services.history.service import Projector
+from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.projector import Projector
 from everstep_services.history.settings import HistorySettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
@@ -248,7 +248,7 @@ def _projector() -> Projector:
         _bus(),
         cast("Database", None),
         cast("FactLog", None),
-        News(),
+        LogNotifier(),
         clock=SystemClock(),
         name="page",
     )

@@ -21,7 +21,7 @@ from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
-from everstep_services.agent.left_spools import send_left_and_log
+from everstep_services.agent.telemetry.leftover_spools import send_left_and_log
 from everstep_services.cli.buses import server_version
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
