@@ -34,6 +34,7 @@ from everstep.messages import (
     NodeLost,
     NodesDocument,
     NodeTimings,
+    NoticesDocument,
     RoundDocument,
     ShowLimits,
     ShowNodes,
@@ -80,6 +81,7 @@ BUCKETS: Mapping[str, type[Message]] = {
     "LIMITS": LimitsDocument,
     "CHECKPOINTS": CheckpointsDocument,
     "CASES": CasesDocument,
+    "NOTICES": NoticesDocument,
     "STRAGGLERS": StragglersDocument,
 }
 

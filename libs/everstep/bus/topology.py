@@ -20,7 +20,7 @@ EVIDENCE_STREAM = "EVIDENCE"
 ROUNDS, LIMITS, CONTROL, NODES = "ROUNDS", "LIMITS", "CONTROL", "NODES"
 STRAGGLERS = "STRAGGLERS"
 _ANNOUNCED = (ROUNDS, LIMITS, STRAGGLERS, CONTROL, NODES)
-CHECKPOINTS, CASES = "CHECKPOINTS", "CASES"
+CHECKPOINTS, CASES, NOTICES = "CHECKPOINTS", "CASES", "NOTICES"
 LEASES, PROBE = "LEASES", "PROBE"
 
 _VERIFY_EVERY_S = 60.0
@@ -83,6 +83,7 @@ def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
         ),
         _bucket(CHECKPOINTS, common),
         _bucket(CASES, common),
+        _bucket(NOTICES, common),
         _bucket(LEASES, common),
         _bucket(PROBE, common | {"max_age": 3600 * _SECOND}),
     ]

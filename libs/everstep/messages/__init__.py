@@ -10,6 +10,7 @@ from everstep.messages.documents.buckets import *
 from everstep.messages.documents.cases import *
 from everstep.messages.documents.checkpoints import *
 from everstep.messages.documents.health import *
+from everstep.messages.documents.notices import *
 from everstep.messages.documents.rounds import *
 from everstep.messages.documents.stragglers import *
 from everstep.messages.facts.checkpoints import *

@@ -6,6 +6,7 @@ from everstep.messages.base import DocumentBody
 from everstep.messages.documents.cases import CasesDocument
 from everstep.messages.documents.checkpoints import CheckpointsDocument
 from everstep.messages.documents.health import ControlDocument, LimitsDocument, NodesDocument
+from everstep.messages.documents.notices import NoticesDocument
 from everstep.messages.documents.rounds import RoundDocument
 from everstep.messages.documents.stragglers import StragglersDocument
 
@@ -27,5 +28,6 @@ BUCKETS = (
     Bucket("NODES", "_cluster", NodesDocument),
     Bucket("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
     Bucket("CASES", "<job> or _cluster", CasesDocument),
+    Bucket("NOTICES", "_cluster", NoticesDocument),
 )
 """Every bucket of documents on the bus."""

@@ -1,0 +1,104 @@
+"""The document in `NOTICES`: which notifications are open, and which target has which of them."""
+
+from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
+
+
+class TargetState(Part, frozen=True, kw_only=True):
+    """What one target has of one notice."""
+
+    target: Name
+    """`webhook`, `slack`, `pagerduty` or `alertmanager`."""
+    state: Name
+    """`firing`, `resolved`, or `given_up`: the target has refused the notice for good."""
+    cause: Name = ""
+    """The cause that the target was told last."""
+    updates: Count = 0
+    """How often the target was told another cause."""
+
+
+class Notice(Part, frozen=True, kw_only=True):
+    """Something that people should know, until every target has all of it."""
+
+    id: str
+    """The same for the same event, whichever replica sends it."""
+    event: Name
+    """`incident`, `job_failed`, `job_stopped`, `slow_rank`, `node_excluded` or `breaker_open`."""
+    state: Name
+    """`unheard` (its beginning was not heard yet), `held`, `firing` or `resolved`."""
+    heard_s: float
+    """When the sender heard of it: seconds since 1970."""
+    job: Name
+    """The job, or `_cluster`."""
+    subject: Name = ""
+    """The incident, the node or the finding that it is about."""
+    began_at: Time | None = None
+    """When it began, as its first fact says."""
+    ended_at: Time | None = None
+    """When it was over, as its last fact says."""
+    reason: str = ""
+    """What happened."""
+    ending: str = ""
+    """How it ended, in words."""
+    outcome: Name = ""
+    """How it ended: `recovered`, `failed`, `included` …; empty while it lasts."""
+    cause: Name = ""
+    """The cause of the verdict that holds; of a slow rank, what makes it slow."""
+    verdict: str = ""
+    """What the verdict says."""
+    revision: Int = -1
+    """The revision of the verdict; -1 without one."""
+    confidence: float | None = None
+    """Of the verdict, 0 to 1."""
+    ranks: tuple[Int, ...] = ()
+    """The ranks that caused it, at most 16."""
+    nodes: tuple[Name, ...] = ()
+    """The nodes that caused it, at most 16."""
+    affected: Count = 0
+    """How many ranks are affected."""
+    action: str = ""
+    """What was done about it."""
+    lost_s: float | None = None
+    """The time that was lost by it."""
+    lost_steps: Count = 0
+    """The steps that had to be made again."""
+    cost_ratio: float | None = None
+    """What a slow rank costs its job: 0.12 for 12 %."""
+    incident: Name = ""
+    """The incident that ended a job."""
+    more: Count = 0
+    """So many others of the same kind are told with this one."""
+    more_since_s: float | None = None
+    """When the first of these was heard: seconds since 1970."""
+    targets: tuple[TargetState, ...] = ()
+    """What each target has of it."""
+
+
+class ToldGroup(Part, frozen=True, kw_only=True):
+    """Notices alike, as the incidents of a job with one cause: when one was sent last."""
+
+    group: str
+    """Event, job and cause."""
+    sent_s: float
+    """Seconds since 1970."""
+
+
+class NoticesDocument(DocumentBody, frozen=True, kw_only=True, tag="notices_document.v1"):
+    """Open notifications, and how far the facts were read for them; history writes it.
+
+    Key: `_cluster`. The replica that sends writes it before it sends, and after.
+    """
+
+    stream: str = ""
+    """The incarnation of the stream of facts."""
+    sequence: Count = 0
+    """The last fact that was read."""
+    began_s: float = 0.0
+    """When notifications were switched on: what happened before is not sent."""
+    notices: tuple[Notice, ...] = ()
+    """The open ones, in the order in which they were heard; at most 500."""
+    told: tuple[ToldGroup, ...] = ()
+    """Groups whose cooldown may not be over."""
+    finished: tuple[str, ...] = ()
+    """Short hashes of the newest notices and facts that are done with, at most 2,000."""
+    stopped: tuple[Name, ...] = ()
+    """Jobs that a person has asked to stop, at most 200."""

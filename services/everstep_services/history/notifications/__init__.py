@@ -1,0 +1,1 @@
+"""Messages to people when something needs them: webhook, Slack, PagerDuty, Alertmanager."""

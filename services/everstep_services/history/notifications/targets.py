@@ -1,0 +1,90 @@
+"""Each target: what a message to it looks like on the wire. Secrets are read at each attempt."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import assert_never
+from urllib.parse import urlsplit
+
+import msgspec
+
+from everstep.settings import SettingsError, read_secret, remember_secret
+from everstep_services.history.notifications import payloads
+from everstep_services.history.notifications.domain import Delivery
+from everstep_services.history.notifications.http_client import HttpRequest
+from everstep_services.history.notifications.settings import NotifySettings, Target
+from everstep_services.history.notifications.signature import signed_headers
+
+UPDATES_MOST: dict[Target, int] = {"webhook": 1, "slack": 1, "pagerduty": 5, "alertmanager": 5}
+"""How often a target is told that a cause has changed: where that is a further message, once."""
+_JSON = {"Content-Type": "application/json"}
+
+
+def request_for(delivery: Delivery, settings: NotifySettings, now: datetime) -> HttpRequest:
+    """The request, its secrets read from their files. To be called in a thread."""
+    target: Target = delivery.target  # type: ignore[assignment]  # made from the settings' targets
+    headers = {**_JSON, "Idempotency-Key": delivery.key}
+    dashboard = settings.dashboard_url
+    match target:
+        case "webhook":
+            return _webhook(delivery, settings, headers, now)
+        case "slack":
+            assert settings.slack.url_file is not None
+            url = secret_url(settings.slack.url_file)
+            return HttpRequest(url, _encoded(payloads.slack(delivery, dashboard)), headers=headers)
+        case "pagerduty":
+            assert settings.pagerduty.routing_key_file is not None
+            key = read_secret(settings.pagerduty.routing_key_file)
+            body = _encoded(payloads.pagerduty(delivery, dashboard, key))
+            return HttpRequest(settings.pagerduty.url, body, headers=headers)
+        case "alertmanager":
+            alert = payloads.alertmanager(delivery.notice, dashboard, now)
+            return alerts_request([alert], settings, headers)
+        case _:
+            assert_never(target)
+
+
+def alerts_request(
+    alerts: list[dict[str, object]], settings: NotifySettings, headers: dict[str, str]
+) -> HttpRequest:
+    """A POST of alerts to Alertmanager."""
+    file = settings.alertmanager.authorization_file
+    if file is not None:
+        value = read_secret(file)
+        remember_secret(value.rpartition(" ")[2])
+        headers = {**headers, "Authorization": value}
+    url = f"{settings.alertmanager.url.rstrip('/')}/api/v2/alerts"
+    return HttpRequest(url, _encoded(alerts), headers={**_JSON, **headers})
+
+
+def ping_request(settings: NotifySettings) -> HttpRequest:
+    """A ping to the service that misses us when we are gone."""
+    assert settings.dead_man.url_file is not None
+    return HttpRequest(secret_url(settings.dead_man.url_file), method=settings.dead_man.method)
+
+
+def secret_url(file: Path) -> str:
+    """An address that is a secret."""
+    url = read_secret(file)
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+        raise SettingsError(f"{file} holds no address that begins with http:// or https://")
+    if any(character.isspace() or not character.isprintable() for character in url):
+        raise SettingsError(f"the address in {file} contains spaces")
+    remember_secret(parts.path)  # a server may repeat it in its answer
+    return url
+
+
+def _webhook(
+    delivery: Delivery, settings: NotifySettings, headers: dict[str, str], now: datetime
+) -> HttpRequest:
+    webhook = settings.webhook
+    url = webhook.url if webhook.url_file is None else secret_url(webhook.url_file)
+    body = _encoded(payloads.webhook(delivery, settings.dashboard_url))
+    if webhook.secret_file is not None:
+        secret = read_secret(webhook.secret_file)
+        headers = {**headers, **signed_headers(secret, body, int(now.timestamp()))}
+    return HttpRequest(url, body, headers=headers)
+
+
+def _encoded(body: object) -> bytes:
+    return msgspec.json.encode(body)
