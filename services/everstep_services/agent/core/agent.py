@@ -352,7 +352,7 @@ class Agent:
     def _say_refused(self, reply: Joined) -> list[Act]:
         if reply.is_accepted:
             return []
-        text = f"rendezvous does not let us in: {reply.reason}"
+        text = f"rendezvous refused this node: {reply.reason}"
         return self._say_once(text, key=f"{reply.standing} {reply.cause}", is_warning=True)
 
     def _say_once(self, text: str, *, key: str = "", is_warning: bool = False) -> list[Act]:
