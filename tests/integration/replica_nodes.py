@@ -16,12 +16,12 @@ from everstep.clock import SystemClock
 from everstep.messages import Peer, ReleaseImages, StartRanks
 from everstep_services.agent.replicas import client, server
 from everstep_services.agent.replicas.fetcher import OFFER, Offer
-from everstep_services.agent.replicas.held_copy import Held
-from everstep_services.agent.replicas.manager import Keep
-from everstep_services.agent.replicas.server import opened_door
-from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.held_copy import HeldCopy
+from everstep_services.agent.replicas.manager import ReplicaManager
+from everstep_services.agent.replicas.server import opened_port
+from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.store import ReplicaStore
 from everstep_services.agent.replicas.tls import opened_tls
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageEntry, ImageIndex, encode
@@ -64,11 +64,11 @@ class Node:
 
     name: str
     folder: Path
-    store: Store
-    keep: Keep
-    standing: Standing
+    store: ReplicaStore
+    keep: ReplicaManager
+    standing: ReplicaSession
     port: int = 0
-    stored: list[Held] = field(default_factory=list)
+    stored: list[HeldCopy] = field(default_factory=list)
     failed: list[tuple[int, str, str, str]] = field(default_factory=list)
     released: list[tuple[ReleaseImages, str, Path]] = field(default_factory=list)
 
@@ -114,12 +114,12 @@ def made(name: str, folder: Path, settings: CheckpointSettings | None = None) ->
     """A node that does nothing yet."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = settings or PATIENT
-    standing = Standing(JOB, name, settings, tls=opened_tls(settings))
-    store = Store(folder, JOB, settings)
-    stored: list[Held] = []
+    standing = ReplicaSession(JOB, name, settings, tls=opened_tls(settings))
+    store = ReplicaStore(folder, JOB, settings)
+    stored: list[HeldCopy] = []
     failed: list[tuple[int, str, str, str]] = []
     released: list[tuple[ReleaseImages, str, Path]] = []
-    keep = Keep(
+    keep = ReplicaManager(
         standing, folder, store, SystemClock(),
         lambda held, _by, _took_s: stored.append(held),
         lambda *what: failed.append(what),
@@ -150,7 +150,7 @@ async def running(nodes: Sequence[Node]) -> AsyncIterator[None]:
             async with asyncio.TaskGroup() as tasks:
                 loops = []
                 for node in nodes:
-                    door = opened_door("127.0.0.1", node.port)
+                    door = opened_port("127.0.0.1", node.port)
                     doors.append(door)
                     node.port = int(door.getsockname()[1])
                     loops.append(tasks.create_task(node.keep.keep_for_ever(door), name=node.name))

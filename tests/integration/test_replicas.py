@@ -17,7 +17,7 @@ from everstep.messages import CopyReplica, DropReplica, Peer, ReleaseImages
 from everstep_services.agent.replicas import protocol
 from everstep_services.agent.replicas.client import Call
 from everstep_services.agent.replicas.images import OwnImages
-from everstep_services.agent.replicas.protocol import Get, Link, ReplicaError
+from everstep_services.agent.replicas.protocol import GetCopy, ReplicaError, ReplicaLink
 from everstep_services.agent.replicas.server import ReplicaServer
 from everstep_services.agent.replicas.store import Incoming
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
@@ -368,7 +368,7 @@ async def test_who_breaks_off_and_has_what_nobody_else_has_is_asked_again_from_t
     most, real = 10 * 4096, ReplicaServer._give
     offsets: list[int] = []
 
-    def give(server: ReplicaServer, link: Link, asked: Get) -> None:
+    def give(server: ReplicaServer, link: ReplicaLink, asked: GetCopy) -> None:
         send, is_first = link.send, not offsets
         offsets.append(asked.offset)
 

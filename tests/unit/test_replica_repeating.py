@@ -9,7 +9,7 @@ import pytest
 from everstep_services.agent.replicas import retry
 from everstep_services.agent.replicas.fetcher import OFFER, Offer, Offers
 from everstep_services.agent.replicas.protocol import ReplicaError
-from everstep_services.agent.replicas.retry import Attempt, Coming, take_from_one
+from everstep_services.agent.replicas.retry import Attempt, TransferProgress, take_from_one
 
 
 @pytest.fixture(autouse=True)
@@ -38,27 +38,27 @@ def attempts(*sources: Source) -> Sequence[Attempt]:
 
 async def test_the_only_holder_may_pause() -> None:
     holder = Source("slow", "closed", "slow")
-    await take_from_one(attempts(holder), Coming())
+    await take_from_one(attempts(holder), TransferProgress())
     assert holder.asked == 4
 
 
 async def test_another_holder_comes_before_a_second_attempt() -> None:
     paused, other = Source("slow"), Source()
-    await take_from_one(attempts(paused, other), Coming())
+    await take_from_one(attempts(paused, other), TransferProgress())
     assert (paused.asked, other.asked) == (1, 1)
 
 
 async def test_who_is_gone_or_has_it_no_more_is_not_asked_again() -> None:
     gone, without, paused = Source("unreachable"), Source("unknown"), Source("slow", "slow", "torn")
     with pytest.raises(ReplicaError) as failed:
-        await take_from_one(attempts(gone, without, paused), Coming())
+        await take_from_one(attempts(gone, without, paused), TransferProgress())
     assert (gone.asked, without.asked, paused.asked) == (1, 1, 3)
     assert str(failed.value) == "it was unreachable; it was unknown; it was slow; it was torn"
 
 
 async def test_nobody_waits_for_what_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "_STILL_MOST_S", 10.0)
-    now, coming, source = 1000.0, Coming(), Source(*["slow"] * 9)
+    now, coming, source = 1000.0, TransferProgress(), Source(*["slow"] * 9)
     offsets = [100, 200, 200, 200]
 
     async def take() -> None:

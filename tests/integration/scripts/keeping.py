@@ -27,8 +27,8 @@ from xxhash import xxh3_128_hexdigest
 from everstep.clock import SystemClock
 from everstep.messages import DropReplica, Fact, Peer, ReplicaStored, StartRanks
 from everstep_services.agent.replicas.fetcher import OFFER
-from everstep_services.agent.replicas.node_checkpoints import Checkpoints, opened_checkpoints
-from everstep_services.agent.replicas.protocol import Link
+from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints, opened_checkpoints
+from everstep_services.agent.replicas.protocol import ReplicaLink
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running.arguments import scan
@@ -64,13 +64,13 @@ def arm(point: int) -> None:
 
         return count_and_call
 
-    for owner, names in ((os, ON_FILES), (Link, ON_LINKS)):
+    for owner, names in ((os, ON_FILES), (ReplicaLink, ON_LINKS)):
         for name in names:
             setattr(owner, name, counted(getattr(owner, name)))
 
 
 @asynccontextmanager
-async def agent(plan: RunPlan, said: int) -> AsyncIterator[tuple[Checkpoints, Path]]:
+async def agent(plan: RunPlan, said: int) -> AsyncIterator[tuple[NodeCheckpoints, Path]]:
     """All that an agent does about states."""
     async with opened_checkpoints(plan, SystemClock()) as (desk, folder):
         assert folder is not None

@@ -28,11 +28,16 @@ from everstep.messages import (
     StartRanks,
 )
 from everstep_services.agent.attached.attached_plan import AttachedPlan
-from everstep_services.agent.attached.attendance import Closes, Ends, Opens, Over
-from everstep_services.agent.attached.step_facts import Made
+from everstep_services.agent.attached.attendance import (
+    IncidentCloses,
+    IncidentOpens,
+    JobOver,
+    RoundEnds,
+)
+from everstep_services.agent.attached.step_facts import StepsMade
 
 
-class Story:
+class AttachedFacts:
     """Makes facts in the name of one agent."""
 
     def __init__(self, plan: AttachedPlan, clock: Clock) -> None:
@@ -111,7 +116,7 @@ class Story:
         )
         return [formed, started]
 
-    def round_ends(self, ends: Ends, incident: str | None, step: int | None) -> list[Fact]:
+    def round_ends(self, ends: RoundEnds, incident: str | None, step: int | None) -> list[Fact]:
         """No rank of the round is left on this node."""
         if not self._plan.tells_of_job:
             return []
@@ -128,7 +133,7 @@ class Story:
         )
         return [ended]
 
-    def opens(self, number: int, incident: str, opens: Opens, step: int | None) -> Fact:
+    def opens(self, number: int, incident: str, opens: IncidentOpens, step: int | None) -> Fact:
         """A rank has failed by itself."""
         return IncidentOpened(
             **self._of(number),
@@ -141,7 +146,7 @@ class Story:
             step=step,
         )
 
-    def closes(self, number: int, incident: str, closes: Closes) -> Fact:
+    def closes(self, number: int, incident: str, closes: IncidentCloses) -> Fact:
         """The training is back, or will not come back."""
         return IncidentClosed(
             **self._of(number),
@@ -152,7 +157,7 @@ class Story:
             next_round=closes.next_round,
         )
 
-    def progress(self, number: int, made: Made) -> ProgressMade:
+    def progress(self, number: int, made: StepsMade) -> ProgressMade:
         """How far the training is, from slot 0."""
         return ProgressMade(
             **self._of(number),
@@ -163,7 +168,7 @@ class Story:
             steps_s=round(made.steps_s, 6),
         )
 
-    def ends(self, over: Over, rounds: int, step: int | None) -> list[Fact]:
+    def ends(self, over: JobOver, rounds: int, step: int | None) -> list[Fact]:
         """Nobody comes back."""
         plan, of = self._plan, self._of
         cause = "done" if over.state == "done" else "failed"

@@ -8,7 +8,7 @@ _EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class StepsMade:
     """Steps that were made since it was said last."""
 
     step: int
@@ -17,7 +17,7 @@ class Made:
     steps_s: float
 
 
-class Steps:
+class StepCounter:
     """Of one round at a time."""
 
     def __init__(self, clock: Clock) -> None:
@@ -30,20 +30,20 @@ class Steps:
         self._said_at = self._clock.now()
         self._said_step = 0
 
-    def first(self, step: int) -> Made | None:
+    def first(self, step: int) -> StepsMade | None:
         """A rank has made its first step of the round."""
         if self._said_step:
             return None
         return self._made(step, is_first=True, steps=1)
 
-    def since(self, step: int | None, *, is_last: bool = False) -> Made | None:
+    def since(self, step: int | None, *, is_last: bool = False) -> StepsMade | None:
         """What is to be said by now; at the end of a round, all that was not said yet."""
         is_due = is_last or self._clock.now() - self._said_at >= _EVERY_S
         if not is_due or step is None or not 0 < self._said_step < step:
             return None
         return self._made(step, is_first=False, steps=step - self._said_step)
 
-    def _made(self, step: int, *, is_first: bool, steps: int) -> Made:
+    def _made(self, step: int, *, is_first: bool, steps: int) -> StepsMade:
         now = self._clock.now()
         took_s, self._said_at, self._said_step = now - self._said_at, now, step
-        return Made(step, is_first, steps, took_s)
+        return StepsMade(step, is_first, steps, took_s)

@@ -13,8 +13,8 @@ from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
 _WITHIN_S = 20.0
 
 
-class Door:
-    """Use `Door.opened`."""
+class RankChannel:
+    """Use `RankChannel.opened`."""
 
     def __init__(
         self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -25,7 +25,7 @@ class Door:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, folder: Path, rank: int) -> AsyncIterator["Door"]:
+    async def opened(cls, folder: Path, rank: int) -> AsyncIterator["RankChannel"]:
         """The way to a rank. `BadFaultError` where nobody listens."""
         try:
             with ShortPath(str(folder / layout.INJECTION_SOCKET)) as path:

@@ -15,8 +15,8 @@ from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.errors import EverstepError
 from everstep.messages import FaultInjected, InjectFault, OperatorActed, StartRanks
-from everstep_services.agent.injection.agent_faults import Harm
-from everstep_services.agent.injection.rank_channel import Door
+from everstep_services.agent.injection.agent_faults import AgentFaults
+from everstep_services.agent.injection.rank_channel import RankChannel
 from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
 
@@ -33,7 +33,7 @@ _SIGNALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class InjectionTargets:
     """What must be known of the ranks of this node, at any moment."""
 
     order: Callable[[], StartRanks | None]
@@ -46,11 +46,16 @@ class Ranks:
     """The last step of a rank."""
 
 
-class Injection:
+class FaultInjector:
     """One agent's faults. It exists only where `--allow-injection` was given."""
 
     def __init__(
-        self, plan: RunPlan, bus: Bus, harm: Harm, ranks: Ranks, say: Callable[[str], None]
+        self,
+        plan: RunPlan,
+        bus: Bus,
+        harm: AgentFaults,
+        ranks: InjectionTargets,
+        say: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._bus = bus
@@ -149,7 +154,7 @@ class Injection:
         folder = self._ranks.folder(rank)
         if folder is None:
             raise BadFaultError(f"rank {rank} does not run on {self._plan.node}")
-        async with Door.opened(folder, rank) as door:
+        async with RankChannel.opened(folder, rank) as door:
             await door.knock(wished)
             await self._announce(order, wished)
             await door.go()

@@ -18,7 +18,7 @@ class _Send(Protocol):
     def __call__(self, line: Signal, /, *, has_come: bool) -> tuple[int, ...]: ...
 
 
-class Signals:
+class SignalQueue:
     """Waits a moment before it has ranks take a signal that may have been sent to all processes.
 
     The warden blocks these signals: one that was sent to the warden is pending, and was sent to

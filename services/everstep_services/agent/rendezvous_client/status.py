@@ -2,19 +2,19 @@
 
 from everstep import __version__
 from everstep.messages import Join, Leave, Report, StartRanks
-from everstep_services.agent.core.actions import Exiting, Tell
+from everstep_services.agent.core.actions import ExitAgent, SendReport
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.probes.node_checks import Checks
+from everstep_services.agent.probes.node_checks import NodeChecks
 from everstep_services.agent.rendezvous_client.ports import Reserved
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.telemetry.progress import Progress
+from everstep_services.agent.telemetry.progress import ProgressReader
 
 
-class Questions:
+class AgentStatus:
     """Says everything as it is at the moment of asking."""
 
     def __init__(
-        self, plan: RunPlan, agent: Agent, progress: Progress, instance: str,
+        self, plan: RunPlan, agent: Agent, progress: ProgressReader, instance: str,
         replica_port: int | None,
     ) -> None:  # fmt: skip
         self._plan = plan
@@ -23,7 +23,7 @@ class Questions:
         self._instance = instance
         self._replica_port = replica_port
         self._reserved: Reserved | None = None
-        self.checks: Checks | None = None
+        self.checks: NodeChecks | None = None
         self.is_warm = False
         """The forge is ready."""
         self.evidence_s = 0.0
@@ -73,7 +73,7 @@ class Questions:
             version=__version__,
         )
 
-    def report(self, tell: Tell, order: StartRanks, fact: str | None) -> Report:
+    def report(self, tell: SendReport, order: StartRanks, fact: str | None) -> Report:
         """Ask what this means for the round."""
         ending = tell.exit
         return Report(
@@ -100,7 +100,7 @@ class Questions:
             restore_s=self.restore_s,
         )
 
-    def leave(self, exiting: Exiting) -> Leave:
+    def leave(self, exiting: ExitAgent) -> Leave:
         """We go."""
         return Leave(
             job=self._plan.job,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from everstep_services.agent.replicas.images import Head, read_head
-from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.images import ImageHead, read_head
+from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import ASIDE_INDEX, put_durably
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
@@ -21,13 +21,13 @@ PART, PART_INDEX = "part", "part.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldCopy:
     """A whole copy, verified when it came."""
 
     copy: Copy
-    head: Head
+    head: ImageHead
     folder: Path
-    memory: Memory | None = None
+    memory: MemoryFile | None = None
     """As it was written; None for what another agent has left."""
 
     @property
@@ -50,7 +50,7 @@ def unindex(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def found(base: Path, job: str) -> Iterator[Held]:
+def found(base: Path, job: str) -> Iterator[HeldCopy]:
     """What an agent that died has left here. What it was receiving is removed."""
     for place in base.glob("slot-*/rank-*/*"):
         try:
@@ -60,7 +60,7 @@ def found(base: Path, job: str) -> Iterator[Held]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _read(place: Path, job: str) -> Held:
+def _read(place: Path, job: str) -> HeldCopy:
     if place.name == INCOMING:
         raise ReplicaError("it was being received")
     if (place / PART_INDEX).exists():
@@ -76,4 +76,4 @@ def _read(place: Path, job: str) -> Held:
         )  # fmt: skip
     if head.identity.job != job:
         raise ReplicaError(f"it is of job {head.identity.job}")
-    return Held(copy, head, place)
+    return HeldCopy(copy, head, place)

@@ -13,41 +13,41 @@ from everstep.clock import Clock
 from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
 from everstep_services.agent.core.actions import AboutStates
 from everstep_services.agent.replicas.coder import Coder
-from everstep_services.agent.replicas.fetcher import Fetching, Offers
-from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.fetcher import Fetcher, Offers
+from everstep_services.agent.replicas.held_copy import HeldCopy
 from everstep_services.agent.replicas.images import CopyFile, OwnImages
-from everstep_services.agent.replicas.last_state import Witness
+from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.server import ReplicaServer
-from everstep_services.agent.replicas.session import Standing
-from everstep_services.agent.replicas.store import Store
-from everstep_services.agent.replicas.transmitter import Failed, Sending
+from everstep_services.agent.replicas.session import ReplicaSession
+from everstep_services.agent.replicas.store import ReplicaStore
+from everstep_services.agent.replicas.transmitter import Failed, Transmitter
 from trainer_sdk.checkpoint.image_folder import release_images
 
 log = logging.getLogger(__name__)
 
 CODED = "coded"
-Stored = Callable[[Held, str, float], None]
+Stored = Callable[[HeldCopy, str, float], None]
 """All ranks of a slot are here for the first time in a round: one of them, from whom, how long."""
 Released = Callable[[ReleaseImages, str, Path], None]
 """A state may be restored again: the order, the tier, its folder."""
 
 
-class Keep:
+class ReplicaManager:
     """Below one folder; works beside the ranks and never with them."""
 
     def __init__(
-        self, standing: Standing, folder: Path, store: Store, clock: Clock,
+        self, standing: ReplicaSession, folder: Path, store: ReplicaStore, clock: Clock,
         stored: Stored, failed: Failed,
     ) -> None:  # fmt: skip
         self._standing = standing
         self._folder = folder
         self._store = store
         self._images = OwnImages(folder, standing.job)
-        self._sending = Sending(standing, self._images, Coder(folder / CODED), clock, failed)
-        self._fetching = Fetching(standing, store, self._images, folder / CODED)
+        self._sending = Transmitter(standing, self._images, Coder(folder / CODED), clock, failed)
+        self._fetching = Fetcher(standing, store, self._images, folder / CODED)
         self._offers = Offers(folder)
         self._stored = stored
-        self.witness: Witness | None = None
+        self.witness: LastState | None = None
         """Which state was here last."""
         self.released: Released = lambda *_: None
         """Who puts it on record."""
@@ -89,7 +89,7 @@ class Keep:
         if door is not None:
             loop = asyncio.get_running_loop()
 
-            def arrived(held: Held, by: str, took_s: float) -> None:
+            def arrived(held: HeldCopy, by: str, took_s: float) -> None:
                 if self._store.has_all(held):
                     loop.call_soon_threadsafe(self._arrived, held, by, took_s)
 
@@ -98,7 +98,7 @@ class Keep:
         async with beside(*loops):
             await asyncio.Event().wait()
 
-    def _arrived(self, held: Held, by: str, took_s: float) -> None:
+    def _arrived(self, held: HeldCopy, by: str, took_s: float) -> None:
         slot = held.copy.slot
         if slot not in self._told:
             self._told.add(slot)

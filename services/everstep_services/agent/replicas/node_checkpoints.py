@@ -13,15 +13,15 @@ from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
 from everstep_services.agent.core.actions import AboutStates
-from everstep_services.agent.replicas.held_copy import Held
-from everstep_services.agent.replicas.last_state import Witness
+from everstep_services.agent.replicas.held_copy import HeldCopy
+from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.local_root import check_local_root
-from everstep_services.agent.replicas.manager import Keep
-from everstep_services.agent.replicas.recorder import Story
-from everstep_services.agent.replicas.server import opened_door
-from everstep_services.agent.replicas.session import Standing
-from everstep_services.agent.replicas.state_folder import Departure, opened_images, sweep
-from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.manager import ReplicaManager
+from everstep_services.agent.replicas.recorder import CheckpointRecorder
+from everstep_services.agent.replicas.server import opened_port
+from everstep_services.agent.replicas.session import ReplicaSession
+from everstep_services.agent.replicas.state_folder import LeftoverPolicy, opened_images, sweep
+from everstep_services.agent.replicas.store import ReplicaStore
 from everstep_services.agent.replicas.tls import opened_tls
 from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.wire import Checkpointed
@@ -32,19 +32,19 @@ _DONE = 0
 _SWEEP_EVERY_S = 60.0
 
 
-class Checkpoints:
+class NodeCheckpoints:
     """One agent's. Without memory for files it only passes on what ranks say."""
 
     def __init__(
-        self, job: str, node: str, clock: Clock, departure: Departure | None = None
+        self, job: str, node: str, clock: Clock, departure: LeftoverPolicy | None = None
     ) -> None:
-        self._departure = departure or Departure(clock=clock)
+        self._departure = departure or LeftoverPolicy(clock=clock)
         self._folder: Path | None = None
-        self._witness: Witness | None = None
-        self._story = Story(job, node)
+        self._witness: LastState | None = None
+        self._story = CheckpointRecorder(job, node)
         self._clock = clock
         self._record: Callable[[Fact], None] = lambda _: None
-        self._keep: Keep | None = None
+        self._keep: ReplicaManager | None = None
         self._door: socket.socket | None = None
         self._failed: set[tuple[int, str, str]] = set()
         self.restore_s = 0.0
@@ -55,7 +55,9 @@ class Checkpoints:
         """Where other nodes send their states."""
         return None if self._door is None else int(self._door.getsockname()[1])
 
-    def keeps(self, keep: Keep, door: socket.socket | None, folder: Path, witness: Witness) -> None:
+    def keeps(
+        self, keep: ReplicaManager, door: socket.socket | None, folder: Path, witness: LastState
+    ) -> None:
         """There is memory for states."""
         self._keep, self._door, self._folder, self._witness = keep, door, folder, witness
         keep.released = self.released
@@ -118,7 +120,7 @@ class Checkpoints:
         if self._keep is not None:
             self._keep.ask(order)
 
-    def stored(self, held: Held, by: str, took_s: float) -> None:
+    def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
         """All of a slot's state is held here, for the first time in a round."""
         self._record(self._story.replica_stored(held, by, took_s, self._clock.wall()))
 
@@ -137,11 +139,11 @@ class Checkpoints:
 @asynccontextmanager
 async def opened_checkpoints(
     plan: RunPlan, clock: Clock
-) -> AsyncIterator[tuple[Checkpoints, Path | None]]:
+) -> AsyncIterator[tuple[NodeCheckpoints, Path | None]]:
     """The desk, and the folder where ranks keep their states; gone when the job has ended well."""
     settings = plan.checkpoints
     tls = await asyncio.to_thread(opened_tls, settings)
-    departure = Departure(
+    departure = LeftoverPolicy(
         for_s=settings.states_left_for_s,
         most_bytes=settings.left_most_bytes,
         room_least_bytes=settings.room_least_bytes,
@@ -150,7 +152,7 @@ async def opened_checkpoints(
     )
     if settings.local_root is not None:
         await asyncio.to_thread(check_local_root, settings.local_root)
-    checkpoints = Checkpoints(plan.job, plan.node, clock, departure)
+    checkpoints = NodeCheckpoints(plan.job, plan.node, clock, departure)
     async with AsyncExitStack() as stack:
         opening = opened_images(plan.job, plan.node, settings.states_dir, departure)
         folder = await asyncio.to_thread(stack.enter_context, opening)
@@ -158,18 +160,20 @@ async def opened_checkpoints(
             log.warning("no_memory_for_images place=%s", settings.states_dir)
             yield checkpoints, None
             return
-        store = await asyncio.to_thread(Store, folder, plan.job, settings)
+        store = await asyncio.to_thread(ReplicaStore, folder, plan.job, settings)
         stack.callback(store.close)
         door = None
         if settings.replicate and plan.spec.nodes_max + plan.spec.spares > 1:
-            door = stack.enter_context(opened_door(plan.address, settings.port))
-        standing = Standing(plan.job, plan.node, settings, tls=tls)
+            door = stack.enter_context(opened_port(plan.address, settings.port))
+        standing = ReplicaSession(plan.job, plan.node, settings, tls=tls)
         witness = await asyncio.to_thread(
-            Witness, plan.state_dir, plan.job, plan.node, clock, settings.states_setting
+            LastState, plan.state_dir, plan.job, plan.node, clock, settings.states_setting
         )
         if plan.allow_fresh_start:
             witness.forget()
-        keep = Keep(standing, folder, store, clock, checkpoints.stored, checkpoints.failed)
+        keep = ReplicaManager(
+            standing, folder, store, clock, checkpoints.stored, checkpoints.failed
+        )
         keep.witness = witness
         checkpoints.keeps(keep, door, folder, witness)
         yield checkpoints, folder

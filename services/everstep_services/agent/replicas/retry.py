@@ -18,7 +18,7 @@ _MAY_PASS = frozenset({"slow", "closed"})
 Attempt = Callable[[], Awaitable[None]]
 
 
-class Coming:
+class TransferProgress:
     """How far a state has come, and when more of it came last."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Coming:
         return monotonic() - self._moved_at > _STILL_MOST_S
 
 
-async def take_from_one(attempts: Sequence[Attempt], coming: Coming) -> None:
+async def take_from_one(attempts: Sequence[Attempt], coming: TransferProgress) -> None:
     """Until one of them has taken all of it; each goes on where the one before has ended.
 
     `ReplicaError` when nobody is worth another attempt.

@@ -13,8 +13,8 @@ from everstep.errors import EverstepError
 from everstep.messages import StartRanks
 from everstep.observe.printable import printable
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
-from everstep_services.agent.output.log_files import STREAMS, About, LogFiles
-from everstep_services.agent.ranks.protocol import BatchPlan, KeeperPlan, RankPlan, RankSeen
+from everstep_services.agent.output.log_files import STREAMS, LogFiles, LogOwner
+from everstep_services.agent.ranks.protocol import BatchPlan, NodePlan, RankPlan, RankSeen
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.rank_environment import (
     RankPaths,
@@ -50,8 +50,8 @@ def private_dir(path: Path) -> Path:
     return path
 
 
-class Workplace:
-    """Made by `Workplace.opened`. What blocks on a disk is to be called in a thread."""
+class Workdir:
+    """Made by `Workdir.opened`. What blocks on a disk is to be called in a thread."""
 
     def __init__(self, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> None:
         self._plan = plan
@@ -64,8 +64,8 @@ class Workplace:
 
     @classmethod
     @contextmanager
-    def opened(cls, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> Iterator["Workplace"]:
-        """A workplace, whose runtime directory is gone afterwards."""
+    def opened(cls, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> Iterator["Workdir"]:
+        """A workdir, whose runtime directory is gone afterwards."""
         try:
             yield cls(plan, runtime, base)
         finally:
@@ -104,11 +104,11 @@ class Workplace:
             found[one.rank] = environ
         return found
 
-    def keeper_plan(self, instance: str) -> KeeperPlan:
+    def node_plan(self, instance: str) -> NodePlan:
         """For the warden and the forge."""
         plan = self._plan
         shared, own = shared_and_own(plan, self._base, RankPaths(error_file=self._runtime))
-        return KeeperPlan(
+        return NodePlan(
             instance=instance,
             runtime_dir=self._runtime,
             command=wire.RankCommand(
@@ -178,7 +178,7 @@ class Workplace:
 
     def describe(self, order: StartRanks, rank: int, pid: int) -> None:
         """Write whose output it is, beside it."""
-        about = About(
+        about = LogOwner(
             job=self._plan.job,
             round=order.round,
             rank=rank,

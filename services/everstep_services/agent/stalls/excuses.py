@@ -1,13 +1,13 @@
 """Whether a rank that is late may well wait for another one."""
 
-from everstep_services.agent.stalls.position import LONG, Aside, Place
+from everstep_services.agent.stalls.position import LONG, Exempt, RankPosition
 
 _PAUSE_S = 60.0
 """Somebody else may ask again after this, when a pause has no end."""
 
 
 def excuse_s(
-    stalled: Place, other: Place | Aside, now: float, slack_s: float = 0.0
+    stalled: RankPosition, other: RankPosition | Exempt, now: float, slack_s: float = 0.0
 ) -> float | None:
     """How long `other` may be what the stalled rank waits for; None if it is not.
 
@@ -18,7 +18,7 @@ def excuse_s(
     in none, has not entered: it waits for that. `slack_s`: how well instants of two nodes can be
     compared.
     """
-    if isinstance(other, Aside):
+    if isinstance(other, Exempt):
         return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
     left_s = other.limit.s - other.waited_s(now)
     if left_s <= 0 or other.rank == stalled.rank:
@@ -35,5 +35,5 @@ def excuse_s(
     return None
 
 
-def _waits_for(one: Place, late: Place) -> bool:
+def _waits_for(one: RankPosition, late: RankPosition) -> bool:
     return one.awaits is not None and late.entered is not None and late.entered < one.awaits

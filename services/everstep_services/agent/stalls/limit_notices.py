@@ -3,22 +3,22 @@
 from dataclasses import replace
 from typing import Protocol
 
-from everstep_services.agent.stalls.limits import Limits
-from everstep_services.agent.stalls.limits_table import Others, misorders, table
+from everstep_services.agent.stalls.limits import StallLimits
+from everstep_services.agent.stalls.limits_table import ExternalLimits, misorders, table
 
 _SAID_ONCE = "how long a rank may go without progress; what is learned takes the place of defaults"
 
 
-class Say(Protocol):
+class LineWriter(Protocol):
     """Puts a line before people."""
 
     def __call__(self, text: str, *, is_warning: bool = False) -> None: ...
 
 
-class Announcer:
+class LimitNotices:
     """One agent's: the table once, and each pair of limits in the wrong order once."""
 
-    def __init__(self, limits: Limits, others: Others, say: Say) -> None:
+    def __init__(self, limits: StallLimits, others: ExternalLimits, say: LineWriter) -> None:
         self.speaks = False
         """One node of a job speaks for all."""
         self._limits = limits

@@ -9,7 +9,7 @@ from everstep_services.agent.stalls.limits import (
     OUTSIDE,
     STEP,
     Limit,
-    Limits,
+    StallLimits,
 )
 from trainer_sdk.page import SectionKind
 
@@ -22,7 +22,7 @@ _NCCL_MONITOR_S = 480.0
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class ExternalLimits:
     """What else may end a training that waits."""
 
     group_timeout_s: float | None = None
@@ -56,21 +56,21 @@ class Misorder:
     is_warning: bool = True
 
 
-def others_of(
+def external_limits(
     environ: Mapping[str, str],
     *,
     preempt_grace_s: float | None,
     scheduler_grace_s: float | None,
     has_nccl: bool = False,
     limited_by: str = "--limit ",
-) -> Others:
+) -> ExternalLimits:
     """What is known before any rank runs."""
     try:
         heartbeat_s = float(environ[_HEARTBEAT])
     except (KeyError, ValueError):
         heartbeat_s = None
     is_monitored = environ.get(_MONITORING, "1").lower() not in {"0", "n", "no", "f", "false"}
-    return Others(
+    return ExternalLimits(
         None,
         heartbeat_s,
         preempt_grace_s,
@@ -81,7 +81,7 @@ def others_of(
     )
 
 
-def table(limits: Limits, others: Others) -> list[str]:
+def table(limits: StallLimits, others: ExternalLimits) -> list[str]:
     """One line for each limit: what it is for, how long, and who says so."""
     rows = [
         (what, time_text(limit.s), limit.origin or limit.source) for what, limit in _ours(limits)
@@ -90,7 +90,7 @@ def table(limits: Limits, others: Others) -> list[str]:
     return [f"  {what:<22} {time:>8}  {source}" for what, time, source in rows]
 
 
-def misorders(limits: Limits, others: Others) -> list[Misorder]:
+def misorders(limits: StallLimits, others: ExternalLimits) -> list[Misorder]:
     """Each pair of limits of which the wrong one ends first, and what to do about it.
 
     For defaults of ours that is one line and no warning: what is learned soon takes their place.
@@ -135,7 +135,7 @@ def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Mis
     return Misorder(f"group {timeout_s:g} {what}", text)
 
 
-def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
+def _given_up_unlearned(limits: StallLimits, others: ExternalLimits) -> Misorder | None:
     timeout_s = others.group_timeout_s or others.expected_group_s
     limit = limits.section("", SectionKind.PLAIN)
     step = limits.by_hand(STEP)
@@ -151,7 +151,7 @@ def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
     return Misorder(f"group {timeout_s:g}", text, is_warning=False)
 
 
-def _ours(limits: Limits) -> Iterator[tuple[str, Limit]]:
+def _ours(limits: StallLimits) -> Iterator[tuple[str, Limit]]:
     yield FIRST_STEP, limits.first_step()
     yield STEP, limits.step()
     yield OUTSIDE, limits.section("", SectionKind.PLAIN)
@@ -164,7 +164,7 @@ def _ours(limits: Limits) -> Iterator[tuple[str, Limit]]:
     yield "evaluation", Limit(limits.rules.evaluation_s, "default")
 
 
-def _theirs(others: Others) -> Iterator[tuple[str, float, str]]:
+def _theirs(others: ExternalLimits) -> Iterator[tuple[str, float, str]]:
     if others.group_timeout_s:
         yield "process group", others.group_timeout_s, "its timeout"
     else:

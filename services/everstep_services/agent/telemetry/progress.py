@@ -13,11 +13,11 @@ from everstep.messages import (
     WardenPlace,
 )
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.protocol import RankRuns
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.stalls.monitor import StallWatch, Standing
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0
@@ -25,7 +25,7 @@ _SECTIONS_EVERY = 10
 """Beats."""
 
 
-class Progress:
+class ProgressReader:
     """Reads the ranks' pages from outside; asks nothing of the ranks."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Progress:
         plan: RunPlan,
         agent: Agent,
         page: Callable[[int], PageReading | None],
-        records: Records,
+        records: AgentFacts,
         clock: Clock,
     ) -> None:
         self._plan = plan
@@ -48,7 +48,7 @@ class Progress:
         self._last_step: int | None = None
         self._told_limits: tuple[SectionLimit, ...] = ()
         self.warm_ranks = 0
-        self.stalls: StallWatch | None = None
+        self.stalls: StallMonitor | None = None
         """Who knows where ranks are, and whether they are paused or have stalled."""
 
     def begins(self, order: StartRanks) -> None:
@@ -110,7 +110,7 @@ class Progress:
             yield from self._progressed(order)
 
     def beat(
-        self, *, cut_off: bool, door: Door | None = None, alive: tuple[str, ...] = ()
+        self, *, cut_off: bool, door: LivenessPort | None = None, alive: tuple[str, ...] = ()
     ) -> NodeBeat:
         """How it is now."""
         self._sequence += 1
@@ -138,7 +138,7 @@ class Progress:
             alive=alive,
         )
 
-    def _warden(self, door: Door) -> WardenPlace:
+    def _warden(self, door: LivenessPort) -> WardenPlace:
         return WardenPlace(
             node=self._plan.node, address=door.address, port=door.port, token=door.token
         )
@@ -181,7 +181,9 @@ class Progress:
         return range(order.first_rank, order.first_rank + order.ranks)
 
 
-def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now: float) -> RankBeat:
+def beat_of(
+    rank: int, page: PageReading | None, standing: RankStanding | None, now: float
+) -> RankBeat:
     """How a rank is, by its page and by those who look for stalls."""
     is_starting = page is None or not (page.step or page.beats)
     if page is None or standing is None:
