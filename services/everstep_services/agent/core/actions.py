@@ -80,7 +80,7 @@ class SignalRanks:
 
 @dataclass(frozen=True, slots=True)
 class PassNotice:
-    """Send a notice to ranks; not where the SDK counts steps: those are asked by `AskRanksToStop`."""
+    """Send a notice to the ranks, unless the SDK counts their steps: then `AskRanksToStop`."""
 
     number: int
     to_handlers: bool = False
