@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.bus.settings import BusSettings
-from everstep.messages.jobs import JobSpec
+from everstep.messages.facts.jobs import JobSpec
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.stalls.limits import LimitRules

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep.settings import read_secret, remember_secret
 from everstep_services.agent.probes import notes, registry, reports
 from everstep_services.agent.probes.network import pair_test

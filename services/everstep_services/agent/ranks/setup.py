@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.messages.ranks import ErrorRecord
+from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
 from everstep_services.agent.ranks.protocol import (

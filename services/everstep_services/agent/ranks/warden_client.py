@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from everstep.bus.background import beside
-from everstep.messages.ranks import ErrorRecord
+from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import process_tree, setup
 from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.bus.settings import BusSettings
-from everstep.messages.jobs import JobSpec
+from everstep.messages.facts.jobs import JobSpec
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.replicas.local_root import check_local_root

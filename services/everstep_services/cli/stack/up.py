@@ -152,6 +152,7 @@ def _observed(ground: Ground, metrics: Metrics, opened: Mapping[str, Parts]) -> 
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
         for component, statistics in parts.statistics.items():
             metrics.watch(component, statistics, of="" if component == name else name)
+        metrics.collect(parts.collectors)
     within_s = ground.settings.section(ObserveSettings).check_within_s
     health = Health("up", __version__, checks, SystemClock(), within_s=within_s)
     return observe_app(health, metrics)

@@ -1,6 +1,6 @@
 """What the parts of the host check share: their result, and counts since the last look."""
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.base import Look
 
 NAME = "host"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.host.common import MIB, result, worst
 from everstep_services.agent.probes.settings import ChecksSettings

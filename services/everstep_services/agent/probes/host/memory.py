@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.host.common import grown, result, worst
 

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Callable, Iterator
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.host import clock, disk_space, limits, memory
 from everstep_services.agent.probes.host.common import NAME, result

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from everstep.errors import EverstepError
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes import notes as kept
 from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.base import Look, Probe

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.runner.checks_process import ChecksProcess
 from everstep_services.agent.probes.runner.protocol import (

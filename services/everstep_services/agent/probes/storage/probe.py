@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.program import Program, ProgramResult
 from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
