@@ -10,7 +10,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from everstep_services.agent.injection.rank_channel import RankChannel
+from everstep_services.agent.injection.service import RankChannel
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from tests.integration.scripts.rig import Node, opened
 from tests.waiting import WITHIN_S, until_async

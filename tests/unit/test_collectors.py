@@ -22,10 +22,10 @@ from everstep_services.agent.collectors.collection import (
     Scene,
     collect,
 )
-from everstep_services.agent.collectors.kinds import KINDS
 from everstep_services.agent.collectors.rank_state import pages, processes
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.ranks.protocol import RankSeen
+from everstep_services.agent.settings import KINDS
 from tests.waiting import until
 from trainer_sdk import layout
 from trainer_sdk.page import make_page

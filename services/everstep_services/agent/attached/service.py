@@ -15,12 +15,11 @@ from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, RankStalled, St
 from everstep_services.agent.attached import attendance
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.evidence import AttachedEvidence
-from everstep_services.agent.attached.facts import AttachedFacts
+from everstep_services.agent.attached.facts import AttachedFacts, StepCounter, StepsMade
 from everstep_services.agent.attached.page_finder import FoundPage
 from everstep_services.agent.attached.rank_stderr import RankStderr
 from everstep_services.agent.attached.rank_watch import RankWatch
 from everstep_services.agent.attached.stalls import AttachedStalls
-from everstep_services.agent.attached.step_facts import StepCounter, StepsMade
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks

@@ -10,7 +10,7 @@ from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.limit_notices import LimitNotices, LineWriter
+from everstep_services.agent.stalls.limits_table import LimitNotices, LineWriter
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.stalls.recorder import limits_in

@@ -17,13 +17,13 @@ import msgspec
 from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
+from everstep_services.agent.ranks.process_tree import become_subreaper
 from everstep_services.agent.ranks.protocol import (
     BatchPlan,
     NodePlan,
     RankPlan,
     StartRefusedError,
 )
-from everstep_services.agent.ranks.subreaper import become_subreaper
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.bootstrap.deferred_signals import HELD

@@ -13,9 +13,9 @@ import sys
 import time
 from dataclasses import dataclass
 
-from everstep_services.agent.ranks import dispositions, process_tree, spawn
+from everstep_services.agent.ranks import process_tree, spawn, warden_signals
 from everstep_services.agent.ranks.liveness_port import answer_all
-from everstep_services.agent.ranks.subreaper import become_subreaper
+from everstep_services.agent.ranks.process_tree import become_subreaper
 from everstep_services.agent.ranks.warden_forge import Forge, ForgeState
 from everstep_services.agent.ranks.warden_signals import SignalQueue
 from everstep_services.agent.ranks.warden_stop import RoundStop, kill_everything
@@ -270,9 +270,9 @@ class Warden:
         Nothing of it is reaped yet, so the number is still its own.
         """
         number = line.number
-        only_announces = line.to_handlers or number in dispositions.ANNOUNCE
+        only_announces = line.to_handlers or number in warden_signals.ANNOUNCE
         is_python = self._plan.command.kind != "program"
-        if dispositions.is_deferred(pid, number, rank.page, is_armed_first=is_python):
+        if warden_signals.is_deferred(pid, number, rank.page, is_armed_first=is_python):
             if only_announces:
                 return False
             # What the default action would do, also to a rank that waits inside of a library.

@@ -14,12 +14,11 @@ from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRank
 from everstep_services.agent.core.actions import AboutStates
 from everstep_services.agent.replicas.coder import Coder
 from everstep_services.agent.replicas.fetcher import Fetcher, Offers
-from everstep_services.agent.replicas.held_copy import HeldCopy
 from everstep_services.agent.replicas.images import CopyFile, OwnImages
 from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.server import ReplicaServer
 from everstep_services.agent.replicas.session import ReplicaSession
-from everstep_services.agent.replicas.store import ReplicaStore
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transmitter import Failed, Transmitter
 from trainer_sdk.checkpoint.image_folder import release_images
 

@@ -13,7 +13,6 @@ from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
 from everstep_services.agent.core.actions import AboutStates
-from everstep_services.agent.replicas.held_copy import HeldCopy
 from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.local_root import check_local_root
 from everstep_services.agent.replicas.manager import ReplicaManager
@@ -21,7 +20,7 @@ from everstep_services.agent.replicas.recorder import CheckpointRecorder
 from everstep_services.agent.replicas.server import opened_port
 from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.state_folder import LeftoverPolicy, opened_images, sweep
-from everstep_services.agent.replicas.store import ReplicaStore
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.tls import opened_tls
 from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.wire import Checkpointed

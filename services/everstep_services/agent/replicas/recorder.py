@@ -30,7 +30,7 @@ from everstep.messages import (
     ShardsWritten,
     StartRanks,
 )
-from everstep_services.agent.replicas.held_copy import HeldCopy
+from everstep_services.agent.replicas.store import HeldCopy
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from pathlib import Path
 from everstep.errors import EverstepError
 from everstep_services.agent.replicas.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.displacement import Sender
-from everstep_services.agent.replicas.held_copy import HeldCopy
 from everstep_services.agent.replicas.images import OwnImages
 from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.protocol import (
@@ -30,7 +29,7 @@ from everstep_services.agent.replicas.protocol import (
     StoredAnswer,
 )
 from everstep_services.agent.replicas.session import ReplicaSession
-from everstep_services.agent.replicas.store import ReplicaStore
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.tls import refusal
 
 log = logging.getLogger(__name__)

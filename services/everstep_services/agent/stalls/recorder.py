@@ -23,9 +23,8 @@ from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.limit_notices import LimitNotices
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
-from everstep_services.agent.stalls.limits_table import ExternalLimits, time_text
+from everstep_services.agent.stalls.limits_table import ExternalLimits, LimitNotices, time_text
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.position import RankPosition
 from everstep_services.agent.stalls.process_state import ProcessState
