@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.messages import CopyReplica, DropReplica, Peer, ReleaseImages
+from everstep.messages import CopyReplica, Peer, ReleaseImages
 from everstep_services.agent.replicas import protocol
 from everstep_services.agent.replicas.client import Call
 from everstep_services.agent.replicas.images import OwnImages
@@ -224,7 +224,7 @@ async def test_dead_and_silent_keepers_hold_up_nobody_and_who_comes_back_is_serv
                 assert await late.has_held(0, 0, 10) == state_of(0, 10)
 
 
-async def test_a_copy_goes_where_it_is_ordered_to_and_is_dropped_on_order(tmp_path: Path) -> None:
+async def test_a_copy_goes_where_it_is_ordered_to(tmp_path: Path) -> None:
     names = ("owner", "holder", "third")
     owner, holder, third = (made(name, tmp_path / name) for name in names)
     async with running([owner, holder, third]):
@@ -237,8 +237,6 @@ async def test_a_copy_goes_where_it_is_ordered_to_and_is_dropped_on_order(tmp_pa
         about |= {"owner_slot": 0, "step": 10}
         holder.keep.ask(CopyReplica(**about, to=third.peer(2)))
         assert await third.has_held(0, 0, 10) == state_of(0, 10)
-        holder.keep.ask(DropReplica(**about))
-        await until_async(lambda: not holder.held(0, 0), "it is dropped")
 
 
 async def test_an_image_that_is_released_is_restored_and_fetched_again(tmp_path: Path) -> None:

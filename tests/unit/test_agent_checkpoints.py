@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.messages import (
     CheckpointCommitted,
@@ -11,7 +12,6 @@ from everstep.messages import (
     CheckpointQuarantined,
     CheckpointRestored,
     CopyReplica,
-    DropReplica,
     Fact,
     FreshStarted,
     IntervalChosen,
@@ -160,8 +160,6 @@ def test_orders_about_copies_are_carried_out_unless_they_are_of_an_earlier_round
     about: dict[str, Any] = {"id": "1" * 32, "job": "j", "reason": "", "owner_slot": 0, "step": 10}
     copy = CopyReplica(**about, round=3, to=Peer(node="n2", slot=1, address="n2", port=1))
     assert agent.ordered(copy) == [ChangeReplicas(copy)]
-    drop = DropReplica(**about, round=3)
-    assert agent.ordered(drop) == [ChangeReplicas(drop)]
-    assert agent.ordered(DropReplica(**about, round=2)) == []
+    assert agent.ordered(replace(copy, round=2)) == []
     release = ReleaseImages(id="1" * 32, job="j", round=3, reason="", step=10, by="ann")
     assert agent.ordered(release) == [ChangeReplicas(release)]

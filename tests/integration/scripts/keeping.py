@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from xxhash import xxh3_128_hexdigest
 
 from everstep.clock import SystemClock
-from everstep.messages import DropReplica, Fact, Peer, ReplicaStored, StartRanks
+from everstep.messages import Fact, Peer, ReplicaStored, StartRanks
 from everstep_services.agent.replicas.fetcher import OFFER
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints, opened_checkpoints
 from everstep_services.agent.replicas.protocol import ReplicaLink
@@ -78,12 +78,6 @@ async def agent(plan: RunPlan, said: int) -> AsyncIterator[tuple[NodeCheckpoints
         def record(fact: Fact) -> None:
             if isinstance(fact, ReplicaStored):
                 os.write(said, f"stored {fact.round}\n".encode())
-                desk.ask(
-                    DropReplica(
-                        id="1" * 32, job=JOB, round=fact.round, reason="", owner_slot=0,
-                        step=fact.step - 1,
-                    )
-                )  # fmt: skip
 
         desk.reports_to(record)
         os.write(said, f"port {desk.port}\n".encode())

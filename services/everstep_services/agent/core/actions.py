@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from everstep.messages import (
     CollectEvidence,
     CopyReplica,
-    DropReplica,
     MeasureNetwork,
     NameExcuse,
     ReleaseImages,
@@ -182,13 +181,13 @@ class CaptureEvidence:
     order: CollectEvidence
 
 
-AboutStates = CopyReplica | DropReplica | ReleaseImages
+AboutStates = CopyReplica | ReleaseImages
 """What is ordered about states in the memory of this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeReplicas:
-    """Copy, drop or release states that are here."""
+    """Copy or release states that this node holds."""
 
     order: AboutStates
 

@@ -15,7 +15,6 @@ from everstep.messages import (
     AwaitRound,
     CollectEvidence,
     CopyReplica,
-    DropReplica,
     Joined,
     LeaveJob,
     MeasureNetwork,
@@ -178,7 +177,7 @@ class Agent:
                 return [ReportExcuse(order)]
             case RunChecks() | MeasureNetwork() | CollectEvidence():
                 return [_beside_ranks(order)]
-            case CopyReplica() | DropReplica() | ReleaseImages():
+            case CopyReplica() | ReleaseImages():
                 return [ChangeReplicas(order)]
             case AwaitRound():
                 return self._say_once(f"job {order.job} {order.reason}")

@@ -10,7 +10,7 @@ import msgspec
 
 from everstep.bus.background import beside
 from everstep.clock import Clock
-from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
+from everstep.messages import CopyReplica, ReleaseImages, StartRanks
 from everstep_services.agent.core.actions import AboutStates
 from everstep_services.agent.replicas.coder import Coder
 from everstep_services.agent.replicas.fetcher import Fetcher, Offers
@@ -74,7 +74,7 @@ class ReplicaManager:
         self._suspect.add(step)
 
     def ask(self, order: AboutStates) -> None:
-        """Copy, drop or release what is here."""
+        """Copy or release states that this node holds."""
         self._asked.put_nowait(order)
 
     async def keep_for_ever(self, door: socket.socket | None) -> None:
@@ -141,8 +141,6 @@ class ReplicaManager:
             match await self._asked.get():
                 case CopyReplica() as order:
                     await self._copy(order)
-                case DropReplica() as order:
-                    await self._drop(order)
                 case ReleaseImages() as order:
                     await self._release(order)
 
@@ -151,10 +149,6 @@ class ReplicaManager:
         log.info("replica_copied slot=%d files=%d", order.owner_slot, len(found))
         for file in found:
             self._sending.also(file, order.to)
-
-    async def _drop(self, order: DropReplica) -> None:
-        freed = await asyncio.to_thread(self._store.drop, order.owner_slot, step=order.step)
-        log.info("replica_dropped slot=%d bytes=%d", order.owner_slot, freed)
 
     async def _release(self, order: ReleaseImages) -> None:
         """States of this step may be restored, and fetched, again."""

@@ -115,7 +115,7 @@ class NodeCheckpoints:
             self._keep.distrust(step)
 
     def ask(self, order: AboutStates) -> None:
-        """Copy, drop or release what is here."""
+        """Copy or release states that this node holds."""
         if self._keep is not None:
             self._keep.ask(order)
 

@@ -241,19 +241,12 @@ class ReplicaStore:
         """Nobody receives it now; it may go on where it ended."""
         incoming.is_busy = False
 
-    def drop(
-        self, slot: int, *, step: int | None = None, before: tuple[int, int] | None = None
-    ) -> int:
-        """Forget a slot's state: of one step, or what is older. How many bytes that freed."""
+    def drop(self, slot: int, *, before: tuple[int, int]) -> int:
+        """Forget the states of a slot that are older than `before`; return the bytes freed."""
         with self._lock:
             size = self._size()
             for owner in [owner for owner in self._held if owner[0] == slot]:
-                gone = [
-                    held
-                    for held in self._held[owner]
-                    if (step is None or held.copy.step == step)
-                    and (before is None or held.head.age < before)
-                ]
+                gone = [held for held in self._held[owner] if held.head.age < before]
                 self._forget(owner, gone)
             return size - self._size()
 
