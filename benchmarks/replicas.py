@@ -31,7 +31,7 @@ from msgspec import structs
 
 from benchmarks.rig import HEAD, row
 from everstep.clock import SystemClock
-from everstep.messages import Peer, StartRanks
+from everstep.messages import Peer, ReleaseImages, StartRanks
 from everstep_services.agent.replicas import erasure_code
 from everstep_services.agent.replicas.client import Call
 from everstep_services.agent.replicas.manager import ReplicaManager
@@ -40,7 +40,7 @@ from everstep_services.agent.replicas.protocol import Copy
 from everstep_services.agent.replicas.server import opened_port
 from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.store import ReplicaStore
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.tls import opened_tls
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
@@ -98,6 +98,16 @@ def raw_receiver(ready: Connection, size: int, folder: str) -> None:
                 path.unlink()
 
 
+class NoEvents:
+    """Nobody records what happens to states."""
+
+    def stored(self, held: HeldCopy, by: str, took_s: float) -> None: ...
+
+    def failed(self, step: int, node: str, reason: str, cause: str) -> None: ...
+
+    def released(self, order: ReleaseImages, tier: str, folder: Path) -> None: ...
+
+
 def holder(ready: Connection, folder: str, settings: CheckpointSettings) -> None:
     """An agent's keeping of states, and nothing else of it."""
 
@@ -105,9 +115,7 @@ def holder(ready: Connection, folder: str, settings: CheckpointSettings) -> None
         base = Path(folder)
         standing = ReplicaSession("bench", "holder", settings, order(1), opened_tls(settings))
         store = ReplicaStore(base, "bench", settings)
-        keep = ReplicaManager(
-            standing, base, store, SystemClock(), lambda *_: None, lambda *_: None
-        )
+        keep = ReplicaManager(standing, base, store, SystemClock(), NoEvents())
         with opened_port("127.0.0.1", 0) as door:
             ready.send(door.getsockname()[1])
             await keep.keep_for_ever(door)

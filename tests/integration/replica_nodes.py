@@ -58,6 +58,24 @@ def save_image(
 
 
 @dataclass
+class SeenEvents:
+    """Remembers what happens to the states of a node."""
+
+    of_stored: list[HeldCopy] = field(default_factory=list)
+    of_failed: list[tuple[int, str, str, str]] = field(default_factory=list)
+    of_released: list[tuple[ReleaseImages, str, Path]] = field(default_factory=list)
+
+    def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
+        self.of_stored.append(held)
+
+    def failed(self, step: int, node: str, reason: str, cause: str) -> None:
+        self.of_failed.append((step, node, reason, cause))
+
+    def released(self, order: ReleaseImages, tier: str, folder: Path) -> None:
+        self.of_released.append((order, tier, folder))
+
+
+@dataclass
 class Node:
     """One of them; `keep` works only inside of `running`."""
 
@@ -66,10 +84,20 @@ class Node:
     store: ReplicaStore
     keep: ReplicaManager
     standing: ReplicaSession
+    seen: "SeenEvents"
     port: int = 0
-    stored: list[HeldCopy] = field(default_factory=list)
-    failed: list[tuple[int, str, str, str]] = field(default_factory=list)
-    released: list[tuple[ReleaseImages, str, Path]] = field(default_factory=list)
+
+    @property
+    def stored(self) -> list[HeldCopy]:
+        return self.seen.of_stored
+
+    @property
+    def failed(self) -> list[tuple[int, str, str, str]]:
+        return self.seen.of_failed
+
+    @property
+    def released(self) -> list[tuple[ReleaseImages, str, Path]]:
+        return self.seen.of_released
 
     def peer(self, slot: int) -> Peer:
         return Peer(node=self.name, slot=slot, address="127.0.0.1", port=self.port)
@@ -115,18 +143,9 @@ def made(name: str, folder: Path, settings: CheckpointSettings | None = None) ->
     settings = settings or PATIENT
     standing = ReplicaSession(JOB, name, settings, tls=opened_tls(settings))
     store = ReplicaStore(folder, JOB, settings)
-    stored: list[HeldCopy] = []
-    failed: list[tuple[int, str, str, str]] = []
-    released: list[tuple[ReleaseImages, str, Path]] = []
-    keep = ReplicaManager(
-        standing, folder, store, SystemClock(),
-        lambda held, _by, _took_s: stored.append(held),
-        lambda *what: failed.append(what),
-    )  # fmt: skip
-    keep.released = lambda *what: released.append(what)
-    return Node(
-        name, folder, store, keep, standing, stored=stored, failed=failed, released=released
-    )
+    seen = SeenEvents()
+    keep = ReplicaManager(standing, folder, store, SystemClock(), seen)
+    return Node(name, folder, store, keep, standing, seen)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class Desk:
             Agent(Graces(stop_grace_s=3, preempt_grace_s=600)),
             {0: watched}.get,
             AgentFacts("j", "n", clock),
-            Workdir(made, folder / "runtime", {}),
+            Workdir(made, folder / "runtime", {}, None),
             clock,
             others,
             self.facts.append,

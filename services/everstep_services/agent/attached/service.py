@@ -70,8 +70,7 @@ class AttachedService:
         )  # fmt: skip
         examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = NodeChecks(examiner, self._records, clock, self._pids, self._recorder.keep)
-        self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock)
-        self._checkpoints.reports_to(self._recorder.keep)
+        self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, self._recorder.keep)
         self._evidence = AttachedEvidence(
             plan, bus, clock, self._records, watching.ranks, self._recorder.keep
         )

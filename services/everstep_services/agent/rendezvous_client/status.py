@@ -4,6 +4,7 @@ import errno
 import random
 import socket
 from pathlib import Path
+from typing import Protocol
 
 from everstep import __version__
 from everstep.errors import EverstepError
@@ -11,6 +12,7 @@ from everstep.messages import Join, Leave, Report, StartRanks
 from everstep_services.agent.core.actions import ExitAgent, SendReport
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.node_checks import NodeChecks
+from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.telemetry.progress import ProgressReader
 
@@ -62,40 +64,63 @@ def _range() -> tuple[int, int]:
     return (low, min(high, ephemeral)) if ephemeral > low + _ATTEMPTS else (low, high)
 
 
-class AgentStatus:
-    """Says everything as it is at the moment of asking."""
+class RendezvousPort:
+    """The port of this node at which the ranks would meet, kept free for them."""
 
-    def __init__(
-        self, plan: RunPlan, agent: Agent, progress: ProgressReader, instance: str,
-        replica_port: int | None,
-    ) -> None:  # fmt: skip
-        self._plan = plan
-        self._agent = agent
-        self._progress = progress
-        self._instance = instance
-        self._replica_port = replica_port
+    def __init__(self) -> None:
         self._reserved: Reserved | None = None
-        self.checks: NodeChecks | None = None
-        self.is_warm = False
-        """The forge is ready."""
-        self.evidence_s = 0.0
-        """How long evidence was collected before the last round's ranks were stopped."""
-        self.stop_s = 0.0
-        """How long the last round's ranks took to stop."""
-        self.restore_s = 0.0
-        """How long the ranks of this round took to have their state back."""
 
-    def free_port(self, order: StartRanks) -> None:
-        """The port that we offered is about to be used, if the ranks meet here."""
+    def reserve(self) -> int:
+        """Return the port that is kept free, another one if the last was given to ranks."""
+        if self._reserved is None:
+            self._reserved = Reserved()
+        return self._reserved.port
+
+    def release(self, order: StartRanks) -> None:
+        """Let the ranks of this order bind it, if they meet on this node."""
         if self._reserved is not None and order.slot == 0:
             self._reserved.free()
             self._reserved = None
 
+
+class RankTimes(Protocol):
+    """What the owner of the ranks knows about their starts and stops."""
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the forge is ready."""
+        ...
+
+    @property
+    def evidence_s(self) -> float:
+        """How long evidence was collected before the last round's ranks were stopped."""
+        ...
+
+    @property
+    def stop_s(self) -> float:
+        """How long the last round's ranks took to stop."""
+        ...
+
+
+class AgentStatus:
+    """Makes the questions to rendezvous; each tells the state at the moment of asking."""
+
+    def __init__(  # noqa: PLR0913  each owns values that rendezvous wants to know
+        self, plan: RunPlan, instance: str, agent: Agent, progress: ProgressReader,
+        checks: NodeChecks, checkpoints: NodeCheckpoints, ranks: RankTimes, port: RendezvousPort,
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._instance = instance
+        self._agent = agent
+        self._progress = progress
+        self._checks = checks
+        self._checkpoints = checkpoints
+        self._ranks = ranks
+        self._port = port
+
     def join(self) -> Join:
         """Ask whether we may take part."""
         plan, agent = self._plan, self._agent
-        if self._reserved is None:
-            self._reserved = Reserved()
         return Join(
             job=plan.job,
             node=plan.node,
@@ -113,15 +138,15 @@ class AgentStatus:
             last_round=agent.last_round,
             last_slot=agent.last_slot if agent.order is None else agent.order.slot,
             last_step=self._progress.last_step(),
-            checks=() if self.checks is None else self.checks.failing,
-            warm=self.is_warm,
+            checks=self._checks.failing,
+            warm=self._ranks.is_warm,
             known_round=agent.round or 0,
             running=agent.order,
             running_state=agent.running_state,
-            master_port=self._reserved.port,
-            replica_port=self._replica_port,
-            evidence_s=self.evidence_s,
-            stop_s=self.stop_s,
+            master_port=self._port.reserve(),
+            replica_port=self._checkpoints.port,
+            evidence_s=self._ranks.evidence_s,
+            stop_s=self._ranks.stop_s,
             version=__version__,
         )
 
@@ -149,7 +174,7 @@ class AgentStatus:
             excuse_s=tell.excuse_s,
             step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,
-            restore_s=self.restore_s,
+            restore_s=self._checkpoints.restore_s,
         )
 
     def leave(self, exiting: ExitAgent) -> Leave:

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -19,16 +19,28 @@ from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.server import ReplicaServer
 from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
-from everstep_services.agent.replicas.transmitter import Failed, Transmitter
+from everstep_services.agent.replicas.transmitter import Transmitter
 from trainer_sdk.checkpoint.image_folder import release_images
 
 log = logging.getLogger(__name__)
 
 CODED = "coded"
-Stored = Callable[[HeldCopy, str, float], None]
-"""All ranks of a slot are here for the first time in a round: one of them, from whom, how long."""
-Released = Callable[[ReleaseImages, str, Path], None]
-"""A state may be restored again: the order, the tier, its folder."""
+
+
+class StateEvents(Protocol):
+    """Who records what happens to states."""
+
+    def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
+        """All ranks of a slot are here for the first time in a round; `held` is the last copy."""
+        ...
+
+    def failed(self, step: int, node: str, reason: str, cause: str) -> None:
+        """The state of a step did not reach a node that should hold it."""
+        ...
+
+    def released(self, order: ReleaseImages, tier: str, folder: Path) -> None:
+        """A quarantined state may be restored again."""
+        ...
 
 
 class ReplicaManager:
@@ -36,20 +48,20 @@ class ReplicaManager:
 
     def __init__(
         self, standing: ReplicaSession, folder: Path, store: ReplicaStore, clock: Clock,
-        stored: Stored, failed: Failed,
+        events: StateEvents, last_state: LastState | None = None,
     ) -> None:  # fmt: skip
         self._standing = standing
         self._folder = folder
         self._store = store
         self._images = OwnImages(folder, standing.job)
-        self._sending = Transmitter(standing, self._images, Coder(folder / CODED), clock, failed)
+        self._sending = Transmitter(
+            standing, self._images, Coder(folder / CODED), clock, events.failed
+        )
         self._fetching = Fetcher(standing, store, self._images, folder / CODED)
         self._offers = Offers(folder)
-        self._stored = stored
-        self.witness: LastState | None = None
+        self._events = events
+        self._last_state = last_state
         """Which state was here last."""
-        self.released: Released = lambda *_: None
-        """Who puts it on record."""
         self._told: set[int] = set()
         self._suspect: set[int] = set()
         self._changed = asyncio.Event()
@@ -101,7 +113,7 @@ class ReplicaManager:
         slot = held.copy.slot
         if slot not in self._told:
             self._told.add(slot)
-            self._stored(held, by, took_s)
+            self._events.stored(held, by, took_s)
 
     async def _fetch_for_ever(self) -> None:
         while True:
@@ -112,8 +124,8 @@ class ReplicaManager:
 
     async def _fetch(self, order: StartRanks) -> None:
         offer = await self._fetching.fetch(order, frozenset(self._suspect))
-        if not offer.complete and self.witness is not None:
-            offer = msgspec.structs.replace(offer, lost=self.witness.lost())
+        if not offer.complete and self._last_state is not None:
+            offer = msgspec.structs.replace(offer, lost=self._last_state.lost())
         await asyncio.to_thread(self._offers.write, offer)
 
     async def _tidy_for_ever(self) -> None:
@@ -156,7 +168,7 @@ class ReplicaManager:
         found = await asyncio.to_thread(release_images, self._folder, order.step)
         log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(found))
         for tier, folder in found:
-            self.released(order, tier, folder)
+            self._events.released(order, tier, folder)
 
     def _here(self, order: CopyReplica) -> list[CopyFile]:
         held = self._store.of_slot(order.owner_slot, order.step)

@@ -21,7 +21,7 @@ from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.ranks.warden_client import held_folder, opened_warden
-from everstep_services.agent.replicas.node_checkpoints import opened_checkpoints
+from everstep_services.agent.replicas.node_states import opened_states
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.rank_runner import WardenClients
 from everstep_services.agent.runtime.service import AgentService
@@ -138,10 +138,9 @@ async def _run(
 ) -> int:
     runtime = runtime_dir(base, instance)
     async with AsyncExitStack() as stack:
-        workdir = stack.enter_context(Workdir.opened(plan, runtime, base))
-        checkpoints, workdir.images = await stack.enter_async_context(
-            opened_checkpoints(plan, SystemClock())
-        )
+        states = await stack.enter_async_context(opened_states(plan, SystemClock()))
+        images = None if states is None else states.folder
+        workdir = stack.enter_context(Workdir.opened(plan, runtime, base, images))
         node_plan = workdir.node_plan(instance)
         lock = await stack.enter_async_context(held_folder(node_plan))
         first = await stack.enter_async_context(AsyncExitStack())
@@ -168,11 +167,12 @@ async def _run(
         clock = SystemClock() if harm is None else harm.clock
         service = AgentService(
             plan, bus, keepers, workdir, clock, instance,
-            limits=limits, others=others, checkpoints=checkpoints, harm=harm,
+            limits=limits, others=others, states=states, harm=harm,
         )  # fmt: skip
         with signals.handed_to(service.signalled):
             code = await service.run()
-        checkpoints.agent_ends(code)
+        if states is not None:
+            states.agent_ends(code)
         return code
 
 

@@ -25,7 +25,7 @@ from everstep_services.agent.ranks.protocol import (
     WardenLost,
 )
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
-from everstep_services.agent.rendezvous_client.status import AgentStatus
+from everstep_services.agent.rendezvous_client.status import RendezvousPort
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import unharmed
 from everstep_services.agent.runtime.rank_runner import RankRunner, RunnerCallbacks, WardenClients
@@ -49,7 +49,6 @@ class EventSinks:
     """Whom it concerns what becomes of ranks."""
 
     agent: Agent
-    questions: AgentStatus
     progress: ProgressReader
     evidence: EvidenceRecorder
     stalls: StallRecorder
@@ -69,7 +68,12 @@ class RankEvents:
     """
 
     def __init__(
-        self, keepers: WardenClients, workdir: Workdir, clock: Clock, desks: EventSinks
+        self,
+        keepers: WardenClients,
+        workdir: Workdir,
+        clock: Clock,
+        desks: EventSinks,
+        port: RendezvousPort,
     ) -> None:
         told = RunnerCallbacks(self._begins, self._not_started, self._stops, self._stopped)
         self.work = RankRunner(keepers, workdir, clock, told)
@@ -78,7 +82,13 @@ class RankEvents:
         self._clock = clock
         self._desks = desks
         self._agent = desks.agent
-        desks.checkpoints.reports_to(desks.record)
+        self._port = port
+        self.is_warm = False
+        """The forge is ready."""
+        self.evidence_s = 0.0
+        """How long evidence was collected before the last round's ranks were stopped."""
+        self.stop_s = 0.0
+        """How long the last round's ranks took to stop."""
         self._leaving: dict[tuple[int, int], RankExit] = {}
         """Round and rank of scripts that have asked to exit, and whose processes have not yet."""
         self._left_out: set[str] = set()
@@ -103,7 +113,7 @@ class RankEvents:
     # -- the keeper ------------------------------------------------------------------------------
 
     def _forge_is(self, event: ForgeReady | ForgeUnfit) -> None:
-        self._desks.questions.is_warm = isinstance(event, ForgeReady)
+        self.is_warm = isinstance(event, ForgeReady)
         if isinstance(event, ForgeReady):
             log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
             self._unfit = ""
@@ -117,7 +127,7 @@ class RankEvents:
 
     def _warden_lost(self, event: WardenLost) -> None:
         order = self._agent.order
-        self._desks.questions.is_warm = False
+        self.is_warm = False
         self._workdir.say(event.reason, is_warning=True)
         if order is not None:
             for rank in range(order.first_rank, order.first_rank + order.ranks):
@@ -189,7 +199,6 @@ class RankEvents:
                 desks.requests.hear(said)
             case Checkpointed() as said:
                 desks.checkpoints.said(said)
-                desks.questions.restore_s = desks.checkpoints.restore_s
             case _:
                 desks.stalls.said(event)
 
@@ -272,8 +281,7 @@ class RankEvents:
         for desk in (self._desks.progress, self._desks.stalls, self._desks.checkpoints):
             with unharmed("the begin of a round"):
                 desk.begins(start.order)
-        self._desks.questions.free_port(start.order)
-        self._desks.questions.restore_s = 0.0
+        self._port.release(start.order)
         return True
 
     def _not_started(self, start: actions.StartRound, reason: str) -> None:
@@ -281,8 +289,7 @@ class RankEvents:
 
     async def _stops(self, stop: actions.StopRound) -> None:
         """Bounded by the order: every restart waits for it."""
-        questions = self._desks.questions
-        questions.evidence_s = 0.0
+        self.evidence_s = 0.0
         if stop.incident is None or not stop.evidence_s:
             return
         began = self._clock.now()
@@ -293,7 +300,7 @@ class RankEvents:
             evidence.collect(stop.round, stop.incident, collectors.of_node, of_node)
             pieces = await collect(collectors.of_ranks, scene, self._clock)
             evidence.collected(stop.round, stop.incident, pieces)
-        questions.evidence_s = self._clock.now() - began
+        self.evidence_s = self._clock.now() - began
 
     def capture(self, order: CollectEvidence) -> None:
         """Collect from ranks that go on; what is not known here is missing, with the reason."""
@@ -331,7 +338,7 @@ class RankEvents:
     def _stopped(self, stop: actions.StopRound, outcome: Stopped) -> None:
         desks, order = self._desks, self._agent.order
         assert order is not None
-        desks.questions.stop_s = outcome.stop_s
+        self.stop_s = outcome.stop_s
         last: list[Fact] = []
         with unharmed("the end of a round"):
             last += desks.progress.ends()
@@ -341,8 +348,8 @@ class RankEvents:
         desks.do(self._agent.stopped(stop.round))
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:
-                evidence_s = desks.questions.evidence_s
-                last.append(desks.records.ranks_stopped(order, outcome, evidence_s=evidence_s))
+                stopped = desks.records.ranks_stopped(order, outcome, evidence_s=self.evidence_s)
+                last.append(stopped)
             if stop.incident is not None:
                 desks.evidence.round_stopped(order, stop.incident, outcome.ranks)
             for fact in last:

@@ -24,8 +24,9 @@ from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.warden_ping import who_lives
 from everstep_services.agent.rendezvous_client.client import AnswerHandlers, RendezvousClient
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
-from everstep_services.agent.rendezvous_client.status import AgentStatus
+from everstep_services.agent.rendezvous_client.status import AgentStatus, RendezvousPort
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
+from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
@@ -77,7 +78,7 @@ class AgentService:
         *,
         limits: AgentTimeouts,
         others: ExternalLimits,
-        checkpoints: NodeCheckpoints,
+        states: NodeStates | None,
         harm: "AgentFaults | None" = None,
     ) -> None:
         self._plan = plan
@@ -90,9 +91,7 @@ class AgentService:
         record = self._recorder.keep
         self._records = AgentFacts(plan.job, plan.node, clock)
         self._evidence = EvidenceRecorder(plan.job, bus, workdir, self._records, record, clock)
-        self._progress = ProgressReader(plan, self._agent, self._page, self._records, clock)
-        self._questions = AgentStatus(plan, self._agent, self._progress, instance, checkpoints.port)
-        self._checkpoints = checkpoints
+        self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, record, states)
         answers = AnswerHandlers(self._joined, self._reported, self._refused, self._unanswered)
         self._asker = RendezvousClient(bus, clock, plan.job, answers)
         self._requests = ScriptRequests(plan, bus, clock, workdir.say)
@@ -100,19 +99,25 @@ class AgentService:
             plan, bus, self._agent, self._watched, self._records, workdir, clock,
             others, record, self._do,
         )  # fmt: skip
-        self._progress.stalls = self._stalls.watch
+        self._progress = ProgressReader(
+            plan, self._agent, self._page, self._records, clock, self._stalls.watch
+        )
         self._saves = CoordinatedSaves(
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
         )
         desks = EventSinks(
-            self._agent, self._questions, self._progress, self._evidence, self._stalls,
-            self._saves, checkpoints, self._requests, self._records, record, self._do,
+            self._agent, self._progress, self._evidence, self._stalls, self._saves,
+            self._checkpoints, self._requests, self._records, record, self._do,
             collectors(plan.evidence_without, native_stacks=plan.native_stacks),
         )  # fmt: skip
-        self._ranks = RankEvents(keepers, workdir, clock, desks)
+        port = RendezvousPort()
+        self._ranks = RankEvents(keepers, workdir, clock, desks, port)
         examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = NodeChecks(examiner, self._records, clock, self._pids, record)
-        self._questions.checks = self._checks
+        self._questions = AgentStatus(
+            plan, instance, self._agent, self._progress, self._checks, self._checkpoints,
+            self._ranks, port,
+        )  # fmt: skip
         self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
         self._idleness = Idleness(clock)

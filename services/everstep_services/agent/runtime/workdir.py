@@ -53,21 +53,25 @@ def private_dir(path: Path) -> Path:
 class Workdir:
     """Made by `Workdir.opened`. What blocks on a disk is to be called in a thread."""
 
-    def __init__(self, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
+    ) -> None:
         self._plan = plan
         self._runtime = runtime
         self._base = without_logins(base)
         self._console: Console | None = None
-        self.images: Path | None = None
+        self._images = images
         """Where ranks keep their states in memory."""
         self.logs = LogFiles(plan.log_dir, plan.job)
 
     @classmethod
     @contextmanager
-    def opened(cls, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> Iterator["Workdir"]:
+    def opened(
+        cls, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
+    ) -> Iterator["Workdir"]:
         """A workdir, whose runtime directory is gone afterwards."""
         try:
-            yield cls(plan, runtime, base)
+            yield cls(plan, runtime, base, images)
         finally:
             shutil.rmtree(runtime, ignore_errors=True)
 
@@ -96,7 +100,7 @@ class Workdir:
         """What these ranks were started with, and what arms their flight recorders."""
         found = {}
         for one in ranks:
-            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self.images)
+            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self._images)
             local_rank = one.rank - order.first_rank
             environ = environment(self._plan, order, local_rank, self._base, paths)
             if self._plan.command.kind != "program":
@@ -140,7 +144,7 @@ class Workdir:
         runtime = self._runtime / f"r{order.round}" / str(rank)
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         error_file = runtime / layout.ELASTIC_ERROR_FILE
-        paths = RankPaths(error_file=error_file, images=self.images)
+        paths = RankPaths(error_file=error_file, images=self._images)
         return RankPlan(
             rank=rank,
             environ=environment(self._plan, order, local_rank, self._base, paths),

@@ -8,7 +8,6 @@ from everstep.messages import (
     ProgressMade,
     RankBeat,
     SectionLimit,
-    SectionSeen,
     StartRanks,
     WardenPlace,
 )
@@ -35,6 +34,7 @@ class ProgressReader:
         page: Callable[[int], PageReading | None],
         records: AgentFacts,
         clock: Clock,
+        stalls: StallMonitor,
     ) -> None:
         self._plan = plan
         self._agent = agent
@@ -48,8 +48,8 @@ class ProgressReader:
         self._last_step: int | None = None
         self._told_limits: tuple[SectionLimit, ...] = ()
         self.warm_ranks = 0
-        self.stalls: StallMonitor | None = None
-        """Who knows where ranks are, and whether they are paused or have stalled."""
+        self._stalls = stalls
+        """Knows where ranks are, and whether they are paused or have stalled."""
 
     def begins(self, order: StartRanks) -> None:
         """A round's ranks are about to be started here."""
@@ -117,9 +117,6 @@ class ProgressReader:
         agent = self._agent
         order = agent.order
         teaches = order is not None and not self._sequence % _SECTIONS_EVERY
-        sections: tuple[SectionSeen, ...] = ()
-        if self.stalls is not None and teaches:
-            sections = self.stalls.sections_seen()
         limits = self._limits_to_tell(order, is_due=teaches)
         return NodeBeat(
             job=self._plan.job,
@@ -130,8 +127,8 @@ class ProgressReader:
             round=agent.round if order is None else order.round,
             slot=None if order is None else order.slot,
             ranks=tuple(self._rank(rank) for rank in self._ranks()),
-            watch="" if self.stalls is None else self.stalls.state,
-            sections=sections,
+            watch=self._stalls.state,
+            sections=self._stalls.sections_seen() if teaches else (),
             config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
             limits=limits,
             warden=None if door is None else self._warden(door),
@@ -147,9 +144,9 @@ class ProgressReader:
         self, order: StartRanks | None, *, is_due: bool
     ) -> tuple[SectionLimit, ...]:
         """One node tells the limits of its job: with every tenth beat, and when they change."""
-        if self.stalls is None or order is None or order.slot != 0:
+        if order is None or order.slot != 0:
             return ()
-        limits = self.stalls.in_force()
+        limits = self._stalls.in_force()
         if limits == self._told_limits and not is_due:
             return ()
         self._told_limits = limits
@@ -167,8 +164,7 @@ class ProgressReader:
         )
 
     def _rank(self, rank: int) -> RankBeat:
-        standing = None if self.stalls is None else self.stalls.standing(rank)
-        return beat_of(rank, self._page(rank), standing, self._clock.now())
+        return beat_of(rank, self._page(rank), self._stalls.standing(rank), self._clock.now())
 
     def _pages(self) -> list[PageReading]:
         pages = (self._page(rank) for rank in self._ranks())
