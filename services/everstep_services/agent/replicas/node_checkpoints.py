@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
@@ -51,7 +51,7 @@ class NodeCheckpoints:
     async def keep_for_ever(self) -> None:
         """Send, hold and fetch states, until cancelled."""
         if self._replicas is not None and self._states is not None:
-            async with beside(self._sweep_for_ever(self._states)):
+            async with in_background(self._sweep_for_ever(self._states)):
                 await self._replicas.keep_for_ever(self._states.listener)
 
     async def _sweep_for_ever(self, states: NodeStates) -> None:
