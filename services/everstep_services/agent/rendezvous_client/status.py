@@ -83,7 +83,7 @@ class RendezvousPort:
             self._reserved = None
 
 
-class RankTimes(Protocol):
+class StartStopTimes(Protocol):
     """What the owner of the ranks knows about their starts and stops."""
 
     @property
@@ -107,7 +107,8 @@ class AgentStatus:
 
     def __init__(  # noqa: PLR0913  each owns values that rendezvous wants to know
         self, plan: RunPlan, instance: str, agent: Agent, progress: ProgressReader,
-        checks: NodeChecks, checkpoints: NodeCheckpoints, ranks: RankTimes, port: RendezvousPort,
+        checks: NodeChecks, checkpoints: NodeCheckpoints, ranks: StartStopTimes,
+        port: RendezvousPort,
     ) -> None:  # fmt: skip
         self._plan = plan
         self._instance = instance
