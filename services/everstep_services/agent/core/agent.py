@@ -62,7 +62,7 @@ class Agent:
     last_slot: int | None = None
     refused_orders: int = 0
     _part: RoundPart | None = None
-    _goodbye: Departure | None = None
+    _departure: Departure | None = None
     _is_spare: bool = False
     _ask_at: float | None = None
     _said: set[str] = field(default_factory=set)
@@ -375,9 +375,7 @@ class Agent:
         return [*([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]
 
     def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
-        """Stop the ranks. The order may come again with a better cause, when they have stopped
-        already.
-        """
+        """Stop the ranks. The order may come again, with a better cause, after they stopped."""
         told = None if self._cause is None else self._cause[0]
         if part is None:
             return self._say_cause(order.round, order.reason) if told == order.round else []

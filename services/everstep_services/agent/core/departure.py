@@ -45,8 +45,7 @@ class Departure:
         return [ExitAgent(self.code, self.cause, self.reason, self.is_sent)]
 
     def heard(self, now: float) -> None:
-        """Rendezvous knows, and will name the step: a step of our own would part us from other
-        nodes.
+        """Rendezvous will name the step; a step of our own would part us from other nodes.
 
         If rendezvous goes away too, the ranks still have half of their time.
         """

@@ -9,7 +9,7 @@ from everstep.incident_causes import SECONDARY
 from everstep.messages import ErrorRecord
 
 MemoryKill = Literal["", "rank", "host"]
-"""Whom the kernel killed for memory when SIGKILL ended a rank: the rank, or a process on its host."""
+"""Whom the kernel killed for memory when SIGKILL ended a rank: it, or a process on its host."""
 
 _CONSEQUENCES = re.compile(
     r"connection (closed|reset|refused|was closed)|broken pipe|remote process exited"
@@ -74,8 +74,7 @@ class RankExit:
 
     @property
     def is_of_code(self) -> bool:
-        """The kind of the error says that the program is wrong whatever its input: it would come
-        again.
+        """The kind of the error says that the program is wrong: it would fail again.
 
         An OSError comes from a file system, and a ValueError may come from data.
         """
