@@ -51,6 +51,7 @@ check: $(VENV)/.has-dev  ## What can be checked without running anything; stops 
 	@$(call say,ruff check) && $(IN_VENV)ruff check .
 	@$(call say,mypy) && $(IN_VENV)mypy
 	@$(call say,lint-imports) && $(IN_VENV)lint-imports
+	@$(call say,tools/check_words.py) && $(IN_VENV)python tools/check_words.py
 	@$(call say,codespell) && $(IN_VENV)codespell
 	@$(call say,docs/generate.py --check) && $(IN_VENV)python docs/generate.py --check
 	@$(call say,mkdocs) && $(IN_VENV)mkdocs build --quiet --strict

@@ -12,8 +12,8 @@ from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import Exit
 from tests.checkpoint_shelves import flip, leave, save
 from tests.integration.catalog_replicas import QUICK, committed
-from tests.integration.served_story import ServedStory
-from tests.unit.history_facts import make
+from tests.integration.history.served_story import ServedStory
+from tests.unit.history.facts import make
 from tests.waiting import until
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints

@@ -9,9 +9,9 @@ import pytest
 
 from everstep.messages import CheckResult, Member, NodeBeat, RankBeat, SectionLimit
 from everstep_services.cli.errors import Exit
-from tests.integration.served_story import Run, ServedStory
-from tests.unit.history_facts import make
-from tests.unit.history_story import stalled
+from tests.integration.history.served_story import Run, ServedStory
+from tests.unit.history.facts import make
+from tests.unit.history.story import stalled
 
 LIMIT = SectionLimit(
     section="data", limit_s=30.0, source="learned", longest_s=6.0, observations=900

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from everstep_services.cli.errors import Exit
-from tests.integration.served_story import Run, ServedStory
-from tests.unit.history_facts import make
-from tests.unit.history_story import INCIDENT, JOB, TRACEBACK
+from tests.integration.history.served_story import Run, ServedStory
+from tests.unit.history.facts import make
+from tests.unit.history.story import INCIDENT, JOB, TRACEBACK
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from everstep.bus.ports import Bus
 from everstep_services.cli import ranks_page
 from everstep_services.cli.errors import Exit
-from tests.integration.served_story import Run, ServedStory
-from tests.integration.test_rest_stragglers import OWN, Straggler
-from tests.unit.history_facts import make
+from tests.integration.history.served_story import Run, ServedStory
+from tests.integration.history.test_rest_stragglers import OWN, Straggler
+from tests.unit.history.facts import make
 
 
 @asynccontextmanager

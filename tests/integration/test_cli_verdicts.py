@@ -13,9 +13,9 @@ from everstep.archive import Member, pack
 from everstep.bus.ports import Bus
 from everstep.messages import Alternative, CorrectVerdict, Done, EvidenceItem, Message
 from everstep_services.cli.errors import Exit
-from tests.integration.served_story import Run, ServedStory
-from tests.unit.history_facts import make
-from tests.unit.history_story import INCIDENT, JOB
+from tests.integration.history.served_story import Run, ServedStory
+from tests.unit.history.facts import make
+from tests.unit.history.story import INCIDENT, JOB
 
 HOSTILE = "</pre><script>alert(1)</script> ``` [x](javascript:1) \x1b[31m\u202e https://a:pw@b/"
 MINE = {"job": JOB, "incident": INCIDENT}

@@ -29,8 +29,8 @@ from everstep.messages import (
 from everstep_services.cli.__main__ import main
 from everstep_services.health.settings import HealthSettings
 from tests.integration.health_replicas import at_work
+from tests.integration.history.test_rest_operators import history, rendezvous
 from tests.integration.rendezvous_agents import Agent
-from tests.integration.test_rest_operators import history, rendezvous
 from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 

@@ -20,10 +20,10 @@ from everstep.messages import Fact
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import Exit
 from everstep_services.straggler.domain.job import Job
+from tests.integration.history.test_rest_operators import history
+from tests.integration.history.test_rest_stragglers import OWN
 from tests.integration.straggler_replicas import at_work
-from tests.integration.test_rest_operators import history
-from tests.integration.test_rest_stragglers import OWN
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 from tests.unit.straggler_windows import Delay, Simulation, Training
 from tests.waiting import until_async
 

@@ -14,7 +14,7 @@ from everstep.messages import (
 )
 from everstep_services.attribution.domain.past import History
 from everstep_services.attribution.domain.policy import Switches, due, in_force
-from tests.unit.history_facts import BEGAN, make
+from tests.unit.history.facts import BEGAN, make
 
 ON = Switches(user_errors="enforce", repeat_offenders="enforce")
 BUG = {

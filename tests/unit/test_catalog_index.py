@@ -23,8 +23,8 @@ from everstep.messages import (
     ReplicationDegraded,
     ReplicationRestored,
 )
-from everstep.messages.documents import Seat
-from everstep.messages.stamp import FactStamp
+from everstep.messages.documents.rounds import Seat
+from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.facts import apply
 from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index
@@ -34,7 +34,7 @@ from everstep_services.catalog.domain.retention import RetentionRules, judged, l
 from everstep_services.catalog.domain.schedule import ReadBackRules, rules_for, to_verify
 from everstep_services.catalog.domain.survival import survivable
 from tests.integration.catalog_replicas import formed, stored
-from tests.unit.history_facts import make
+from tests.unit.history.facts import make
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, ShardFile
 from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
 

@@ -1,7 +1,7 @@
 """A link that slows the whole job: its node is told by its connections, by no own time."""
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -25,15 +25,19 @@ def judged(
     held: Collection[int] = (),
     noise: random.Random | None = None,
     held_ms: float = 22,
+    throttled: Mapping[int, float] | None = None,
 ) -> list[Change]:
-    """The connections of these ranks hold back what they send.
+    """The connections of `held` ranks hold back what they send; hosts hold `throttled` ranks back.
 
     With noise, those of all others vary from window to window between 1 and 12 ms.
     """
     changes: list[Change] = []
     for number in range(windows):
         for timings in simulation.window():
-            ranks = tuple(_alter(one, held, noise, held_ms) for one in timings.ranks)
+            ranks = tuple(
+                _throttle(_alter(one, held, noise, held_ms), throttled or {})
+                for one in timings.ranks
+            )
             job.hear(msgspec.structs.replace(timings, ranks=ranks), float(number))
         changes += without_costs(job.close_due(float(number)))
     return changes
@@ -53,6 +57,13 @@ def _alter(
         trip_s = noise.uniform(0.001, 0.012)
     host = msgspec.structs.replace(one.host, round_trip_s=trip_s)
     return msgspec.structs.replace(one, host=host)
+
+
+def _throttle(timing: RankTiming, throttled: Mapping[int, float]) -> RankTiming:
+    assert timing.host is not None
+    throttled_s = throttled.get(timing.rank, 0.0) * timing.steps
+    host = msgspec.structs.replace(timing.host, throttled_s=throttled_s)
+    return msgspec.structs.replace(timing, host=host)
 
 
 @pytest.mark.parametrize("held", [(2,), (2, 3)])
@@ -171,3 +182,68 @@ def test_whoever_receives_late_from_a_delayed_node_is_not_blamed() -> None:
         changes += judged(simulation, job, 1, (4, 6), noise, held_ms=25)
     found = [one for one in changes if isinstance(one, SlowRank)]
     assert {(one.rank, one.cause) for one in found} == {(4, "network")}
+
+
+def test_a_host_that_holds_its_rank_back_within_collectives_is_named_and_cleared() -> None:
+    """Its quota is used up while all wait for it: own times tell nothing, its neighbours' round
+    trips are long, and the kernel counts for how long its processes did not run (A6.1, A6.2)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 5) == []
+    simulation.plan = SLOW
+    changes = judged(simulation, job, 8, (4, 6), throttled={2: 0.04, 3: 0.03})
+    (found,) = changes
+    assert isinstance(found, SlowRank)
+    assert (found.rank, found.node, found.cause) == (2, "node-1", "host")
+    assert "the host of node-1 kept rank 2 from running for 40.0 ms a step" in found.reason
+    simulation.plan = QUICK
+    (over,) = judged(simulation, job, 6)
+    assert isinstance(over, KeepsUp)
+    assert over.rank == 2
+
+
+def test_a_host_that_holds_its_rank_back_for_less_than_steps_lost_is_not_named() -> None:
+    """A6.2."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 5) == []
+    simulation.plan = SLOW
+    (found,) = judged(simulation, job, 8, (2, 4), throttled={6: 0.005})
+    assert isinstance(found, SlowRank)
+    assert (found.rank, found.cause) == (2, "network")
+
+
+@pytest.mark.parametrize(("other", "named"), [(0.0, (2, "host")), (0.008, None)])
+def test_a_quota_on_one_node_alone_is_to_blame_with_less(
+    other: float, named: tuple[int, str] | None
+) -> None:
+    """Others wait for longer than it was held back; but not if quotas hold many back (A6.2)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 5) == []
+    simulation.plan = SLOW
+    changes = judged(simulation, job, 8, (4, 6), throttled={2: 0.012, 7: other})
+    found = [(one.rank, one.cause) for one in changes if isinstance(one, SlowRank)]
+    assert found == ([named] if named else [])
+
+
+def test_a_quota_that_is_counted_in_one_window_only_excuses_links() -> None:
+    """The kernel counts what a quota took when that time is over (A6.2)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 5) == []
+    simulation.plan = SLOW
+    changes = judged(simulation, job, 1, (4, 6), throttled={2: 0.04})
+    changes += judged(simulation, job, 2, (4, 6))
+    assert not [one for one in changes if isinstance(one, SlowRank)]
+    (found,) = judged(simulation, job, 1, (4, 6))
+    assert isinstance(found, SlowRank)
+    assert (found.rank, found.cause) == (4, "network"), "the quota is no excuse any more"
+
+
+def test_a_rank_that_seems_to_sleep_was_held_back_by_its_host_the_window_before() -> None:
+    """A6.2."""
+    simulation, job = Simulation(replace(QUICK, has_sections=False)), Job("job", Rules())
+    assert judged(simulation, job, 8) == []
+    simulation.plan = replace(simulation.plan, delays=(Delay(2, 0.05, "sleep"),))
+    changes = judged(simulation, job, 1, throttled={2: 0.05})
+    changes += judged(simulation, job, 2)
+    (found,) = (one for one in changes if isinstance(one, SlowRank))
+    assert (found.rank, found.cause) == (2, "host")
+    assert "in one of the latest windows" in found.reason

@@ -11,7 +11,7 @@ from socket import socket
 from everstep import __version__
 from everstep.bus import connect, topology
 from everstep.bus.auth.roles import ADMIN, SERVICE
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
@@ -21,7 +21,7 @@ from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
-from everstep_services.agent.left_spools import send_left_and_log
+from everstep_services.agent.telemetry.leftover_spools import send_left_and_log
 from everstep_services.cli.buses import server_version
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
@@ -132,7 +132,7 @@ class _Stack:
         await asyncio.to_thread(ground.state.announce, running)
         has_new_token = not self._had_token and ground.state.token_file.exists()
         await asyncio.to_thread(self._tell, Ready(running, has_new_token, ground.phases))
-        async with beside(send_left_and_log(ground.state.path / "spool")):
+        async with in_background(send_left_and_log(ground.state.path / "spool")):
             await stop.wait()
 
     async def let_observe(self, stop: asyncio.Event) -> None:
@@ -152,6 +152,7 @@ def _observed(ground: Ground, metrics: Metrics, opened: Mapping[str, Parts]) -> 
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
         for component, statistics in parts.statistics.items():
             metrics.watch(component, statistics, of="" if component == name else name)
+        metrics.collect(parts.collectors)
     within_s = ground.settings.section(ObserveSettings).check_within_s
     health = Health("up", __version__, checks, SystemClock(), within_s=within_s)
     return observe_app(health, metrics)

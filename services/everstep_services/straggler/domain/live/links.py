@@ -1,4 +1,7 @@
-"""A slow link that slows the whole job: nobody's own time shows it, but its connections do."""
+"""What slows the whole job from outside of ranks: a slow link, or a host that holds ranks back.
+
+No rank's own time shows it, since all wait within collectives. Connections do, or the kernel.
+"""
 
 import warnings
 from collections import deque
@@ -7,11 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from everstep_services.straggler.domain.live.causes import held_back, throttled
 from everstep_services.straggler.domain.live.measures import Measured
-from everstep_services.straggler.domain.operations import Array
+from everstep_services.straggler.domain.operations import Array, Cause
 
-LINK_CONFIDENCE = 0.5
+_LINK_CONFIDENCE = 0.5
 """By what its connections tell, and not by its own time."""
+_HOST_CONFIDENCE = 0.7
+"""By what the kernel counted, and not by its own time."""
 LINK_WINDOWS = 3
 """So many make a link slow, or good again."""
 _LEAST = 3
@@ -27,17 +33,22 @@ _TIMES_OTHERS = 4.0
 _PART_OF_FIRST = 0.5
 """In a ring, what the next node sends to a slow one is held up by so much of it at least."""
 _LEAST_S = 0.002
-_OWN_EXPLAINS = 0.5
-"""If a rank's own time exceeds others' by this share of what steps lost, no link is to blame: who
-sends to a busy host waits for its answers, too."""
+_TELLS, _TELLS_TIMES = 0.2, 3.0
+"""A quota that held one rank back for this share is to blame, too, if it is this many times as much
+as on any other node: the rest is what others lost by waiting."""
+_EXPLAINS = 0.5
+"""If a rank's own time exceeds others' by this share of what steps lost, or its host held it back
+for as long, no link is to blame: a node that sends to a busy host waits for its answers, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLink:
-    """The connections of one node stand out, and steps are longer."""
+class SlowNode:
+    """The connections or the host of one node stand out, and steps are longer."""
 
     row: int
-    """The node's first rank."""
+    """The node's first rank, or the one that its host held back the longest."""
+    cause: Cause
+    confidence: float
     words: str
     lost_s: float
     """In a step."""
@@ -56,6 +67,10 @@ class Links:
     """Round trips by node, in the latest windows: those of one window vary too much."""
     excess_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
     """By rank, in the latest windows: by how much its own time exceeds that of its role."""
+    held_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
+    """By rank, in the latest windows: for how much longer than others its host held it back."""
+    throttled_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
+    """By rank, in the latest windows: for how much longer than others a quota held it back."""
     good: int = 0
     """What speaks for links that were slow: see `_good_again`."""
     slow: int = 0
@@ -71,6 +86,10 @@ class Links:
         Returns the round trips of each node in the latest windows.
         """
         self.excess_s.append(excess_s)
+        for kept, by_row in ((self.held_s, held_back), (self.throttled_s, throttled)):
+            by_rank = np.full(len(excess_s), np.nan)
+            by_rank[measured.sample.rank] = by_row(measured)
+            kept.append(by_rank)
         names = [one.node for one in measured.sample.nodes]
         self.recent.append(dict(zip(names, _by_node(measured).tolist(), strict=True)))
         nan = float("nan")
@@ -78,7 +97,7 @@ class Links:
 
     def observe(
         self, measured: Measured, trips: Array, ratio: float, is_explained: bool
-    ) -> tuple[SlowLink | None, list[int]]:
+    ) -> tuple[SlowNode | None, list[int]]:
         """Judge a window by these round trips, if no slow rank explains that steps are longer.
 
         Returns the node that was found, and the ranks whose links are good again.
@@ -88,7 +107,7 @@ class Links:
         if not measured.step_s > (1 + ratio) * usual:
             self._learn(measured)
             return None, self._good_again(2)
-        if is_explained or self._worst_excess_s() >= _OWN_EXPLAINS * self.lost_s > 0:
+        if is_explained or _most(self.excess_s)[1] >= _EXPLAINS * self.lost_s > 0:
             self.slow = 0
             return None, self._good_again(1)
         self.slow += 1
@@ -96,20 +115,72 @@ class Links:
             self.steps.clear()  # steps are as long as this by now
         if self.slow < LINK_WINDOWS:
             return None, []
-        stands_out = self._worst(measured, trips)
+        suspect = self._busy_host(measured)
+        if suspect is None and not self._is_throttled():
+            suspect = self._slow_link(measured, trips)
+        node = None if suspect is None else measured.sample.nodes[
+            int(measured.sample.node[suspect.row])
+        ].node  # fmt: skip
         if self.known:
-            node = "" if stands_out is None else measured.sample.nodes[stands_out[0]].node
             self.good = 0 if node in self.known else self.good
             return None, [] if node in self.known else self._good_again(1)
-        if stands_out is None:
+        if suspect is None or node is None:
             return None, []
         self.good = 0
+        self.known[node] = int(measured.sample.rank[suspect.row])
+        return suspect, []
+
+    def held_back_s(self, rank: int) -> float:
+        """For how much longer than others its host held a rank back: the most of late windows."""
+        known = [one[rank] for one in self.held_s if rank < len(one) and np.isfinite(one[rank])]
+        return float(max(known, default=0.0))
+
+    def _is_throttled(self) -> bool:
+        """A quota held a rank back for most of what steps lost, in one of the latest windows.
+
+        The kernel counts that when the time is over, which may be in another window.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # windows of which nothing is known
+            most_s = float(np.nan_to_num(np.nanmax(np.array(list(self.throttled_s)))))
+        return most_s >= _TELLS * self.lost_s > 0
+
+    def _busy_host(self, measured: Measured) -> SlowNode | None:
+        """The node whose host holds a rank back for most of what steps lost."""
+        rank, held_s = _most(self.held_s)
+        if not held_s >= _EXPLAINS * self.lost_s > 0:
+            rank, held_s = self._throttled_most(measured)
+        rows = np.flatnonzero(measured.sample.rank == rank)
+        if not len(rows) or not self.lost_s > 0:
+            return None
+        row = int(rows[0])
+        node = measured.sample.nodes[int(measured.sample.node[row])].node
+        words = (
+            f"the host of {node} kept rank {rank} from running for {held_s * 1e3:.1f} ms a step "
+            f"more than others"
+        )
+        return SlowNode(row, "host", _HOST_CONFIDENCE, words, self.lost_s, measured.step_s)
+
+    def _throttled_most(self, measured: Measured) -> tuple[int, float]:
+        """The rank that a quota holds back far more than those of other nodes; -1 if none."""
+        rank, most_s = _most(self.throttled_s)
+        row = np.flatnonzero(measured.sample.rank == rank)
+        if not len(row) or not most_s >= _TELLS * self.lost_s:
+            return -1, 0.0
+        others = measured.sample.rank[measured.sample.node != measured.sample.node[row[0]]]
+        _, next_s = _most([one[others] for one in self.throttled_s])
+        return (rank, most_s) if most_s >= _TELLS_TIMES * next_s else (-1, 0.0)
+
+    def _slow_link(self, measured: Measured, trips: Array) -> SlowNode | None:
+        """The node whose connections stand out."""
+        stands_out = self._worst(measured, trips)
+        if stands_out is None:
+            return None
         worst, following = stands_out
         node = measured.sample.nodes[worst].node
-        row = int(np.flatnonzero(measured.sample.node == worst)[0])
-        self.known[node] = int(measured.sample.rank[row])
         words = (
-            f"round trips {trips[worst] * 1e3:.1f} ms instead of {self._usual(node) * 1e3:.1f} ms"
+            f"the connections of {node} are the only ones that stand out: round trips "
+            f"{trips[worst] * 1e3:.1f} ms instead of {self._usual(node) * 1e3:.1f} ms"
         )
         if following is not None:
             next_node = measured.sample.nodes[following].node
@@ -118,12 +189,8 @@ class Links:
                 f"{self._usual(next_node) * 1e3:.1f} ms from {next_node}, which sends to it in a "
                 f"ring"
             )
-        return SlowLink(row, words, measured.step_s - usual, measured.step_s), []
-
-    def _worst_excess_s(self) -> float:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # ranks of which nothing is known
-            return float(np.nan_to_num(np.nanmax(np.nanmedian(np.array(self.excess_s), axis=0))))
+        row = int(np.flatnonzero(measured.sample.node == worst)[0])
+        return SlowNode(row, "network", _LINK_CONFIDENCE, words, self.lost_s, measured.step_s)
 
     def _learn(self, measured: Measured) -> None:
         self.slow = 0
@@ -184,6 +251,17 @@ class Links:
         if is_sure and stand_out(first, times=_TIMES, times_next=_TIMES_NEXT):
             return first, None
         return None
+
+
+def _most(windows: Iterable[Array]) -> tuple[int, float]:
+    """The rank with the largest median over windows, and that median; 0 where nothing is known."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # ranks of which nothing is known
+        medians = np.nan_to_num(np.nanmedian(np.array(list(windows)), axis=0))
+    if not len(medians):
+        return -1, 0.0
+    rank = int(np.argmax(medians))
+    return rank, float(medians[rank])
 
 
 def _by_node(measured: Measured) -> Array:

@@ -9,16 +9,17 @@ import numpy as np
 from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain import verdict
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
-from everstep_services.straggler.domain.live.causes import Blame, blame, from_link, slow_sender
+from everstep_services.straggler.domain.live.causes import (
+    Blame,
+    blame,
+    from_host,
+    from_link,
+    slow_sender,
+)
 from everstep_services.straggler.domain.live.costs import Costs, Finding
 from everstep_services.straggler.domain.live.history import History, Kept
 from everstep_services.straggler.domain.live.imbalance import Imbalance
-from everstep_services.straggler.domain.live.links import (
-    LINK_CONFIDENCE,
-    LINK_WINDOWS,
-    Links,
-    SlowLink,
-)
+from everstep_services.straggler.domain.live.links import LINK_WINDOWS, Links, SlowNode
 from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
 from everstep_services.straggler.domain.live.price import (
     Price,
@@ -142,6 +143,7 @@ class Round:
     def _slow(self, one: Found, measured: Measured, rules: Rules) -> list[Change]:
         row = named = int(np.searchsorted(measured.sample.rank, one.subject))
         why = blame(measured, row, one, rules.limits, self.is_usual[measured.sample.rank])
+        why = from_host(why, self.links.held_back_s(one.subject))
         sender = slow_sender(measured, row, self.trips)
         if sender is not None:
             rank = int(measured.sample.rank[sender])
@@ -220,7 +222,7 @@ class Round:
         return sorted({*self._slow_rows(measured), *rest.tolist()})
 
     def _links(self, measured: Measured, rules: Rules) -> list[Change]:
-        """Whose link slows the whole job, where no rank's own time shows it."""
+        """Whose link or host slows the whole job, where no rank's own time shows it."""
         is_explained = bool(self.state.slow)
         found, over = self.links.observe(measured, self.trips, rules.shift_ratio, is_explained)
         changes: list[Change] = [
@@ -229,7 +231,7 @@ class Round:
             if rank not in self.slow()
         ]
         if found is not None:
-            changes.append(_slow_link(self.number, measured, found))
+            changes.append(_slow_node(self.number, measured, found))
         return changes
 
     def _shift(self, measured: Measured, rules: Rules) -> list[Change]:
@@ -318,19 +320,18 @@ class Round:
         self.history.add(kept, rules.kept_windows)
 
 
-def _slow_link(number: int, measured: Measured, found: SlowLink) -> SlowRank:
+def _slow_node(number: int, measured: Measured, found: SlowNode) -> SlowRank:
     sample, row, step_s = measured.sample, found.row, found.step_s
     node, share = sample.nodes[int(sample.node[row])], found.lost_s / (step_s - found.lost_s)
     reason = (
         f"steps take {step_s * 1e3:.1f} ms, {found.lost_s * 1e3:.1f} ms more than before, and no "
-        f"rank's own time tells why; but the connections of {node.node} are the only ones that "
-        f"stand out, for {LINK_WINDOWS} windows: {found.words}"
+        f"rank's own time explains it; for {LINK_WINDOWS} windows, {found.words}"
     )
     return SlowRank(
         round=number, rank=int(sample.rank[row]), node=node.node, slot=node.slot,
-        role=measured.roles[int(measured.role[row])], cause="network", reason=reason,
+        role=measured.roles[int(measured.role[row])], cause=found.cause, reason=reason,
         section=None, scores=(), lateness_s=None, slower_ratio=0.0, lost_s=found.lost_s,
-        slowdown_ratio=share, windows=LINK_WINDOWS, confidence=LINK_CONFIDENCE,
+        slowdown_ratio=share, windows=LINK_WINDOWS, confidence=found.confidence,
         first_step=sample.first_step, last_step=sample.last_step,
     )  # fmt: skip
 

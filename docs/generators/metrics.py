@@ -1,0 +1,262 @@
+"""What `/metrics` shows, as a page for people; the names come from the code."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+
+from everstep.bus import BusSettings
+from everstep.bus.client import NatsBus
+from everstep.bus.connection import Connection
+from everstep.bus.facts.outbox import Outbox
+from everstep.bus.facts.spool import Spool
+from everstep.bus.jetstream import JetStream
+from everstep.clock import SystemClock
+from everstep.observe.metrics import Metrics
+from everstep.store.database import Database
+from everstep.store.log import FactLog
+from everstep_services.attribution.replica import AttributionReplica
+from everstep_services.attribution.settings import AttributionSettings
+from everstep_services.catalog.replica import CatalogReplica
+from everstep_services.catalog.settings import CatalogSettings
+from everstep_services.health.replica import HealthReplica
+from everstep_services.health.settings import HealthSettings
+from everstep_services.history.beats import Beats
+from everstep_services.history.goodput.reader import GoodputReader
+from everstep_services.history.job_metrics import JobMetrics
+from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.projector import Projector
+from everstep_services.history.settings import HistorySettings
+from everstep_services.rendezvous.service import Rendezvous
+from everstep_services.rendezvous.settings import RendezvousSettings
+from everstep_services.straggler.replica import Straggler
+from everstep_services.straggler.settings import StragglerSettings
+
+MEANINGS: Mapping[str, str] = {
+    "everstep_history_facts_total": "Facts written into the log by this replica.",
+    "everstep_history_missed_total": "Facts that the stream had dropped before they could be read.",
+    "everstep_history_duplicates_total": "Facts that came a second time, and were passed over.",
+    "everstep_history_unknown_total": "Facts of a newer release: kept, not projected.",
+    "everstep_history_refused_total": "Messages on a fact's subject that are no such fact.",
+    "everstep_history_unstorable_total": "Facts that the database can hold in no way.",
+    "everstep_history_unprojected_total": "Facts in the log that no claim could read.",
+    "everstep_history_input_failures_total": "Times that something unforeseen was contained.",
+    "everstep_history_beats_input_failures_total": "Beats whose handling failed.",
+    "everstep_rendezvous_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_health_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_catalog_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_history_batches_total": "Transactions that wrote facts.",
+    "everstep_history_retries_total": "Times that the bus or the database failed it.",
+    "everstep_history_projecting": "1 while this replica is the one that writes.",
+    "everstep_history_last_n": "How far the log reaches, as this replica knows.",
+    "everstep_history_beats_nodes": "Nodes whose last beat this replica shows as they are now.",
+    "everstep_rendezvous_jobs": "Jobs of which this replica knows, those that are over included.",
+    "everstep_rendezvous_suspects": "Nodes that get a slot only if no other can have it.",
+    "everstep_rendezvous_questions_total": "Questions of agents, people and services.",
+    "everstep_rendezvous_batches_total": "Times that a job's gathered questions were decided.",
+    "everstep_rendezvous_conflicts_total": "Decisions made anew: another replica wrote first.",
+    "everstep_rendezvous_orders_total": "Orders sent to agents.",
+    "everstep_rendezvous_facts_total": "Facts recorded about what was decided.",
+    "everstep_rendezvous_probes_total": "Agents that were asked for a sign of life.",
+    "everstep_health_jobs": "Jobs whose nodes are heard.",
+    "everstep_health_nodes": "Nodes that are heard.",
+    "everstep_health_nodes_lost": "Nodes that are lost now.",
+    "everstep_health_findings_waiting": "Findings that are not on our own disk yet.",
+    "everstep_health_blind_seconds_total": "Time in which this replica could hear nobody.",
+    "everstep_health_beats_total": "Beats that were heard.",
+    "everstep_health_lost_total": "Nodes that were found to be lost.",
+    "everstep_health_returned_total": "Lost nodes that were heard again.",
+    "everstep_health_stalls_total": "Stalls of which it was told who stopped first.",
+    "everstep_health_limits_total": "Times that this replica wrote the limits of a job.",
+    "everstep_health_conflicts_total": "Times that another replica had written them first.",
+    "everstep_health_judging": "1 while this replica is the one that judges nodes.",
+    "everstep_health_nodes_known": "Nodes that were examined, or that something speaks against.",
+    "everstep_health_nodes_suspect": "Nodes that may be bad.",
+    "everstep_health_nodes_excluded": "Nodes that health keeps out by itself.",
+    "everstep_health_checks_distrusted": "Checks that fail on too many nodes to be believed.",
+    "everstep_health_breaker_open": "1 while health excludes no more nodes by itself.",
+    "everstep_health_facts_read_total": "Facts that were read for what they say about nodes.",
+    "everstep_health_facts_missed_total": "Facts that the stream had dropped before that.",
+    "everstep_health_facts_not_believed_total": "Facts about nodes that rendezvous knows of no "
+    "seat of in the job that told them.",
+    "everstep_health_node_conflicts_total": "Times that what is known of nodes was changed first "
+    "by another replica.",
+    "everstep_catalog_leading": "1 while this replica is the one that reads on and cleans up.",
+    "everstep_catalog_jobs": "Jobs with checkpoints, as the replica that leads knows.",
+    "everstep_catalog_checkpoints": "Their checkpoints.",
+    "everstep_catalog_quarantined": "Those that are not to be restored.",
+    "everstep_catalog_missing": "Those whose files are gone, and nobody said that they go.",
+    "everstep_catalog_degraded": "Jobs whose states in memory survive fewer losses than wanted.",
+    "everstep_catalog_facts_read_total": "Facts that were read for what they say of checkpoints.",
+    "everstep_catalog_facts_missed_total": "Facts that the stream had dropped before that.",
+    "everstep_catalog_conflicts_total": "Writes made anew: another replica wrote first.",
+    "everstep_catalog_verified_total": "Checkpoints that were read back by themselves.",
+    "everstep_catalog_flawed_total": "Those of them that are not what was saved.",
+    "everstep_catalog_deleted_total": "Checkpoints that retention deleted.",
+    "everstep_catalog_scans_total": "Times that the index was compared with the files of a root.",
+    "everstep_catalog_swept_total": "Saves that came to nothing, of which what was left is gone.",
+    "everstep_catalog_repairs_total": "Copies that were asked for because there were too few.",
+    "everstep_bus_connected": "1 while there is a connection to the bus.",
+    "everstep_attribution_actions_done_total": "Jobs stopped and nodes replaced by the policy.",
+    "everstep_attribution_actions_failed_total": "What the policy asked for, and was refused.",
+    "everstep_attribution_actions_observed_total": "What the policy would have done.",
+    "everstep_attribution_leading": "1 if this replica has the lease, and judges.",
+    "everstep_attribution_jobs": "Jobs whose incidents are remembered.",
+    "everstep_attribution_open_incidents": "Incidents that are not closed.",
+    "everstep_attribution_waiting": "Incidents that wait to be judged, or judged again.",
+    "everstep_attribution_verdict_s": "From the newest incident's opening until its first verdict.",
+    "everstep_attribution_verdicts_total": "Verdicts of this replica, with revisions.",
+    "everstep_attribution_amended_total": "Those that later evidence has changed.",
+    "everstep_attribution_inconclusive_total": "Those that are inconclusive.",
+    "everstep_attribution_corrections_total": "Words of people about verdicts.",
+    "everstep_attribution_confirmations_total": "Those that said the same as the verdict.",
+    "everstep_attribution_facts_read_total": "Facts that were read.",
+    "everstep_attribution_facts_missed_total": "Facts that were gone before they were read.",
+    "everstep_attribution_facts_not_believed_total": "Checks of nodes that rendezvous knows of no "
+    "seat of in the job that told them.",
+    "everstep_attribution_left_out_total": "Parts of incidents that were not weighed, for that "
+    "reason.",
+    "everstep_attribution_conflicts_total": "Writes made anew: another replica wrote first.",
+    "everstep_attribution_analyzer_failures_total": "Analyses that failed or were late.",
+    "everstep_attribution_explanations_total": "Verdicts that a model has put into words.",
+    "everstep_attribution_explanation_failures_total": "Those that it has not: see the log.",
+    "everstep_attribution_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_straggler_jobs": "Jobs whose timings are heard, or whose findings are open.",
+    "everstep_straggler_open_findings": "Slow ranks that were found, and not cleared yet.",
+    "everstep_straggler_windows": "Windows that were judged, of the rounds that run.",
+    "everstep_straggler_slow_ranks": "Ranks that this replica holds for slow.",
+    "everstep_straggler_missing_ranks": "Ranks of which the newest window says nothing.",
+    "everstep_straggler_own_s_min": "The least that a rank needs by itself for a step.",
+    "everstep_straggler_own_s_median": "The median; over several jobs that of their medians.",
+    "everstep_straggler_own_s_max": "The most.",
+    "everstep_straggler_ratio_min": "How much longer the fastest rank needs: below 0.",
+    "everstep_straggler_ratio_median": "The median.",
+    "everstep_straggler_ratio_max": "The most: 0.1 for a rank that needs 10 % longer.",
+    "everstep_straggler_waited_s_min": "The least that a rank waits for others in a step.",
+    "everstep_straggler_waited_s_median": "The median.",
+    "everstep_straggler_waited_s_max": "The most.",
+    "everstep_straggler_messages_total": "Windows of nodes that were heard.",
+    "everstep_straggler_messages_dropped_total": "Those that nobody had time to read.",
+    "everstep_straggler_refused_total": "Messages and values that were refused: see its README.",
+    "everstep_straggler_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_straggler_document_failures_total": "Documents whose handling failed: see the log.",
+    "everstep_straggler_found_total": "Slow ranks that this replica has written down.",
+    "everstep_straggler_cleared_total": "Those that it has cleared.",
+    "everstep_straggler_shifted_total": "Changes of a whole job's step that it has recorded.",
+    "everstep_straggler_conflicts_total": "Writes made anew: another replica wrote first.",
+    "everstep_straggler_actions_observed_total": "What the policy would have asked for.",
+    "everstep_straggler_actions_asked_total": "What it asked for, and others agreed to.",
+    "everstep_straggler_actions_refused_total": "What it asked for, and did not get.",
+    "everstep_bus_beats_waiting": "Losable messages not yet handed to the connection.",
+    "everstep_bus_sent_total": "Losable messages sent.",
+    "everstep_bus_send_dropped_total": "Losable messages dropped before they were sent.",
+    "everstep_bus_heard_total": "Messages that subscriptions received.",
+    "everstep_bus_heard_dropped_total": "Messages dropped because nobody took them in time.",
+    "everstep_bus_undecodable_total": "Messages received that this release cannot read.",
+    "everstep_bus_reconnects_total": "Times that the connection came back.",
+    "everstep_bus_rebuilds_total": "Times that the server closed us out and a new client was made.",
+    "everstep_bus_errors_total": "Errors that the client library reported.",
+    "everstep_bus_slow_total": "Times that the client library called us a slow consumer.",
+    "everstep_bus_denied_total": "Subjects that the server refused us.",
+    "everstep_bus_facts_recorded_total": "Facts that are on our own disk, since the start.",
+    "everstep_bus_facts_acknowledged_total": "Facts that the stream has acknowledged.",
+    "everstep_bus_facts_resent_total": "Facts sent again, after a loss or no answer.",
+    "everstep_bus_facts_rejected_total": "Facts that the stream will never take: see the log.",
+    "everstep_bus_facts_pending_bytes": "Bytes in the spool that the stream does not have yet.",
+    "process_virtual_memory_bytes": "Virtual memory of the process.",
+    "process_resident_memory_bytes": "Resident memory of the process.",
+    "process_start_time_seconds": "When the process started, in Unix time.",
+    "process_cpu_seconds_total": "Processor time used.",
+    "process_open_fds": "Open file descriptors.",
+    "process_max_fds": "How many there may be.",
+}
+"""What each one says; the rest say it themselves."""
+
+_TOP = """# Metrics
+
+<!-- Generated by docs/generate.py from what the processes register. Do not edit. -->
+
+Prometheus' text format at `/metrics` of each process, beside `/healthz` (can it work, and if not,
+why) and `/livez` (does its loop turn). The address is in [`[observe]`](settings.md#observe), and
+asks for no token: keep it inside. `everstep up` takes a free port for it, and prints which.
+"""
+_PARTS = (
+    ("Every process", ("everstep_build", "everstep_loop", "process_")),
+    ("Rendezvous", ("everstep_rendezvous_",)),
+    ("Health", ("everstep_health_",)),
+    ("Catalog", ("everstep_catalog_",)),
+    ("Straggler", ("everstep_straggler_",)),
+    ("Attribution", ("everstep_attribution_",)),
+    ("History", ("everstep_history_",)),
+    ("Jobs, shown by the history service that writes the record", ("everstep_job_",)),
+    ("The bus, as one process sees it", ("everstep_bus_",)),
+)
+_SPOOL = "\nThose with `facts_` are there in processes that record facts.\n"
+
+
+def page() -> str:
+    """The page, the same for the same release."""
+    found = list(families())
+    parts = [_TOP]
+    for title, prefixes in _PARTS:
+        rows = [_row(family) for family in found if family.name.startswith(prefixes)]
+        parts.append(f"## {title}\n\n| metric | type | meaning |\n|---|---|---|\n{_lines(rows)}")
+    return "\n".join(parts) + _SPOOL
+
+
+def families() -> Iterator[Metric]:
+    """Every metric that a process of ours shows, with what it says of itself."""
+    metrics = Metrics("page")
+    metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("health", HealthReplica(HealthSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("catalog", CatalogReplica(CatalogSettings(), _bus(), SystemClock()).statistics)
+    metrics.watch("straggler", Straggler(StragglerSettings(), _bus(), SystemClock()).statistics)
+    attribution = AttributionReplica(AttributionSettings(), {}, _bus(), SystemClock())
+    metrics.watch("attribution", attribution.statistics)
+    metrics.watch("history", _projector().statistics)
+    metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
+    metrics.watch("bus", _bus().statistics)
+    database = cast("Database", None)
+    metrics.collect([JobMetrics(database, GoodputReader(database), SystemClock())])
+    yield from metrics.registry.collect()
+    yield from ProcessCollector(registry=None).collect()
+
+
+def name_of(family: Metric) -> str:
+    """As it is written in the exposition, but for the suffixes of histograms."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _row(family: Metric) -> str:
+    name = name_of(family)
+    labels = getattr(family, "_labelnames", ())
+    shown = f"`{name}`" + (f" {{{', '.join(labels)}}}" if labels else "")
+    return f"| {shown} | {family.type} | {MEANINGS.get(name, family.documentation)} |"
+
+
+def _lines(rows: Iterable[str]) -> str:
+    return "".join(f"{row}\n" for row in rows)
+
+
+def _projector() -> Projector:
+    """One that only counts."""
+    return Projector(
+        HistorySettings(),
+        _bus(),
+        cast("Database", None),
+        cast("FactLog", None),
+        LogNotifier(),
+        clock=SystemClock(),
+        name="page",
+    )
+
+
+def _bus() -> NatsBus:
+    """One that is never connected, with a spool that is never opened."""
+    connection = Connection(BusSettings(), "page")
+    spool = Spool(Path("never-made"), max_bytes=1, segment_bytes=1)
+    outbox = Outbox(connection, spool, ThreadPoolExecutor(1))
+    return NatsBus(connection, JetStream(connection), outbox)

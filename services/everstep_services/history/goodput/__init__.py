@@ -1,0 +1,1 @@
+"""Goodput: what each second of an allocation was spent on."""

@@ -1,0 +1,235 @@
+"""Every second of an allocation in exactly one class. Pure.
+
+Sums are exact: what is taken for one class is taken from another, so that all classes of an
+allocation add up to its wall clock.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from everstep_services.history.goodput.trace import Allocation, Round, SlowRank, Trace
+
+TimeClass = Literal[
+    "productive", "start_up", "rendezvous", "restore", "checkpoint_stall", "stall", "lost_steps",
+    "straggler_tax", "idle", "unknown",
+]  # fmt: skip
+CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)
+
+FRESH_S = 90.0
+"""Steps are reported once a minute: so long after a report, the training is taken to go on."""
+_GOOD_ENDS = frozenset({"done", "preempted"})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A time in one class, but for what slow ranks cost of it."""
+
+    from_s: float
+    until_s: float
+    time_class: TimeClass
+    round: int | None = None
+    tax_ratio: float = 0.0
+    """The share of a productive time that was lost to slow ranks."""
+
+    @property
+    def lasted_s(self) -> float:
+        """Its length."""
+        return self.until_s - self.from_s
+
+
+def segments(trace: Trace, now_s: float) -> list[Segment]:
+    """The time of all of a job's allocations until now, in order, without gaps within one."""
+    parts = [
+        part
+        for number, allocation in enumerate(trace.allocations)
+        for part in _parts(allocation, trace, _end_s(trace, number, now_s))
+    ]
+    for allocation in trace.allocations:
+        for here in allocation.rounds.values():
+            _take_lost_steps(parts, here, trace)
+    return _taxed([part for part in parts if part.lasted_s > 0], trace)
+
+
+def seconds(
+    parts: Iterable[Segment], since_s: float = float("-inf"), until_s: float = float("inf")
+) -> dict[TimeClass, float]:
+    """How long each class lasted within a window."""
+    sums: dict[TimeClass, float] = dict.fromkeys(CLASSES, 0.0)
+    for part in parts:
+        lasted_s = min(part.until_s, until_s) - max(part.from_s, since_s)
+        if lasted_s > 0:
+            sums[part.time_class] += lasted_s * (1 - part.tax_ratio)
+            sums["straggler_tax"] += lasted_s * part.tax_ratio
+    return sums
+
+
+def _end_s(trace: Trace, number: int, now_s: float) -> float:
+    """When an allocation ended: at the latest when the next one began."""
+    allocation = trace.allocations[number]
+    following = trace.allocations[number + 1 :]
+    if following:
+        ended_s = allocation.ended_s
+        next_s = following[0].started_s
+        return next_s if ended_s is None else min(ended_s, next_s)
+    return max(now_s, allocation.heard_s) if allocation.ended_s is None else allocation.ended_s
+
+
+def _parts(allocation: Allocation, trace: Trace, end_s: float) -> Iterator[Segment]:
+    """An allocation's time, before lost steps and slow ranks are taken from it."""
+    known_s = min(allocation.heard_s, end_s) if allocation.is_lost else end_s
+    at_s = allocation.started_s
+    rounds = sorted(
+        (one for one in allocation.rounds.values() if one.formed_s is not None),
+        key=lambda one: one.number,
+    )
+    waits: TimeClass = "rendezvous"
+    for place, here in enumerate(rounds):
+        assert here.formed_s is not None
+        yield Segment(at_s, max(here.formed_s, at_s), waits)
+        at_s = max(here.formed_s, at_s)
+        following = rounds[place + 1].formed_s if place + 1 < len(rounds) else None
+        limit_s = known_s if following is None else min(following, known_s)
+        is_over = here.ended_s is not None or following is not None
+        until_s = limit_s if here.ended_s is None else min(here.ended_s, limit_s)
+        yield from _of_round(here, trace, at_s, max(until_s, at_s), is_over=is_over)
+        at_s = max(until_s, at_s)
+        waits = "idle" if here.end_cause in _GOOD_ENDS else "rendezvous"
+    if trace.job_ended_s is not None and at_s < trace.job_ended_s < known_s:
+        yield Segment(at_s, trace.job_ended_s, waits)
+        at_s, waits = trace.job_ended_s, "idle"
+    elif trace.job_ended_s is not None and trace.job_ended_s <= at_s:
+        waits = "idle"
+    is_training = bool(rounds) and rounds[-1].ended_s is None
+    yield Segment(at_s, max(known_s, at_s), "unknown" if is_training else waits)
+    yield Segment(max(known_s, at_s), max(end_s, at_s), "unknown")
+
+
+def _of_round(
+    here: Round, trace: Trace, from_s: float, until_s: float, *, is_over: bool
+) -> Iterator[Segment]:
+    """A round, from when it formed until it ended."""
+
+    def within(at_s: float | None, least_s: float) -> float:
+        return until_s if at_s is None else min(max(at_s, least_s), until_s)
+
+    number = here.number
+    begun_s = from_s
+    if here.restored_s is not None:
+        restored_s = within(here.restored_s, from_s)
+        restoring_s = max(restored_s - here.restore_took_s, within(here.started_s, from_s))
+        restoring_s = min(restoring_s, restored_s)
+        yield Segment(from_s, restoring_s, "start_up", number)
+        yield Segment(restoring_s, restored_s, "restore", number)
+        begun_s = restored_s
+    first_s = within(here.first_step_s, begun_s)
+    yield Segment(begun_s, first_s, "start_up", number)
+    if here.first_step_s is None or here.last_step_s is None:
+        return
+    last_s = within(here.last_step_s, first_s)
+    closing = trace.closings.get(here.incident or "")
+    if is_over and closing is not None:
+        last_s = max(first_s, until_s - closing.detect_s)
+    elif not is_over:
+        last_s = min(until_s, last_s + FRESH_S)
+    yield from _trained(here, first_s, last_s)
+    if is_over:
+        yield Segment(last_s, until_s, "idle" if here.end_cause in _GOOD_ENDS else "stall", number)
+    else:
+        yield Segment(last_s, until_s, "unknown", number)
+
+
+def _trained(here: Round, from_s: float, until_s: float) -> Iterator[Segment]:
+    """The time in which steps were made, with what stalls and saves took of it."""
+    holds: list[tuple[float, float, TimeClass]] = [
+        *((begun_s, over_s, "stall") for begun_s, over_s in here.stalls),
+        *((at_s, at_s + held_s, "checkpoint_stall") for at_s, held_s in here.saves.values()),
+    ]
+    at_s = from_s
+    for begun_s, over_s, time_class in sorted(holds):
+        begun, over = min(max(begun_s, at_s), until_s), min(max(over_s, at_s), until_s)
+        yield Segment(at_s, begun, "productive", here.number)
+        yield Segment(begun, over, time_class, here.number)
+        at_s = over
+    yield Segment(at_s, until_s, "productive", here.number)
+
+
+def _take_lost_steps(parts: list[Segment], here: Round, trace: Trace) -> None:
+    """Steps that had to be made again: the last that were made before this round formed."""
+    if here.formed_s is None:
+        return
+    left_s = _lost_s(here, trace)
+    place = len(parts) - 1
+    while place >= 0 and left_s > 0:
+        part = parts[place]
+        if part.time_class == "productive" and part.until_s <= here.formed_s:
+            taken_s = min(left_s, part.lasted_s)
+            cut_s = part.until_s - taken_s
+            parts[place : place + 1] = [
+                replace(part, until_s=cut_s),
+                replace(part, from_s=cut_s, time_class="lost_steps"),
+            ]
+            left_s -= taken_s
+        place -= 1
+
+
+def _lost_s(here: Round, trace: Trace) -> float:
+    known = [one.lost_s for one in trace.closings.values() if one.next_round == here.number]
+    if known:
+        return sum(known)
+    if not here.lost_steps:
+        return 0.0
+    earlier = [
+        one
+        for allocation in trace.allocations
+        for one in allocation.rounds.values()
+        if one.number < here.number and one.steps
+    ]
+    if not earlier:
+        return 0.0
+    last = max(earlier, key=lambda one: one.number)
+    return here.lost_steps * last.steps_took_s / last.steps
+
+
+def _taxed(parts: list[Segment], trace: Trace) -> list[Segment]:
+    """What slow ranks cost, spread over the productive time in which they were slow."""
+    ends = {
+        here.number: here.ended_s
+        for allocation in trace.allocations
+        for here in allocation.rounds.values()
+        if here.ended_s is not None
+    }
+    for slow in trace.slow_ranks.values():
+        until_s = ends.get(slow.round, float("inf"))  # a finding is over with its round
+        until_s = until_s if slow.cleared_s is None else min(slow.cleared_s, until_s)
+        parts = list(_cut(parts, slow.found_s, until_s))
+        inside = [
+            place
+            for place, part in enumerate(parts)
+            if part.time_class == "productive"
+            and part.from_s >= slow.found_s
+            and part.until_s <= until_s
+        ]
+        total_s = sum(parts[place].lasted_s for place in inside)
+        ratio = _tax_ratio(slow, total_s)
+        for place in inside:
+            taxed = min(1.0, parts[place].tax_ratio + ratio)
+            parts[place] = replace(parts[place], tax_ratio=taxed)
+    return parts
+
+
+def _tax_ratio(slow: SlowRank, total_s: float) -> float:
+    if slow.lost_s is not None:
+        return min(1.0, max(slow.lost_s, 0.0) / total_s) if total_s > 0 else 0.0
+    return slow.slowdown_ratio / (1 + slow.slowdown_ratio)
+
+
+def _cut(parts: Sequence[Segment], *at_s: float) -> Iterator[Segment]:
+    """The same segments, none of which reaches over one of these moments."""
+    for part in parts:
+        from_s = part.from_s
+        for moment_s in sorted(at_s):
+            if from_s < moment_s < part.until_s:
+                yield replace(part, from_s=from_s, until_s=moment_s)
+                from_s = moment_s
+        yield replace(part, from_s=from_s)

@@ -1,0 +1,265 @@
+"""What a job's facts say about how its time was spent. Pure.
+
+Facts come in stream order. What is learned late (an incident's ledger, when a slow rank was
+cleared) belongs to earlier time. So facts are only collected here, and `segments` puts the time
+together.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep.messages import (
+    AllocationEnded,
+    AllocationStarted,
+    CheckpointCommitted,
+    CheckpointRestored,
+    Fact,
+    FreshStarted,
+    IncidentClosed,
+    JobEnded,
+    ProgressMade,
+    RankRecovered,
+    RoundEnded,
+    RoundFormed,
+    RoundStarted,
+    ShardsWritten,
+    StragglerCleared,
+    StragglerFound,
+)
+
+_FROM_RENDEZVOUS = (
+    AllocationStarted, AllocationEnded, RoundFormed, RoundStarted, RoundEnded, IncidentClosed,
+    JobEnded,
+)  # fmt: skip
+"""Sent by one service, whose clock the others' are held to."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What became of one round. Times are in seconds since 1970."""
+
+    number: int
+    formed_s: float | None = None
+    started_s: float | None = None
+    restored_s: float | None = None
+    restore_took_s: float = 0.0
+    first_step_s: float | None = None
+    lost_steps: int = 0
+    """Steps made in earlier rounds that had to be made again."""
+    last_step_s: float | None = None
+    """When the newest step was reported."""
+    steps: int = 0
+    steps_took_s: float = 0.0
+    ended_s: float | None = None
+    end_cause: str = ""
+    incident: str | None = None
+    saves: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By step: when saving began to hold the training up, and for how long."""
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when a rank stood still that moved again."""
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A time in which nodes were there for the job."""
+
+    name: str
+    started_s: float
+    ended_s: float | None = None
+    is_lost: bool = False
+    heard_s: float = 0.0
+    """When anything was last reported in it."""
+    rounds: dict[int, Round] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SlowRank:
+    """A rank that was found to be slow, until it was cleared."""
+
+    round: int
+    found_s: float
+    slowdown_ratio: float
+    cleared_s: float | None = None
+    lost_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What an incident cost, as its ledger says."""
+
+    detect_s: float
+    lost_s: float
+    next_round: int | None
+
+
+@dataclass(slots=True)
+class Trace:
+    """All that a job's facts say about its time."""
+
+    allocations: list[Allocation] = field(default_factory=list)
+    closings: dict[str, Closing] = field(default_factory=dict)
+    slow_ranks: dict[str, SlowRank] = field(default_factory=dict)
+    job_ended_s: float | None = None
+    newest_s: float = 0.0
+
+    def take(self, facts: Iterable[Fact], received_s: Iterable[float] | None = None) -> None:
+        """Add facts, in stream order, with when each was received."""
+        taken = list(facts)
+        bounds = [float("inf")] * len(taken) if received_s is None else list(received_s)
+        times = _times(taken, bounds, self.newest_s)
+        for fact, at_s in zip(taken, times, strict=True):
+            _TAKERS[type(fact)](self, fact, at_s)
+            self.newest_s = at_s
+            if self.allocations:
+                self.allocations[-1].heard_s = max(self.allocations[-1].heard_s, at_s)
+
+    def round(self, number: int) -> Round | None:
+        """A round of the newest allocation; None where nothing began an allocation."""
+        if not self.allocations:
+            return None
+        for allocation in reversed(self.allocations[-2:]):
+            if number in allocation.rounds:
+                return allocation.rounds[number]
+        rounds = self.allocations[-1].rounds
+        return rounds.setdefault(number, Round(number))
+
+
+def _times(facts: list[Fact], received_s: list[float], not_before_s: float) -> list[float]:
+    """When each fact was, in an order that agrees with the stream's.
+
+    A node's clock may be wrong: what it reports is held between what rendezvous sent before and
+    after it, and before it was received.
+    """
+    latest: list[float] = []
+    bound = float("inf")
+    for fact, by_s in zip(reversed(facts), reversed(received_s), strict=True):
+        at_s = min(fact.at.timestamp(), by_s, bound)
+        if isinstance(fact, _FROM_RENDEZVOUS):
+            bound = at_s
+        latest.append(at_s)
+    times: list[float] = []
+    for at_s in reversed(latest):
+        not_before_s = max(not_before_s, at_s)
+        times.append(not_before_s)
+    return times
+
+
+def _allocation_started(trace: Trace, fact: AllocationStarted, at_s: float) -> None:
+    if any(known.name == fact.allocation for known in trace.allocations):
+        return
+    trace.allocations.append(Allocation(fact.allocation, at_s, heard_s=at_s))
+
+
+def _allocation_ended(trace: Trace, fact: AllocationEnded, at_s: float) -> None:
+    for allocation in trace.allocations:
+        if allocation.name == fact.allocation and allocation.ended_s is None:
+            allocation.ended_s = at_s
+            allocation.is_lost = fact.state == "lost"
+
+
+def _round_formed(trace: Trace, fact: RoundFormed, at_s: float) -> None:
+    if not trace.allocations:
+        trace.allocations.append(Allocation(fact.allocation, at_s, heard_s=at_s))
+    here = trace.round(fact.round)
+    if here is not None and here.formed_s is None:
+        here.formed_s = at_s
+
+
+def _round_started(trace: Trace, fact: RoundStarted, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is not None and here.started_s is None:
+        here.started_s = at_s
+
+
+def _restored(trace: Trace, fact: CheckpointRestored | FreshStarted, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is None or here.restored_s is not None or here.first_step_s is not None:
+        return  # a script may load again while it trains
+    here.restored_s = at_s
+    here.restore_took_s = fact.took_s if isinstance(fact, CheckpointRestored) else 0.0
+
+
+def _progress(trace: Trace, fact: ProgressMade, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is None:
+        return
+    at_s = at_s if here.ended_s is None else min(at_s, here.ended_s)  # reported when ranks stopped
+    if here.first_step_s is None:
+        # The first report may be of many steps: the training was there when they began.
+        made_s = fact.steps_s * max(fact.steps - 1, 0) / max(fact.steps, 1)
+        earliest_s = max(here.restored_s or 0.0, here.started_s or 0.0, here.formed_s or 0.0)
+        here.first_step_s = max(at_s - made_s, min(earliest_s, at_s))
+        here.lost_steps = fact.lost_steps
+    here.last_step_s = max(at_s, here.last_step_s or at_s)
+    here.steps += fact.steps
+    here.steps_took_s += fact.steps_s
+
+
+def _round_ended(trace: Trace, fact: RoundEnded, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is not None and here.ended_s is None:
+        here.ended_s, here.end_cause, here.incident = at_s, fact.cause, fact.incident
+
+
+def _saved(trace: Trace, fact: CheckpointCommitted | ShardsWritten, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is None or not fact.stall_s > 0:
+        return
+    lag_s = fact.lag_s if isinstance(fact, CheckpointCommitted) else fact.write_s + fact.hash_s
+    began_s = at_s - max(lag_s, fact.stall_s)
+    _, known_s = here.saves.get(fact.step, (began_s, 0.0))
+    if fact.stall_s > known_s:  # the copies of a state cost the training once
+        here.saves[fact.step] = (began_s, fact.stall_s)
+
+
+def _recovered(trace: Trace, fact: RankRecovered, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is not None and fact.stalled_s > 0:
+        here.stalls.append((at_s - fact.stalled_s, at_s))
+
+
+def _closed(trace: Trace, fact: IncidentClosed, at_s: float) -> None:
+    del at_s
+    if fact.outcome != "merged":
+        closing = Closing(fact.ledger.detect_s, fact.lost_s, fact.next_round)
+        trace.closings[fact.incident] = closing
+
+
+def _slow(trace: Trace, fact: StragglerFound, at_s: float) -> None:
+    trace.slow_ranks[fact.id] = SlowRank(fact.round, at_s, max(fact.slowdown_ratio or 0.0, 0.0))
+
+
+def _cleared(trace: Trace, fact: StragglerCleared, at_s: float) -> None:
+    known = trace.slow_ranks.get(fact.finding)
+    if known is not None and known.cleared_s is None:
+        known.cleared_s, known.lost_s = at_s, fact.lost_s
+
+
+def _job_ended(trace: Trace, _: JobEnded, at_s: float) -> None:
+    trace.job_ended_s = at_s
+    for allocation in trace.allocations:
+        for here in allocation.rounds.values():
+            here.ended_s = at_s if here.ended_s is None else here.ended_s
+
+
+_TAKERS: Mapping[type[Fact], Callable[[Trace, Any, float], None]] = {
+    AllocationStarted: _allocation_started,
+    AllocationEnded: _allocation_ended,
+    RoundFormed: _round_formed,
+    RoundStarted: _round_started,
+    CheckpointRestored: _restored,
+    FreshStarted: _restored,
+    ProgressMade: _progress,
+    RoundEnded: _round_ended,
+    CheckpointCommitted: _saved,
+    ShardsWritten: _saved,
+    RankRecovered: _recovered,
+    IncidentClosed: _closed,
+    StragglerFound: _slow,
+    StragglerCleared: _cleared,
+    JobEnded: _job_ended,
+}
+
+KINDS = tuple(_TAKERS)
+"""The facts that goodput follows from."""

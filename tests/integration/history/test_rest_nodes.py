@@ -1,0 +1,227 @@
+"""REST answers: which nodes can be trusted, what was found on them, and what is switched."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from everstep.bus.requests import RefusalError
+from everstep.messages import (
+    CheckResult,
+    ControlDocument,
+    Done,
+    ExcludeNode,
+    Exclusion,
+    IncludeNode,
+    Message,
+    NodesDocument,
+    NodeStanding,
+    NodeStandings,
+    RequestChecks,
+    SetControl,
+    ShowNodes,
+)
+from everstep.messages.codec import encode
+from everstep.subjects import CLUSTER
+from everstep_services.cli.limits_page import control_page
+from tests.integration.conftest import Api
+from tests.integration.history.test_rest_lists import every_item, get
+from tests.unit.history.facts import BEGAN, make
+
+FAILED = CheckResult(check="gpu", state="failed", reason="XID 79", failure_class="reboot")
+NAMES = ("n1", "n2", "n3", "n4")
+
+
+class Health:
+    """Stands for health: knows some strikes, and remembers what it was asked."""
+
+    def __init__(self, **strikes: int) -> None:
+        self.strikes = strikes
+        self.asked: list[Message] = []
+        self.refusal: RefusalError | None = None
+
+    async def __call__(self, question: Message) -> Message:
+        self.asked.append(question)
+        if self.refusal is not None:
+            raise self.refusal
+        if not isinstance(question, ShowNodes):
+            return Done(text="it is done")
+        return NodeStandings(
+            nodes=tuple(
+                NodeStanding(node=name, state="suspect", strikes=strikes, failing=(FAILED,))
+                for name, strikes in self.strikes.items()
+                if not question.nodes or name in question.nodes
+            )
+        )
+
+
+@pytest.fixture
+async def nodes(api: Api) -> Api:
+    await api.add(*(make("node_joined", node=name) for name in NAMES))
+    return api
+
+
+async def names(client: httpx2.AsyncClient, **query: Any) -> list[str]:
+    found = await every_item(client, "nodes", limit=1, sort="strikes", **query)
+    return [one["node"] for one in found]
+
+
+async def test_the_nodes_with_the_most_strikes_come_first(
+    nodes: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The list of nodes is sorted by strikes (A10.6)."""
+    assert await names(reader) == ["n1", "n2", "n3", "n4"]
+    await nodes.add(
+        make("node_suspected", node="n3", strikes=3, job=CLUSTER),
+        make("node_suspected", node="n4", strikes=1, job=CLUSTER),
+    )
+    assert await names(reader) == ["n3", "n4", "n1", "n2"]
+    assert await names(reader, order="desc") == ["n3", "n4", "n2", "n1"]
+    async with nodes.bus.answer("health", {"nodes": Health(n2=2, n4=5)}):
+        assert await names(reader) == ["n4", "n2", "n1", "n3"]
+        found = await get(reader, "nodes")
+        assert [one["strikes"] for one in found["items"]] == [0, 2, 0, 5]
+    async with nodes.bus.answer("health", {"nodes": Health()}):
+        assert await names(reader) == ["n1", "n2", "n3", "n4"]
+
+
+async def test_a_list_goes_on_when_health_goes_away_between_two_pages(
+    nodes: Api, reader: httpx2.AsyncClient
+) -> None:
+    async with nodes.bus.answer("health", {"nodes": Health(n3=2)}):
+        first = await get(reader, "nodes", sort="strikes", limit=1)
+    rest = await get(reader, "nodes", sort="strikes", cursor=first["next"])
+    assert [one["node"] for one in first["items"]] == ["n3"]
+    assert {one["node"] for one in rest["items"]} >= {"n1", "n2", "n4"}
+
+
+async def test_a_node_says_how_it_stands_and_what_was_found_last(
+    nodes: Api, reader: httpx2.AsyncClient
+) -> None:
+    await nodes.add(
+        make(
+            "node_check_finished", node="n1", is_healthy=False, results=(FAILED,), checks=("gpu",)
+        ),
+        make("node_excluded", node="n1", mode="observe", reason="3 strikes, only observing"),
+    )
+    found = await get(reader, "nodes/n1")
+    assert (found["standing"], found["now"]) == (None, None)
+    assert "health cannot be asked: nobody answers health.nodes" in found["standing_missing"]
+    assert (found["is_excluded"], found["spared_reason"]) == (None, "3 strikes, only observing")
+    (result,) = found["last_check"]["results"]
+    assert (result["check"], result["reason"], result["failure_class"]) == (
+        "gpu",
+        "XID 79",
+        "reboot",
+    )
+    async with nodes.bus.answer("health", {"nodes": Health(n1=2)}):
+        found = await get(reader, "nodes/n1")
+        other = await get(reader, "nodes/n2")
+    assert (found["standing"]["state"], found["strikes"]) == ("suspect", 2)
+    assert found["standing"]["failing"][0]["reason"] == "XID 79"
+    assert (other["standing"], other["standing_missing"]) == (None, "health has never heard of n2")
+
+
+async def test_checks_of_a_node_are_listed_newest_first(
+    nodes: Api, reader: httpx2.AsyncClient
+) -> None:
+    await nodes.add(
+        *(
+            make("node_check_finished", node="n1", occasion=f"o{n}", is_healthy=n % 2 == 0)
+            for n in range(4)
+        ),
+        make("node_check_finished", node="n2"),
+    )
+    found = await every_item(reader, "nodes/n1/checks", limit=3)
+    assert [one["occasion"] for one in found] == ["o3", "o2", "o1", "o0"]
+    found = await every_item(reader, "nodes/n1/checks", healthy=False)
+    assert [one["occasion"] for one in found] == ["o3", "o1"]
+    assert (await reader.get("nodes/nowhere/checks")).status_code == 404
+
+
+async def test_what_people_want_of_nodes_is_asked_of_who_decides(nodes: Api) -> None:
+    """One POST includes a node, and one sets the brake (A10.3, A15.4)."""
+    health, rendezvous = Health(), Health()
+    await nodes.add(make("round_formed", job="j", round=1, members=()))
+    bus = nodes.bus
+    async with (
+        nodes.client(await nodes.token("operate")) as operator,
+        bus.answer("health", dict.fromkeys(("exclude", "include", "control"), health)),
+        bus.answer("rendezvous", {"check": rendezvous}),
+    ):
+        why = {"reason": "the fan is loud", "user": "ann@login-1"}
+        answer = await operator.post("nodes/n1:exclude", json={**why, "ttl_s": 60})
+        by = "ann@login-1 (a operate)"
+        assert (answer.status_code, answer.json()) == (
+            202,
+            {"job": None, "action": "exclude", "node": "n1", "by": by, "text": "it is done"},
+        )
+        for path, body in (
+            ("nodes/n1:include", why),
+            ("brake", {**why, "is_on": True}),
+            ("control", {**why, "job": "j", "changes": {"modes.exclude": "enforce"}}),
+            ("nodes/n1:check", {**why, "checks": ["gpu"]}),
+        ):
+            answer = await operator.post(path, json=body)
+            assert answer.status_code == 202, answer.text
+        health.refusal = RefusalError("422", "n1 is not excluded")
+        answer = await operator.post("nodes/n1:include", json={})
+        detail = "include of n1 refused: n1 is not excluded"
+        assert (answer.status_code, answer.json()["detail"]) == (409, detail)
+    asked = {"by": by, "reason": "the fan is loud", "origin": "rest"}
+    assert health.asked[:4] == [
+        ExcludeNode(job=CLUSTER, node="n1", ttl_s=60.0, **asked),
+        IncludeNode(job=CLUSTER, node="n1", **asked),
+        SetControl(job=CLUSTER, changes={"brake": "on"}, **asked),
+        SetControl(job="j", changes={"modes.exclude": "enforce"}, **asked),
+    ]
+    assert rendezvous.asked == [RequestChecks(job="j", nodes=("n1",), checks=("gpu",), **asked)]
+
+
+async def test_without_health_nothing_is_done(nodes: Api) -> None:
+    """REST answers 503, and names what is away (A10.4)."""
+    async with nodes.client(await nodes.token("operate")) as operator:
+        answer = await operator.post("nodes/n1:exclude", json={})
+    body = answer.json()
+    assert (answer.status_code, body["code"]) == (503, "health_unavailable")
+    assert "health cannot be asked" in body["detail"]
+
+
+async def test_who_may_only_read_switches_nothing(nodes: Api, reader: httpx2.AsyncClient) -> None:
+    for path in ("nodes/n1:exclude", "nodes/n1:include", "nodes/n1:check", "control", "brake"):
+        assert (await reader.post(path, json={})).status_code == 403, path
+
+
+async def test_switches_are_shown_as_the_bus_holds_them(
+    nodes: Api, reader: httpx2.AsyncClient
+) -> None:
+    found = await get(reader, "control")
+    assert (found["cluster"]["is_braked"], found["cluster"]["revision"], found["jobs"]) == (
+        False,
+        0,
+        [],
+    )
+    exclusion = Exclusion(node="n1", by="ann", reason="XID 79", until=BEGAN)
+    cluster = ControlDocument(
+        settings={}, changed_by="ann", reason="one node", is_braked=True, modes={},
+        braked_by="bob", brake_reason="a storm", exclusions=(exclusion,),
+    )  # fmt: skip
+    of_job = ControlDocument(settings={}, changed_by="bob", reason="x", modes={"stop": "enforce"})
+    control = nodes.bus.documents("CONTROL")
+    await control.put(CLUSTER, encode(cluster), revision=None)
+    await control.put("j", encode(of_job), revision=None)
+    remembered = NodesDocument(distrusted=("nic",), breaker_opened_at=BEGAN)
+    await nodes.bus.documents("NODES").put(CLUSTER, encode(remembered), revision=None)
+    found = await get(reader, "control")
+    assert (found["cluster"]["is_braked"], found["cluster"]["reason"]) == (True, "one node")
+    assert (found["cluster"]["braked_by"], found["cluster"]["brake_reason"]) == ("bob", "a storm")
+    assert next(control_page(found)) == (
+        "all jobs: the brake is on (by bob: a storm): everything only observes"
+    )
+    assert "j: no brake" in list(control_page(found))
+    assert found["cluster"]["exclusions"][0]["node"] == "n1"
+    assert [(one["job"], one["modes"]) for one in found["jobs"]] == [("j", {"stop": "enforce"})]
+    assert (found["breaker_opened_at"] is not None, found["distrusted_checks"]) == (True, ["nic"])
+    await nodes.bus._server.set_up(up=False)
+    answer = await reader.get("control")
+    assert (answer.status_code, answer.json()["code"]) == (503, "bus_unavailable")

@@ -1,0 +1,162 @@
+"""The history service as it is run: started, asked, cut off from the bus, stopped."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from everstep import subjects
+from everstep.bus import connect, topology
+from everstep.bus.server.dev_server import DevServer
+from tests.e2e.ports import free_port
+from tests.unit.history.facts import delivered, make
+from tests.waiting import until_async
+
+WITHIN_S = 80.0
+pytestmark = pytest.mark.timeout(180)  # a process takes seconds to start
+
+
+class Service:
+    """A running history service."""
+
+    def __init__(self, process: Process, url: str, metrics_url: str, token_file: Path) -> None:
+        self.process = process
+        self.url = url
+        self.metrics_url = metrics_url
+        self._token_file = token_file
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """A client for it, once it answers."""
+        async with httpx2.AsyncClient(base_url=f"{self.url}/api/v1", timeout=30) as client:
+            await until_async(
+                lambda: self._answers(client),
+                "it answers",
+                despite=(OSError, httpx2.HTTPError),
+                within_s=WITHIN_S,
+            )
+            yield client
+
+    async def _answers(self, client: httpx2.AsyncClient) -> bool:
+        assert self.process.returncode is None, "it ended"
+        token = await asyncio.to_thread(self._token_file.read_text)
+        client.headers["Authorization"] = f"Bearer {token.strip()}"
+        return (await client.get("status")).is_success
+
+
+@pytest.fixture
+def environ(nats: DevServer, sqlite_url: str, tmp_path: Path) -> Mapping[str, str]:
+    bus = nats.settings("service")
+    ours = {
+        "EVERSTEP_BUS__URL": bus.url,
+        "EVERSTEP_BUS__CREDENTIALS_FILE": str(bus.credentials_file),
+        "EVERSTEP_HISTORY__DATABASE_URL": sqlite_url,
+        "EVERSTEP_API__PORT": "0",
+        "EVERSTEP_API__FIRST_TOKEN_FILE": str(tmp_path / "token"),
+        "EVERSTEP_OBSERVE__PORT": "0",
+    }
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")}, **ours}
+
+
+@pytest.fixture
+async def service(
+    environ: Mapping[str, str], nats: DevServer, tmp_path: Path
+) -> AsyncIterator[Service]:
+    async with connect(nats.settings("admin"), "setup") as bus:
+        await topology.init(bus.jetstream)
+    api, metrics = free_port(), free_port()
+    ports = {"EVERSTEP_API__PORT": str(api), "EVERSTEP_OBSERVE__PORT": str(metrics)}
+    process = await run({**environ, **ports})
+    here = "http://127.0.0.1"
+    yield Service(process, f"{here}:{api}", f"{here}:{metrics}/metrics", tmp_path / "token")
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+async def run(environ: Mapping[str, str], *arguments: str) -> Process:
+    command = [sys.executable, "-m", "everstep_services.history", *arguments]
+    return await asyncio.create_subprocess_exec(*command, env=environ, stdout=PIPE, stderr=PIPE)
+
+
+async def finished(process: Process) -> tuple[int | None, str, str]:
+    async with asyncio.timeout(WITHIN_S):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def shown(client: httpx2.AsyncClient, count: int) -> list[Any]:
+    """All facts, once there are so many."""
+
+    async def items() -> list[Any]:
+        return list((await client.get("facts")).json()["items"])
+
+    return await until_async(items, f"{count} facts", holds=lambda found: len(found) >= count)
+
+
+async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
+    service: Service, nats: DevServer
+) -> None:
+    """REST of a real process answers while NATS is down (A11.2)."""
+    facts = [make("rank_exited", rank=rank) for rank in range(20)]
+    async with service.client() as client, connect(nats.settings("service"), "sender") as sender:
+        for fact in facts:
+            subject = subjects.fact(fact.job, "rank_exited")
+            await sender.jetstream.publish(subject, delivered(fact, 0).data)
+        assert [item["id"] for item in await shown(client, 20)] == [fact.id for fact in facts]
+        assert (await client.get("status")).json()["is_bus_connected"]
+
+        await nats.stop()
+        assert (await client.get("jobs/j")).json()["facts"] == 20
+
+        async def status() -> dict[str, Any]:
+            return dict((await client.get("status")).json())
+
+        await until_async(status, "it knows", holds=lambda found: not found["is_bus_connected"])
+        metrics = await client.get(service.metrics_url)
+        assert "everstep_history_facts_total 20.0" in metrics.text
+
+        async with client.stream("GET", "facts/stream", params={"after": 19}) as live:
+            assert live.status_code == 200
+            service.process.terminate()
+            text = "".join([part async for part in live.aiter_text()])
+        assert facts[19].id in text
+    code, _, err = await finished(service.process)
+    assert code == 0, err
+
+
+async def test_tokens_and_rebuilds_are_commands(
+    environ: Mapping[str, str], sqlite_url: str
+) -> None:
+    code, out, err = await finished(await run(environ, "token", "--name", "me"))
+    assert (code, out.startswith("evs_")) == (0, True), err
+    assert await finished(await run(environ, "rebuild")) == (0, "0 facts projected again\n", "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"EVERSTEP_HISTORY__DATABASE_URL": "mysql://u:hunter2@h/d"}, "is no database URL"),
+        ({"EVERSTEP_HISTORY__DATABASE_UR": "x"}, "did you mean"),
+        ({"EVERSTEP_HISTORY__LEASE_TTL_S": "1"}, "three times fetch_within_s"),
+        ({"EVERSTEP_HISTORY__DATABASE_URL": "sqlite:////proc/none/h.db"}, "cannot use"),
+        ({"EVERSTEP_API__FIRST_TOKEN_FILE": "/proc/none/token"}, "first token cannot be written"),
+    ],
+)
+async def test_what_an_operator_can_mend_is_one_line(
+    environ: Mapping[str, str], changed: Mapping[str, str], said: str
+) -> None:
+    code, _, err = await finished(await run({**environ, **changed}))
+    last = err.strip().splitlines()[-1]
+    assert code == 2, err
+    assert last.startswith("history: ")
+    assert said in last
+    assert "hunter2" not in err
+    assert "Traceback" not in err
