@@ -10,7 +10,7 @@ import msgspec
 
 from everstep.messages import Case, EvidencePiece
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError
-from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.gpu.verdicts import verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.attribution.analyzers.ends import (
@@ -24,7 +24,7 @@ from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 
 _FULL = 0.95
-"""So much of a group's memory in use, in parts of its limit, is a shortage."""
+"""Memory in use of a group, as a part of its limit, from which on it is short of memory."""
 _PRESSURE = 10.0
 """Per cent of the last ten seconds in which processes waited for memory: a shortage, too."""
 _GROUPS_MOST = 4
@@ -32,7 +32,7 @@ _STOPPED = re.compile(r"^State:\s*T\b", re.MULTILINE)
 
 
 class _Gpus(msgspec.Struct):
-    gpus: tuple[GpuReading, ...] = ()
+    gpus: tuple[GpuSnapshot, ...] = ()
 
 
 class _Groups(msgspec.Struct):
