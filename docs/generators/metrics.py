@@ -27,6 +27,8 @@ from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.job_metrics import JobMetrics
+from everstep_services.history.notifications.service import Notifications
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projector import Projector
 from everstep_services.history.settings import HistorySettings
@@ -53,6 +55,18 @@ MEANINGS: Mapping[str, str] = {
     "everstep_history_projecting": "1 while this replica is the one that writes.",
     "everstep_history_last_n": "How far the log reaches, as this replica knows.",
     "everstep_history_beats_nodes": "Nodes whose last beat this replica shows as they are now.",
+    "everstep_notify_leading": "1 while this replica is the one that sends notifications.",
+    "everstep_notify_open": "Notices that not every target has all of.",
+    "everstep_notify_waiting": "Messages that wait to be sent, or to be sent again.",
+    "everstep_notify_sent_total": "Messages that a target has taken.",
+    "everstep_notify_failed_total": "Messages that were given up: see the log.",
+    "everstep_notify_retries_total": "Attempts that failed and are repeated.",
+    "everstep_notify_cooled_total": "Notices that were told together with another one.",
+    "everstep_notify_dropped_total": "Notices that were dropped because there were too many.",
+    "everstep_notify_facts_missed_total": "Facts that the stream had dropped before they were read.",
+    "everstep_notify_pings_total": "Pings that the dead-man service has taken.",
+    "everstep_notify_ping_failures_total": "Pings that it has not taken.",
+    "everstep_notify_input_failures_total": "Facts whose handling failed: see the log.",
     "everstep_rendezvous_jobs": "Jobs of which this replica knows, those that are over included.",
     "everstep_rendezvous_suspects": "Nodes that get a slot only if no other can have it.",
     "everstep_rendezvous_questions_total": "Questions of agents, people and services.",
@@ -192,6 +206,7 @@ _PARTS = (
     ("Attribution", ("everstep_attribution_",)),
     ("History", ("everstep_history_",)),
     ("Jobs, shown by the history service that writes the record", ("everstep_job_",)),
+    ("Notifications, in the history service", ("everstep_notify_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
 )
 _SPOOL = "\nThose with `facts_` are there in processes that record facts.\n"
@@ -218,6 +233,8 @@ def families() -> Iterator[Metric]:
     metrics.watch("attribution", attribution.statistics)
     metrics.watch("history", _projector().statistics)
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
+    notifications = Notifications(NotifySettings(), _bus(), SystemClock())
+    metrics.watch("notify", notifications.statistics)
     metrics.watch("bus", _bus().statistics)
     database = cast("Database", None)
     metrics.collect([JobMetrics(database, GoodputReader(database), SystemClock())])

@@ -18,6 +18,7 @@ SECTIONS = {
     "straggler": "everstep_services.straggler.settings:StragglerSettings",
     "attribution": "everstep_services.attribution.settings:AttributionSettings",
     "api": "everstep_services.history.settings:ApiSettings",
+    "notify": "everstep_services.history.notifications.settings:NotifySettings",
     "client": "everstep_services.cli.location:ClientSettings",
 }
 

@@ -19,6 +19,7 @@ from everstep.serving import serve_parts
 from everstep.settings import Loaded, SettingsError, config_files, load
 from everstep.store.log import FactLog
 from everstep_services.history.commands import make_token, rebuild
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.projections.fold import fold
 from everstep_services.history.replica import open_history, opened
 from everstep_services.history.settings import ApiSettings, HistorySettings
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
                 "bus": BusSettings,
                 "history": HistorySettings,
                 "log": LogSettings,
+                "notify": NotifySettings,
                 "observe": ObserveSettings,
             },
             files=config_files(os.environ, asked.config),
@@ -57,7 +59,8 @@ async def _serve(loaded: Loaded, stop: asyncio.Event) -> None:
     listener = listen(api.host, api.port, remedy="choose another port in [api]")
     watched = listen(observe.host, observe.port, remedy="choose another port in [observe]")
     settings, bus = loaded.section(HistorySettings), loaded.section(BusSettings)
-    async with opened(settings, api, bus, listener, api.first_token_file) as parts:
+    notify = loaded.section(NotifySettings)
+    async with opened(settings, api, bus, listener, api.first_token_file, notify) as parts:
         await serve_parts("history", observe, watched, parts, stop)
 
 

@@ -24,6 +24,8 @@ from everstep_services.history.api.context import Connectedness
 from everstep_services.history.commands import make_first_token
 from everstep_services.history.job_metrics import JobMetrics
 from everstep_services.history.log_copy import LogCopier
+from everstep_services.history.notifications.service import Notifications
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projections.fold import fold
 from everstep_services.history.projector import Projector
@@ -33,12 +35,13 @@ _LAST_NOTE_WITHIN_S = 5.0
 
 
 @asynccontextmanager
-async def opened(
+async def opened(  # noqa: PLR0913  each is a part of its own
     settings: HistorySettings,
     api: ApiSettings,
     bus_settings: BusSettings,
     listener: socket.socket,
     first_token: Path | None,
+    notify: NotifySettings | None = None,
 ) -> AsyncIterator[Parts]:
     """The projector and the API, whether the bus is there or not: the record answers alone."""
     clock, notifier = SystemClock(), LogNotifier()
@@ -51,7 +54,11 @@ async def opened(
         fact_log, name = FactLog(database, fold), f"{socket.gethostname()}/{os.getpid()}"
         projector = Projector(settings, bus, database, fact_log, notifier, clock=clock, name=name)
         connectedness = Connectedness(lambda: projector.is_projecting, lambda: bus.connected)
-        context = await make_context(api, database, notifier, connectedness, clock=clock, bus=bus)
+        notifications = Notifications(notify or NotifySettings(), bus, clock)
+        context = await make_context(
+            api, database, notifier, connectedness, clock=clock, bus=bus,
+            notifications=notifications,
+        )  # fmt: skip
         most_bytes = settings.keep_log_bytes
         job_metrics = JobMetrics(database, context.goodput, clock)
         copier = LogCopier(
@@ -76,6 +83,7 @@ async def opened(
                 partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
                 context.auth.write_used_for_ever,
                 context.beats.hear_for_ever,
+                *notifications.loops,
                 partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
             ),
             drains=(
@@ -86,6 +94,7 @@ async def opened(
             statistics={
                 "history": projector.statistics,
                 "history_beats": context.beats.statistics,
+                "notify": notifications.statistics,
                 "bus": bus.statistics,
             },
             collectors=(job_metrics,),

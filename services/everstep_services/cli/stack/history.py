@@ -7,6 +7,7 @@ import msgspec
 from everstep.runtime import Parts
 from everstep.settings import DEFAULT
 from everstep_services.cli.stack.services import Surroundings
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.replica import opened as open_service
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
@@ -19,6 +20,7 @@ def opened(around: Surroundings) -> AbstractAsyncContextManager[Parts]:
         around.bus,
         around.listener,
         around.state.token_file,
+        around.settings.section(NotifySettings),
     )
 
 

@@ -25,6 +25,7 @@ from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.up import Ground, Ready, run_stack
 from everstep_services.cli.state import StateDir, age_ms, find_state_dir
 from everstep_services.health.settings import HealthSettings
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.settings import LoginSettings
 from everstep_services.rendezvous.settings import RendezvousSettings
@@ -82,6 +83,7 @@ def stack_sections() -> dict[str, type[Settings]]:
         "history": HistorySettings,
         "log": LogSettings,
         "logins": LoginSettings,
+        "notify": NotifySettings,
         "observe": ObserveSettings,
         "rendezvous": RendezvousSettings,
         "straggler": StragglerSettings,

@@ -33,6 +33,9 @@ from everstep_services.history.api.endpoints import (
     stragglers,
     tokens,
 )
+from everstep_services.history.api.endpoints import (
+    notifications as notification_endpoints,
+)
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
@@ -41,6 +44,8 @@ from everstep_services.history.api.http.problems import Problem, handle, pattern
 from everstep_services.history.beats import Beats
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
+from everstep_services.history.notifications.service import Notifications
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
 
@@ -58,7 +63,7 @@ PARTS = (
         logs,
         nodes,
     ),
-    *(operators, control, facts, tokens, status),
+    *(operators, control, notification_endpoints, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
@@ -71,7 +76,7 @@ as `If-None-Match` to get 304 when nothing has changed. Every path needs a token
 """
 
 
-async def make_context(
+async def make_context(  # noqa: PLR0913  each is a part of its own
     settings: ApiSettings,
     database: Database,
     notifier: LogNotifier,
@@ -79,6 +84,7 @@ async def make_context(
     *,
     clock: Clock,
     bus: Bus,
+    notifications: Notifications | None = None,
 ) -> Context:
     """What the endpoints share. The database must have its schema already."""
     now = await log_head(database)
@@ -99,6 +105,7 @@ async def make_context(
         epoch=now.epoch,
         schema=await asyncio.to_thread(head),
         connectedness=connectedness,
+        notifications=notifications or Notifications(NotifySettings(), bus, clock),
     )
 
 

@@ -1,0 +1,30 @@
+"""A test of notifications, as REST takes it, and what each target answered."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep_services.history.api.dto.answer import Answer
+from everstep_services.history.notifications.settings import Target
+
+
+class NotificationTestWanted(BaseModel):
+    """A test message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    target: Target | None = Field(
+        None, description="To this target only; by default to all that are set."
+    )
+
+
+class TargetAnswered(Answer):
+    """What one target answered."""
+
+    target: Target
+    is_taken: bool = Field(description="It has taken the message.")
+    text: str = Field(description="Its status, or why there is none.")
+
+
+class NotificationTest(Answer):
+    """What the targets answered."""
+
+    targets: list[TargetAnswered]
