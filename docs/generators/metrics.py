@@ -63,7 +63,7 @@ MEANINGS: Mapping[str, str] = {
     "everstep_notify_retries_total": "Attempts that failed and are repeated.",
     "everstep_notify_cooled_total": "Notices that were told together with another one.",
     "everstep_notify_dropped_total": "Notices that were dropped because there were too many.",
-    "everstep_notify_facts_missed_total": "Facts that the stream had dropped before they were read.",
+    "everstep_notify_facts_missed_total": "Facts that the stream had dropped before that.",
     "everstep_notify_pings_total": "Pings that the dead-man service has taken.",
     "everstep_notify_ping_failures_total": "Pings that it has not taken.",
     "everstep_notify_input_failures_total": "Facts whose handling failed: see the log.",

@@ -35,7 +35,7 @@ _LAST_NOTE_WITHIN_S = 5.0
 
 
 @asynccontextmanager
-async def opened(  # noqa: PLR0913  each is a part of its own
+async def opened(
     settings: HistorySettings,
     api: ApiSettings,
     bus_settings: BusSettings,

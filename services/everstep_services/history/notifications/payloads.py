@@ -102,7 +102,7 @@ def pagerduty(delivery: Delivery, dashboard_url: str, routing_key: str) -> dict[
         "client": "Everstep",
         "payload": {
             "summary": texts.title(notice)[:_SUMMARY_MOST] or "Everstep",
-            "source": texts.clean(notice.nodes[0] if notice.nodes else notice.job, 200),
+            "source": texts.clean(notice.nodes[0] if notice.nodes else notice.job, 200) or "-",
             "severity": texts.severity(notice),
             "component": texts.clean(notice.job, 200),
             "group": "everstep",

@@ -86,6 +86,12 @@ class Notifications:
         """What is to be run: nothing where nobody is to be told."""
         return (self.work_for_ever,) if self._settings.is_on else ()
 
+    @property
+    def is_reading(self) -> bool:
+        """It leads, and has read facts a moment ago."""
+        is_fresh = self._clock.now() - self._read_at < _ALIVE_S
+        return self._notices is not None and is_fresh
+
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
         senders, notices = self._senders.values(), self._notices
@@ -142,7 +148,7 @@ class Notifications:
             if self._notices is not None:
                 self._cooled += self._notices.cooled
                 self._dropped += self._notices.dropped
-            self._notices, self._written = None, {}
+            self._notices, self._written, self._read_at = None, {}, float("-inf")
 
     async def _work(self, term: Term) -> None:
         # Seconds since 1970 that do not jump with the time of day, for as long as we lead.
@@ -239,10 +245,10 @@ class Notifications:
     async def _ping_for_ever(self) -> None:
         """Tell the dead-man service that messages would be sent, while that is true."""
         while True:
-            is_reading = self._clock.now() - self._read_at < _ALIVE_S
-            if self._bus.connected and is_reading:
+            is_able = self._bus.connected and self.is_reading
+            if is_able:
                 await self._ping()
-            await self._clock.sleep(self._settings.dead_man.every_s if is_reading else 1.0)
+            await self._clock.sleep(self._settings.dead_man.every_s if is_able else 1.0)
 
     async def _ping(self) -> None:
         try:
