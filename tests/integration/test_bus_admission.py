@@ -16,8 +16,8 @@ from everstep.bus.errors import BusConfigError, BusDeniedError, BusUnreachableEr
 from everstep.bus.server.config import renew_accounts
 from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.machine.state import Running, StateDir
 from everstep_services.cli.stack.admission import agent_login
-from everstep_services.cli.state import Running, StateDir
 from tests.integration.bus_servers import refused
 from tests.waiting import until_async
 

@@ -14,8 +14,8 @@ from everstep.messages import StartRanks
 from everstep_services.agent.environment import DevicesMissingError, RankPaths, environment
 from everstep_services.agent.plan import RunPlan
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running.arguments import scan
-from everstep_services.cli.running.planning import plan_run
+from everstep_services.cli.run.arguments import scan
+from everstep_services.cli.run.plan import plan_run
 
 DUMP = """
 import json, os

@@ -10,11 +10,11 @@ import pytest
 from everstep.clock import SystemClock
 from everstep.observe.http import listen
 from everstep.settings import load
+from everstep_services.cli.machine.state import StateDir
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.process import stack_sections
 from everstep_services.cli.stack.standalone import _keep
-from everstep_services.cli.stack.up import Ground, Ready
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.stack.supervisor import Ground, Ready
 from everstep_services.history.api.gate import Gate
 
 WITHIN_S = 120

@@ -13,7 +13,7 @@ from everstep.messages import Done, DrainNode, Message, StopJob
 from everstep_services.agent.requests import Requests
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import NotedClock
-from tests.unit.run_plans import plan
+from tests.unit.cli.run_plans import plan
 from tests.waiting import until_async
 from trainer_sdk.wire import Requested
 

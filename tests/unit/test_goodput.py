@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.history_facts import make
 
 from everstep.messages import Fact, Ledger
 from everstep_services.history.goodput.ledger import CLASSES, seconds, segments
 from everstep_services.history.goodput.trace import KINDS, Trace
-from tests.unit.history_facts import make
 
 BEGAN = datetime(2026, 11, 25, 8, 0, tzinfo=UTC)
 ZERO_S = BEGAN.timestamp()

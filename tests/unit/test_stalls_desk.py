@@ -19,7 +19,7 @@ from everstep_services.agent.stalls.table import Others
 from everstep_services.agent.workplace import Workplace
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
-from tests.unit.run_plans import BUS, plan
+from tests.unit.cli.run_plans import BUS, plan
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
 from tests.waiting import until_async
 from trainer_sdk import layout

@@ -31,8 +31,8 @@ from everstep_services.agent.checkpoints.fetching import OFFER
 from everstep_services.agent.checkpoints.talk import Link
 from everstep_services.agent.plan import RunPlan
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running.arguments import scan
-from everstep_services.cli.running.planning import plan_run
+from everstep_services.cli.run.arguments import scan
+from everstep_services.cli.run.plan import plan_run
 from tests.integration.replica_nodes import JOB, order, patient, save_image
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from everstep_services.agent.ranks.tree import descendants
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.state import Running, StateDir
+from everstep_services.cli.machine.state import Running, StateDir
 
 _ENDS_WITHIN_S = 30.0
 

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import click
 
-from everstep_services.cli.client import Api
+from everstep_services.cli.api.client import Api
 from everstep_services.cli.demonstration.cluster import Agent, Cluster, last_line
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.machine.state import StateDir
 
 JOB = "demo"
 _PACE_S = 0.02

@@ -7,7 +7,7 @@ from everstep.bus.auth.accounts import LoginRefusedError, Operator
 from everstep.bus.auth.job_access import agents_login
 from everstep.bus.errors import BusError
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.state import Running, StateDir
+from everstep_services.cli.machine.state import Running, StateDir
 
 _WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.05

@@ -20,10 +20,10 @@ from everstep.settings import DEFAULT, Flag, Loaded, Settings
 from everstep_services.attribution.settings import AttributionSettings
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.machine.state import StateDir, age_ms, find_state_dir
 from everstep_services.cli.output import schema
 from everstep_services.cli.stack.phases import Phases
-from everstep_services.cli.stack.up import Ground, Ready, run_stack
-from everstep_services.cli.state import StateDir, age_ms, find_state_dir
+from everstep_services.cli.stack.supervisor import Ground, Ready, run_stack
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.settings import LoginSettings

@@ -9,7 +9,7 @@ from socket import socket
 from everstep.bus import BusSettings
 from everstep.runtime import Parts
 from everstep.settings import Loaded
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.machine.state import StateDir
 
 SERVICES = {
     "rendezvous": "everstep_services.cli.stack.rendezvous:opened",

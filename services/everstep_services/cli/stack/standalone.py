@@ -12,8 +12,8 @@ from everstep.bus.server.dev_server import DevServer
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.process import run_agent
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.stack.up import Ground, Ready, run_stack
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.machine.state import StateDir
+from everstep_services.cli.stack.supervisor import Ground, Ready, run_stack
 
 log = logging.getLogger(__name__)
 
