@@ -6,7 +6,7 @@ import pwd
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import click
@@ -23,7 +23,7 @@ NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class OperatorRequest:
     """What is to be done, and why."""
 
     verb: str
@@ -51,7 +51,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitWish(Wish):
+class LimitRequest(OperatorRequest):
     """A limit that is to hold; one of 0 s is to be learned again."""
 
     def tell(self, api: Api) -> Any:
@@ -64,13 +64,39 @@ class LimitWish(Wish):
 
 
 @dataclass(frozen=True, slots=True)
-class ControlWish(Wish):
+class ControlRequest(OperatorRequest):
     """Switches that are to be changed, of a job or of all."""
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
         job = None if self.job == CLUSTER else self.job
         return api.post("control", {**self._body(), "job": job})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest(OperatorRequest):
+    """Something about the checkpoint of a step."""
+
+    @classmethod
+    def of(cls, action: str, job: str, step: int, reason: str, tier: str = "global") -> Self:
+        """Do this about that step in a tier."""
+        return cls("change", reason, job, details={"action": action, "step": step, "tier": tier})
+
+    def tell(self, api: Api) -> Any:
+        """Ask the API for it."""
+        what = f"{self.details['step']}:{self.details['action']}"
+        body = {"reason": self.reason, "user": asker(), "tier": self.details["tier"]}
+        return api.post(f"jobs/{quoted(self.job)}/checkpoints/{what}", body)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRequest(OperatorRequest):
+    """The index compared with the files."""
+
+    def tell(self, api: Api) -> Any:
+        """Ask the API for it."""
+        body = {"reason": self.reason, "user": asker(), **self.details}
+        return api.post(f"jobs/{quoted(self.job)}/checkpoints:scan", body)
 
 
 OUTSIDE = "outside"
@@ -85,7 +111,7 @@ def with_reason(command: F) -> F:
     return with_api_options(reason(command))
 
 
-def fulfil(invocation: Invocation, wish: Wish) -> None:
+def fulfil(invocation: Invocation, wish: OperatorRequest) -> None:
     """Have it done, and print what happens now."""
     done = _by_api(invocation, wish)
     if done is None:
@@ -110,7 +136,7 @@ def quoted(name: str | None) -> str:
     return quote(name or "", safe="")
 
 
-def _by_api(invocation: Invocation, wish: Wish) -> dict[str, Any] | None:
+def _by_api(invocation: Invocation, wish: OperatorRequest) -> dict[str, Any] | None:
     """None when there is none, or it is away, and a bus is known that can be asked instead."""
     from everstep_services.cli.api.location import find_api
     from everstep_services.cli.machine.bus_settings import named_bus
@@ -130,7 +156,7 @@ def _by_api(invocation: Invocation, wish: Wish) -> dict[str, Any] | None:
         return done
 
 
-async def _over_the_bus(invocation: Invocation, wish: Wish) -> dict[str, Any]:
+async def _over_the_bus(invocation: Invocation, wish: OperatorRequest) -> dict[str, Any]:
     from everstep.bus import connect
     from everstep.bus.errors import BusError
     from everstep_services.cli.machine.bus_settings import named_bus

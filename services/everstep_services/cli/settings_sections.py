@@ -22,14 +22,20 @@ SECTIONS = {
 }
 
 
+def section_class(name: str) -> type[Settings]:
+    """The class of a section."""
+    module, _, attribute = SECTIONS[name].partition(":")
+    found: type[Settings] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
 def known_sections() -> tuple[dict[str, type[Settings]], list[str]]:
     """Every section that can be imported here, and one line for each that cannot."""
     found: dict[str, type[Settings]] = {}
     missing: list[str] = []
-    for name, place in SECTIONS.items():
-        module, _, attribute = place.partition(":")
+    for name in SECTIONS:
         try:
-            found[name] = getattr(importlib.import_module(module), attribute)
+            found[name] = section_class(name)
         except ModuleNotFoundError as error:
             missing.append(f"[{name}] is left out: {error.name} is not installed")
     return found, missing

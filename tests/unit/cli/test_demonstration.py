@@ -31,6 +31,6 @@ def test_what_has_ended_by_itself_does_not_keep_the_rest_from_being_killed(
         gone.wait()
     monkeypatch.setattr(cluster, "_everstep", lambda *_: subprocess.Popen(["/bin/sleep", "600"]))
     monkeypatch.setattr(cluster, "descendants", lambda _: {gone.pid: 1})
-    agent = cluster.Agent(cluster.Cluster(tmp_path), "node-1", [])
+    agent = cluster.DemoAgent(cluster.Cluster(tmp_path), "node-1", [])
     assert agent.kill() == 2
     assert agent.poll() == -signal.SIGKILL

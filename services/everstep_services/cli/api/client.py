@@ -33,7 +33,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 Params = Mapping[str, str | int | list[str] | None]
 
 
-class Problem(msgspec.Struct):
+class ProblemBody(msgspec.Struct):
     """What the API says when it cannot (RFC 9457); all of it may be missing."""
 
     title: str = ""
@@ -189,9 +189,9 @@ class Api:
 
     def _refused(self, status: int, body: bytes) -> CliError:
         try:
-            problem = msgspec.json.decode(body, type=Problem)
+            problem = msgspec.json.decode(body, type=ProblemBody)
         except (msgspec.DecodeError, msgspec.ValidationError):
-            problem = Problem()
+            problem = ProblemBody()
         text = problem.detail or problem.title or f"the API answered with status {status}"
         text = " ".join(text.split())
         if status == httpx2.codes.UNAUTHORIZED:

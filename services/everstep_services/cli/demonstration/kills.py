@@ -14,7 +14,7 @@ import click
 from everstep_services.cli.demonstration.stage import (
     JOB,
     WITHIN_S,
-    Story,
+    DemoStory,
     everstep_on,
     stage,
 )
@@ -49,7 +49,7 @@ def demonstrate(invocation: Invocation, steps: int) -> int:
         return _conclude(invocation, story)
 
 
-def _act(story: Story) -> None:
+def _act(story: DemoStory) -> None:
     say = story.say
     story.wait_until(lambda: _trains(story, 1), "the first step")
     say("the training makes steps")
@@ -69,16 +69,16 @@ def _act(story: Story) -> None:
     say("the training is done")
 
 
-def _trains(story: Story, times: int) -> bool:
+def _trains(story: DemoStory, times: int) -> bool:
     return sum(1 for fact in story.facts("progress_made") if fact["body"].get("is_first")) >= times
 
 
-def _job(story: Story) -> Mapping[str, Any]:
+def _job(story: DemoStory) -> Mapping[str, Any]:
     job: Mapping[str, Any] = story.api.get(f"jobs/{JOB}")
     return job
 
 
-def _conclude(invocation: Invocation, story: Story) -> int:
+def _conclude(invocation: Invocation, story: DemoStory) -> int:
     codes = {agent.node: agent.wait(WITHIN_S) for agent in story.agents}
     incidents = story.recovered()
     click.echo("\nWhat happened, and where the time went (milliseconds):\n")
@@ -100,7 +100,7 @@ def _conclude(invocation: Invocation, story: Story) -> int:
     return Exit.OK if is_good else Exit.ERROR
 
 
-def _verdict(story: Story, incident: str) -> list[str]:
+def _verdict(story: DemoStory, incident: str) -> list[str]:
     """What attribution says of an incident: nothing waits for it, but this."""
     judged: list[Mapping[str, Any]] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from everstep_services.cli.demonstration.stage import JOB, Story, everstep_on, stage
+from everstep_services.cli.demonstration.stage import JOB, DemoStory, everstep_on, stage
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_table, wants_color
@@ -44,7 +44,7 @@ def demonstrate(invocation: Invocation) -> int:
         return Exit.OK if is_right and not any(codes.values()) else Exit.ERROR
 
 
-def _act(story: Story) -> Mapping[str, Any]:
+def _act(story: DemoStory) -> Mapping[str, Any]:
     def compared() -> bool:
         return len(_own_times(story)) == _RANKS
 
@@ -66,7 +66,7 @@ def _act(story: Story) -> Mapping[str, Any]:
     return found
 
 
-def _own_times(story: Story) -> Mapping[int, float]:
+def _own_times(story: DemoStory) -> Mapping[int, float]:
     """What each rank needed by itself in the newest window."""
     try:
         now = story.api.get(f"jobs/{JOB}/stragglers/now")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.faults.scenario import Planned, planned, read_scenario
+from everstep_services.cli.faults.scenario import PlannedFault, planned, read_scenario
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_record, print_records
 from trainer_sdk.inject.catalogue import FAULTS, Fault
@@ -16,7 +16,7 @@ _COLUMNS = ("fault", "in", "what", "amount", "target", "lasts", "also")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class InjectOptions:
     """The options as they were given."""
 
     fault: str | None
@@ -34,7 +34,7 @@ class Asked:
     wants_list: bool
 
 
-def inject(invocation: Invocation, asked: Asked) -> int:
+def inject(invocation: Invocation, asked: InjectOptions) -> int:
     """The exit code."""
     if asked.wants_list:
         print_records(invocation, "faults", map(_row, FAULTS.values()), _COLUMNS)
@@ -44,15 +44,15 @@ def inject(invocation: Invocation, asked: Asked) -> int:
         raise CliError("whose fault? Name the job with --job ID", Exit.USAGE)
     if seed is None:
         seed = secrets.randbelow(1 << 31)
-    from everstep_services.cli.faults.injection import Ordering
+    from everstep_services.cli.faults.injection import FaultInjection
 
-    ordering = Ordering(invocation, asked.job, seed)
+    ordering = FaultInjection(invocation, asked.job, seed)
     for done in asyncio.run(ordering.carry_out(faults, is_dry=asked.dry_run)):
         print_record(invocation, "injected", done, "id")
     return Exit.OK
 
 
-def _wanted(asked: Asked) -> tuple[int | None, list[Planned]]:
+def _wanted(asked: InjectOptions) -> tuple[int | None, list[PlannedFault]]:
     if (asked.fault is None) == (asked.scenario is None):
         raise CliError(
             "name one fault, or a file of them with --scenario; --list says which there are",

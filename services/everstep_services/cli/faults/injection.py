@@ -15,7 +15,7 @@ from everstep.ids import new_id
 from everstep.messages import FaultInjected, InjectFault, OperatorActed, RoundDocument, Seat
 from everstep.messages.codec import decode_as
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.faults.scenario import Map, Place, Planned, settled
+from everstep_services.cli.faults.scenario import FaultPlace, PlannedFault, RankMap, settled
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.bus_settings import named_bus
 from everstep_services.cli.operator_requests import asker
@@ -30,7 +30,7 @@ _OVER = {"done", "stopped"}
 _Answer = FaultInjected | OperatorActed
 
 
-class Ordering:
+class FaultInjection:
     """One run of the command, for one job."""
 
     def __init__(self, invocation: Invocation, job: str, seed: int) -> None:
@@ -40,7 +40,7 @@ class Ordering:
         self._answers: dict[str, asyncio.Future[_Answer]] = {}
         self._heard_by: set[str] = set()
 
-    async def carry_out(self, faults: list[Planned], *, is_dry: bool) -> list[dict[str, Any]]:
+    async def carry_out(self, faults: list[PlannedFault], *, is_dry: bool) -> list[dict[str, Any]]:
         """What was done, in the order of its times. `CliError` if any of it could not be."""
         settings = await asyncio.to_thread(named_bus, self._invocation)
         if settings is None:
@@ -58,7 +58,9 @@ class Ordering:
                 errors = errors.exceptions[0]
             raise errors from None
 
-    async def _on(self, bus: Bus, faults: list[Planned], *, is_dry: bool) -> list[dict[str, Any]]:
+    async def _on(
+        self, bus: Bus, faults: list[PlannedFault], *, is_dry: bool
+    ) -> list[dict[str, Any]]:
         document = await self._running(bus)
         places = settled(faults, _map_of(document), self._seed)
         say(f"everstep: seed {self._seed}")
@@ -86,12 +88,12 @@ class Ordering:
             if waiting is not None and not waiting.done():
                 waiting.set_result(fact)
 
-    async def _one(self, bus: Bus, one: Planned, place: Place) -> dict[str, Any]:
+    async def _one(self, bus: Bus, one: PlannedFault, place: FaultPlace) -> dict[str, Any]:
         await asyncio.sleep(one.after_s)
         while True:
             document = await self._running(bus)
             if place.rank is not None:  # it may run on another node by now
-                place = Place(place.rank, _map_of(document).node_of(place.rank))
+                place = FaultPlace(place.rank, _map_of(document).node_of(place.rank))
             order = self._order(one, place, document.round)
             if not await self._is_heard(bus, order, document, place):
                 continue
@@ -109,7 +111,7 @@ class Ordering:
             if answer is not None and (await self._running(bus)).round == order.round:
                 raise CliError(answer.reason)
 
-    def _order(self, one: Planned, place: Place, number: int) -> InjectFault:
+    def _order(self, one: PlannedFault, place: FaultPlace, number: int) -> InjectFault:
         wish = one.wish
         return InjectFault(
             id=new_id(),
@@ -126,7 +128,7 @@ class Ordering:
         )
 
     async def _is_heard(
-        self, bus: Bus, order: InjectFault, document: RoundDocument, place: Place
+        self, bus: Bus, order: InjectFault, document: RoundDocument, place: FaultPlace
     ) -> bool:
         """False when its round is over first: an earlier fault may keep the agent from hearing.
 
@@ -198,15 +200,15 @@ def _instance_on(node: str, document: RoundDocument) -> str:
     )
 
 
-def _map_of(document: RoundDocument) -> Map:
+def _map_of(document: RoundDocument) -> RankMap:
     nodes, first = {}, 0
     for seat in _members(document):
         nodes[seat.node] = range(first, first + seat.ranks)
         first += seat.ranks
-    return Map(document.job, nodes)
+    return RankMap(document.job, nodes)
 
 
-def _when(one: Planned) -> str:
+def _when(one: PlannedFault) -> str:
     words = [f" after {one.after_s:g} s"] if one.after_s else []
     if one.after_step is not None:
         words.append(f" after step {one.after_step}")

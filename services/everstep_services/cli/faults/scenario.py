@@ -24,7 +24,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedFault:
     """One fault, and when."""
 
     wish: Wish
@@ -36,7 +36,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FaultPlace:
     """Where a fault is made."""
 
     rank: int | None
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class RankMap:
     """Which nodes run which ranks."""
 
     job: str
@@ -62,7 +62,7 @@ class Map:
         raise CliError(f"{self.job} has no rank {rank}: it has 0 to {last}", Exit.NOT_FOUND)
 
 
-def planned(fields: Mapping[str, Any]) -> Planned:
+def planned(fields: Mapping[str, Any]) -> PlannedFault:
     """One fault as it is asked for. `CliError` if it cannot be."""
     try:
         wished = wish(
@@ -81,12 +81,12 @@ def planned(fields: Mapping[str, Any]) -> Planned:
         raise CliError(f"{wished.fault.name} happens to a rank: name it by --rank", Exit.USAGE)
     if rank and rank != RANDOM and not rank.isdigit():
         raise CliError(f"{rank!r} is no rank: give a number, or {RANDOM}", Exit.USAGE)
-    return Planned(
+    return PlannedFault(
         wished, rank, node, fields.get("after_step"), float(fields.get("after_s") or 0.0)
     )
 
 
-def read_scenario(path: Path) -> tuple[int | None, list[Planned]]:
+def read_scenario(path: Path) -> tuple[int | None, list[PlannedFault]]:
     """The seed, if the file has one, and its faults in the order of their times."""
     try:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -104,7 +104,7 @@ def read_scenario(path: Path) -> tuple[int | None, list[Planned]]:
     return seed, sorted(found, key=lambda one: one.after_s)
 
 
-def _read(where: str, said: object) -> Planned:
+def _read(where: str, said: object) -> PlannedFault:
     if not isinstance(said, dict) or "fault" not in said:
         raise CliError(f"{where}: it needs a `fault`", Exit.USAGE)
     for name, value in said.items():
@@ -120,21 +120,23 @@ def _read(where: str, said: object) -> Planned:
         raise CliError(f"{where}: {error}", error.code) from error
 
 
-def settled(faults: Iterable[Planned], here: Map, seed: int) -> list[tuple[Planned, Place]]:
+def settled(
+    faults: Iterable[PlannedFault], here: RankMap, seed: int
+) -> list[tuple[PlannedFault, FaultPlace]]:
     """Where each is made. The same seed picks the same on a job of the same shape."""
     picks = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
     return [(one, _place(one, here, picks)) for one in faults]
 
 
-def _place(one: Planned, here: Map, picks: random.Random) -> Place:
+def _place(one: PlannedFault, here: RankMap, picks: random.Random) -> FaultPlace:
     if one.wish.fault.place == "agent":
         node = one.node if one.node not in {"", RANDOM} else picks.choice(sorted(here.nodes))
         if node not in here.nodes:
             known = ", ".join(sorted(here.nodes))
             raise CliError(f"{here.job} has no node {node}: it runs on {known}", Exit.NOT_FOUND)
-        return Place(None, node)
+        return FaultPlace(None, node)
     if one.rank in {"", RANDOM}:
         rank = picks.choice([rank for ranks in here.nodes.values() for rank in ranks])
     else:
         rank = int(one.rank)
-    return Place(rank, here.node_of(rank))
+    return FaultPlace(rank, here.node_of(rank))

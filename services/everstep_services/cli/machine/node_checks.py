@@ -26,7 +26,7 @@ _TOKEN = "EVERSTEP_CHECK_TOKEN"  # noqa: S105  the name of the variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CheckOptions:
     """What the command line asks for."""
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Surroundings:
     """Where this runs."""
 
     node: str
@@ -54,7 +54,7 @@ class Place:
     settings: ChecksSettings
 
 
-def check(invocation: Invocation, wanted: Wanted) -> int:
+def check(invocation: Invocation, wanted: CheckOptions) -> int:
     """Do it, print what was found, and say it by the exit code of Nagios."""
     place = _place(invocation)
     if wanted.wants_list:
@@ -68,7 +68,7 @@ def check(invocation: Invocation, wanted: Wanted) -> int:
     return code_of(done.state)
 
 
-def _place(invocation: Invocation) -> Place:
+def _place(invocation: Invocation) -> Surroundings:
     """By the settings, if there are any. A prolog may run as a user who has no home."""
     environ = invocation.environ
     if not environ.get("HOME"):
@@ -81,14 +81,14 @@ def _place(invocation: Invocation) -> Place:
     agent, settings = loaded.section(AgentSettings), loaded.section(ChecksSettings)
     state_dir = find_state_dir(environ, invocation.state_dir).path
     own = (state_dir, agent.log_dir or state_dir / "logs")
-    return Place(
+    return Surroundings(
         node=agent.node_id or node_id(environ),
         state_dir=state_dir,
         settings=msgspec.structs.replace(settings, room_paths=(*own, *settings.room_paths)),
     )
 
 
-def _examined(wanted: Wanted, place: Place) -> Examination:
+def _examined(wanted: CheckOptions, place: Surroundings) -> Examination:
     if wanted.wants_all and wanted.names:
         raise CliError(f"--all runs every check: leave out {wanted.names[0]}", Exit.USAGE)
     settings = place.settings
@@ -98,7 +98,9 @@ def _examined(wanted: Wanted, place: Place) -> Examination:
     return asyncio.run(examiner.examine(names, "operator", within_s=wanted.within_s))
 
 
-def _measured(wanted: Wanted, settings: ChecksSettings, environ: Mapping[str, str]) -> Examination:
+def _measured(
+    wanted: CheckOptions, settings: ChecksSettings, environ: Mapping[str, str]
+) -> Examination:
     is_one_end = (wanted.listen is None) != (wanted.peer is None)
     if wanted.names != (network.NAME,) or wanted.wants_all or not is_one_end:
         said = "the network is measured between two nodes: everstep check network --listen "

@@ -21,14 +21,14 @@ _LOOK_EVERY_S = 0.05
 _LOOK_AGAIN_S = 0.01
 
 
-class Holder(msgspec.Struct, frozen=True):
+class StateHolder(msgspec.Struct, frozen=True):
     """Which process holds the directory; pid and start time together name one process."""
 
     pid: int
     started: str
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class RunningServices(msgspec.Struct, frozen=True, kw_only=True):
     """What an `everstep up` that is ready tells other commands."""
 
     pid: int
@@ -83,7 +83,7 @@ class StateDir:
         try:
             self._lock(descriptor)
             os.ftruncate(descriptor, 0)  # first: who held it before is not who holds it now
-            holder = Holder(os.getpid(), _started(os.getpid()) or "")
+            holder = StateHolder(os.getpid(), _started(os.getpid()) or "")
             os.pwrite(descriptor, msgspec.json.encode(holder), 0)
             (self.path / _RUNNING).unlink(missing_ok=True)
             yield
@@ -113,11 +113,11 @@ class StateDir:
                 ) from error
             return
 
-    def announce(self, running: Running) -> None:
+    def announce(self, running: RunningServices) -> None:
         """Tell other commands that all is ready, in one atomic step."""
         _write(self.path / _RUNNING, msgspec.json.encode(running))
 
-    def holder(self) -> Holder | None:
+    def holder(self) -> StateHolder | None:
         """The process that holds the directory now, if any does.
 
         One that has only just taken it is waited for, until it has written who it is.
@@ -154,18 +154,18 @@ class StateDir:
         finally:
             os.close(descriptor)
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningServices | None:
         """What the running, ready `everstep up` has announced."""
         holder = self.holder()
         if holder is None:
             return None
         try:
-            running = msgspec.json.decode((self.path / _RUNNING).read_bytes(), type=Running)
+            running = msgspec.json.decode((self.path / _RUNNING).read_bytes(), type=RunningServices)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError):
             return None
         return running if running.pid == holder.pid else None
 
-    def running_at_last(self, within_s: float = _READY_WITHIN_S) -> Running | None:
+    def running_at_last(self, within_s: float = _READY_WITHIN_S) -> RunningServices | None:
         """As `running`; what is just being started is waited for."""
         until = time.monotonic() + within_s
         while (running := self.running()) is None and time.monotonic() < until:
@@ -174,9 +174,9 @@ class StateDir:
             time.sleep(_LOOK_EVERY_S)
         return running
 
-    def _holder(self) -> Holder | None:
+    def _holder(self) -> StateHolder | None:
         try:
-            return msgspec.json.decode((self.path / _LOCK).read_bytes(), type=Holder)
+            return msgspec.json.decode((self.path / _LOCK).read_bytes(), type=StateHolder)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError):
             return None
 
@@ -191,7 +191,7 @@ def find_state_dir(environ: Mapping[str, str], chosen: Path | None) -> StateDir:
     return StateDir(chosen.expanduser().absolute())
 
 
-def terminate(holder: Holder, within_s: float) -> None:
+def terminate(holder: StateHolder, within_s: float) -> None:
     """Ask exactly this process to end, and wait until it has. Never touches another one."""
     try:
         handle = os.pidfd_open(holder.pid)

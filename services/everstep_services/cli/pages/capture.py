@@ -30,7 +30,7 @@ _LATER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class CaptureRequest:
     """A capture, the nodes and kinds that it is of, and the place in the log that it follows."""
 
     job: str
@@ -69,7 +69,7 @@ class Capture:
 
 
 def await_pieces(
-    api: Api, capture: Capture, within_s: float, sleep: Callable[[float], None] = time.sleep
+    api: Api, capture: CaptureRequest, within_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Told:
     """What the agents tell, once all have or the time is over."""
     told: dict[tuple[str, str], Record] = {}
@@ -86,7 +86,7 @@ def await_pieces(
 
 
 def fetch(
-    api: Api, capture: Capture, told: Told, folder: Path
+    api: Api, capture: CaptureRequest, told: Told, folder: Path
 ) -> Mapping[tuple[str, str], Path | str]:
     """Where each piece lies now, or why it could not be fetched."""
     found: dict[tuple[str, str], Path | str] = {}
@@ -103,7 +103,7 @@ def fetch(
     return found
 
 
-def _fetch(api: Api, capture: Capture, body: Record, folder: Path) -> Path:
+def _fetch(api: Api, capture: CaptureRequest, body: Record, folder: Path) -> Path:
     kind, node = str(body["evidence"]), str(body["node"])
     if kind not in KINDS or not is_name(node):
         raise CliError(f"{kind!r} of {node!r} has no name for a file")
@@ -136,7 +136,7 @@ def _content(api: Api, path: str) -> bytes:
 
 def print_pieces(
     invocation: Invocation,
-    capture: Capture,
+    capture: CaptureRequest,
     told: Told,
     files: Mapping[tuple[str, str], Path | str],
 ) -> Exit:

@@ -29,7 +29,7 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FactSelection:
     """Which facts, and how many."""
 
     which: Mapping[str, Any]
@@ -40,13 +40,13 @@ class Wanted:
 
 def wanted(
     *, since: datetime | None, until: datetime | None, limit: int | None, **which: Any
-) -> Wanted:
+) -> FactSelection:
     """What the options ask for."""
     kinds = list(which.pop("kind", ())) or None
-    return Wanted({**which, "kind": kinds}, since, until, limit or 100)
+    return FactSelection({**which, "kind": kinds}, since, until, limit or 100)
 
 
-def print_past(invocation: Invocation, api: Api, asked: Wanted) -> None:
+def print_past(invocation: Invocation, api: Api, asked: FactSelection) -> None:
     """The first facts since a moment, or, without one, the newest; the oldest first."""
     found = _past(api, asked, most=asked.most)
     first = next(found, None)
@@ -62,7 +62,7 @@ def print_past(invocation: Invocation, api: Api, asked: Wanted) -> None:
     print_records(invocation, "fact", found, columns)
 
 
-def print_live(invocation: Invocation, api: Api, asked: Wanted) -> None:
+def print_live(invocation: Invocation, api: Api, asked: FactSelection) -> None:
     """Every fact from now on, or since a moment, for ever, each as soon as it is known."""
     after: int | None = None
     if asked.since is not None:
@@ -75,7 +75,7 @@ def print_live(invocation: Invocation, api: Api, asked: Wanted) -> None:
         _print(invocation, fact)
 
 
-def _past(api: Api, asked: Wanted, most: int | None) -> Iterator[dict[str, Any]]:
+def _past(api: Api, asked: FactSelection, most: int | None) -> Iterator[dict[str, Any]]:
     params = {
         **asked.which,
         "since": None if asked.since is None else asked.since.isoformat(),

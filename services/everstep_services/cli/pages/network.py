@@ -39,7 +39,7 @@ class NetworkTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class NetworkFindings:
     """What a test has shown."""
 
     links: Sequence[Record]
@@ -82,7 +82,7 @@ def await_figures(
         sleep(_LOOK_EVERY_S)
 
 
-def judged(told: Mapping[str, Record]) -> Findings:
+def judged(told: Mapping[str, Record]) -> NetworkFindings:
     """Who is slow. Of a node that did not take part nothing is said, and nothing against it."""
     nodes = sorted({node for body in told.values() for node in body["nodes"]})
     untold = {node: "its agent told nothing in time" for node in nodes if node not in told}
@@ -94,7 +94,7 @@ def judged(told: Mapping[str, Record]) -> Findings:
         if link["mib_s"] or link["node"] not in untold
     ]
     measured = [Measured((one["from"], one["to"]), one["mib_s"]) for one in links]
-    return Findings(links, slow_ones(measured), untold)
+    return NetworkFindings(links, slow_ones(measured), untold)
 
 
 def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, Record]) -> Exit:
@@ -114,7 +114,7 @@ def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, 
     return found.code
 
 
-def page(found: Findings) -> Iterator[str]:
+def page(found: NetworkFindings) -> Iterator[str]:
     """The lines about a test: the figures, then whom they speak against."""
     nodes = sorted({one[end] for one in found.links for end in ("from", "to")})
     if 0 < len(nodes) <= _TABLE_MOST:
@@ -130,7 +130,7 @@ def page(found: Findings) -> Iterator[str]:
         yield f"nobody is slow: {counted(len(speeds), 'pair')}, {usual}"
 
 
-def _table(found: Findings, nodes: Sequence[str]) -> Iterator[Sequence[str]]:
+def _table(found: NetworkFindings, nodes: Sequence[str]) -> Iterator[Sequence[str]]:
     speeds = {frozenset((one["from"], one["to"])): one["mib_s"] for one in found.links}
     yield ("", *nodes)
     for row in nodes:

@@ -12,9 +12,12 @@ from urllib.parse import quote
 import msgspec
 
 from everstep.observe.printable import printable_line
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.api.client import Api
+from everstep_services.cli.api.location import find_api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.machine.state import find_state_dir
 from everstep_services.cli.output import print_json, print_line, say, schema
 
 STREAMS = ("stdout", "stderr")
@@ -24,7 +27,7 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogSelection:
     """Whose logs; None for all, and for the newest round."""
 
     job: str
@@ -36,7 +39,7 @@ class Wanted:
     """Only so many lines of each file."""
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """One line of one rank."""
 
     round: int
@@ -46,7 +49,7 @@ class Line(NamedTuple):
     text: str
 
 
-class About(msgspec.Struct):
+class RankFolder(msgspec.Struct):
     """The part of `about.json` that we read."""
 
     node: str = "-"
@@ -65,7 +68,7 @@ class RankFile:
     offset: int = 0
     rest: bytes = field(default=b"", repr=False)
 
-    def lines(self, *, is_over: bool) -> Iterator[Line]:
+    def lines(self, *, is_over: bool) -> Iterator[LogLine]:
         """What was written since the last time; a line without an end waits for it."""
         try:
             with self.path.open("rb") as file:
@@ -80,12 +83,12 @@ class RankFile:
             yield self._line(self.rest)
             self.rest = b""
 
-    def _line(self, data: bytes) -> Line:
+    def _line(self, data: bytes) -> LogLine:
         text = data.decode(errors="replace").removesuffix("\r")
-        return Line(self.round, self.node, self.rank, self.stream, text)
+        return LogLine(self.round, self.node, self.rank, self.stream, text)
 
 
-def rank_files(log_dir: Path, wanted: Wanted) -> list[RankFile]:
+def rank_files(log_dir: Path, wanted: LogSelection) -> list[RankFile]:
     """The files on this node that are wanted, by rank; none when the round is not here."""
     folder = log_dir / wanted.job
     number = newest_round(folder) if wanted.round is None else wanted.round
@@ -110,7 +113,7 @@ def newest_round(folder: Path) -> int | None:
     return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
-def past_lines(files: Iterable[RankFile], last: int | None) -> Iterator[Line]:
+def past_lines(files: Iterable[RankFile], last: int | None) -> Iterator[LogLine]:
     """What they hold now, file by file."""
     for file in files:
         lines = file.lines(is_over=True)
@@ -118,8 +121,8 @@ def past_lines(files: Iterable[RankFile], last: int | None) -> Iterator[Line]:
 
 
 def live_lines(
-    log_dir: Path, wanted: Wanted, *, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Line]:
+    log_dir: Path, wanted: LogSelection, *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[LogLine]:
     """What they hold, and what is added, for ever; also of rounds that begin later."""
     known: dict[Path, RankFile] = {}
     while True:
@@ -131,7 +134,7 @@ def live_lines(
         sleep(_LOOK_EVERY_S)
 
 
-def kept_lines(api: Api, wanted: Wanted) -> Iterator[Line]:
+def kept_lines(api: Api, wanted: LogSelection) -> Iterator[LogLine]:
     """The ends of the logs of ranks that failed, whether or not their node is left."""
     place = f"jobs/{quote(wanted.job, safe='')}/rounds"
     number = _failed_round(api, place, wanted)
@@ -153,13 +156,13 @@ def kept_lines(api: Api, wanted: Wanted) -> Iterator[Line]:
                 continue
             count += 1
             for line in deque(text.splitlines(), maxlen=wanted.last):
-                yield Line(number, node, rank, stream, line)
+                yield LogLine(number, node, rank, stream, line)
     if not count:
         raise problem or CliError(f"nothing is kept of round {number}", Exit.NOT_FOUND)
 
 
 def print_lines(
-    invocation: Invocation, job: str, lines: Iterable[Line], *, is_live: bool = False
+    invocation: Invocation, job: str, lines: Iterable[LogLine], *, is_live: bool = False
 ) -> None:
     """Each with its node and rank before it; for programs, each as a record."""
     match invocation.output:
@@ -178,7 +181,7 @@ def print_lines(
                     sys.stdout.flush()
 
 
-def _failed_round(api: Api, place: str, wanted: Wanted) -> int:
+def _failed_round(api: Api, place: str, wanted: LogSelection) -> int:
     if wanted.round is not None:
         return wanted.round
     for one in api.pages(place, {"limit": 100}, most=1000):
@@ -192,17 +195,55 @@ def _failed_round(api: Api, place: str, wanted: Wanted) -> int:
     )
 
 
-def _about(folder: Path) -> About:
+def _about(folder: Path) -> RankFolder:
     """Whose files these are; from the folder's own name where nobody has said."""
     try:
-        about = msgspec.json.decode((folder / "about.json").read_bytes(), type=About)
+        about = msgspec.json.decode((folder / "about.json").read_bytes(), type=RankFolder)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
-        about = About()
+        about = RankFolder()
     if about.rank < 0:
         name = folder.name.removeprefix("rank-")
         about.rank = int(name) if name.isdecimal() else -1
     return about
 
 
-def _record(job: str, line: Line) -> dict[str, Any]:
+def _record(job: str, line: LogLine) -> dict[str, Any]:
     return {"job": job, **line._asdict()}
+
+
+def print_logs(
+    invocation: Invocation, wanted: LogSelection, log_dir: Path | None, *, is_live: bool
+) -> None:
+    """Print it. Raises what says where else to look, when it is not to be had here."""
+    folder = _folder(invocation, log_dir)
+    if is_live:
+        if not (folder / wanted.job).is_dir():
+            raise _not_here(folder, wanted)
+        print_lines(invocation, wanted.job, live_lines(folder, wanted), is_live=True)
+        return
+    files = rank_files(folder, wanted)
+    if files:
+        print_lines(invocation, wanted.job, past_lines(files, wanted.last))
+        return
+    place = find_api(invocation)
+    if place is None:
+        raise _not_here(folder, wanted)
+    with place.open() as api:
+        print_lines(invocation, wanted.job, kept_lines(api, wanted))
+
+
+def _folder(invocation: Invocation, chosen: Path | None) -> Path:
+    if chosen is not None:
+        return chosen.expanduser()
+    settings = invocation.load({"agent": AgentSettings}).section(AgentSettings)
+    state = find_state_dir(invocation.environ, invocation.state_dir)
+    return settings.log_dir or state.path / "logs"
+
+
+def _not_here(folder: Path, wanted: LogSelection) -> CliError:
+    which = "" if wanted.round is None else f" of round {wanted.round}"
+    return CliError(
+        f"{folder} has no such logs{which} of {wanted.job}: run this on a node of it, name the "
+        f"folder with --log-dir, or the API with --api for what is kept of failed ranks",
+        Exit.NOT_FOUND,
+    )

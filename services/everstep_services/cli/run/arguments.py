@@ -6,12 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.run.nvrx_options import NVRX
-from everstep_services.cli.run.options import WORDS_FOR_NONE, Option, spellings
-from everstep_services.cli.run.own_options import OWN
-from everstep_services.cli.run.torchrun_options import TORCHRUN
+from everstep_services.cli.run.options import OPTIONS, WORDS_FOR_NONE, RunOption, spellings
 
-OPTIONS: tuple[Option, ...] = (*TORCHRUN, *OWN, *NVRX)
 Value = str | int | float | bool | None
 
 _BY_NAME = {name: option for option in OPTIONS for name in spellings(option)}
@@ -70,7 +66,7 @@ def scan(words: Sequence[str], environ: Mapping[str, str]) -> Given:
     Everything after the script belongs to it; one `--` may stand before or after the script.
     """
     given = Given()
-    aliases: dict[str, Option] = {}
+    aliases: dict[str, RunOption] = {}
     for option in OPTIONS:
         text = environ.get(option.environment) if option.environment else None
         if text:
@@ -89,7 +85,7 @@ def scan(words: Sequence[str], environ: Mapping[str, str]) -> Given:
     return given
 
 
-def _flag(option: Option, text: str) -> str | None:
+def _flag(option: RunOption, text: str) -> str | None:
     """What a variable says; torchrun's flags are numbers there."""
     if option.kind != "flag":
         return text
@@ -98,7 +94,7 @@ def _flag(option: Option, text: str) -> str | None:
     return None if int(text) else "0"
 
 
-def _options(rest: list[str]) -> Iterator[tuple[Option, str, str | None]]:
+def _options(rest: list[str]) -> Iterator[tuple[RunOption, str, str | None]]:
     """The options in the first word, which is taken off, and with it a value that follows."""
     word = rest.pop(0)
     if word.startswith("--"):
@@ -122,7 +118,7 @@ def _options(rest: list[str]) -> Iterator[tuple[Option, str, str | None]]:
         return
 
 
-def _next(rest: list[str], name: str, option: Option) -> str:
+def _next(rest: list[str], name: str, option: RunOption) -> str:
     """The word after an option that takes a value."""
     if not rest:
         raise UsageError(f"{name} needs a value: {name} {option.metavar}")
@@ -135,7 +131,7 @@ def _next(rest: list[str], name: str, option: Option) -> str:
     return rest.pop(0)
 
 
-def _find(name: str) -> Option:
+def _find(name: str) -> RunOption:
     """The option of this name, or the only one that begins so; torchrun's come first."""
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -163,7 +159,7 @@ def _closest(name: str) -> str:
 
 
 def _take(
-    given: Given, option: Option, name: str, text: str | None, aliases: dict[str, Option]
+    given: Given, option: RunOption, name: str, text: str | None, aliases: dict[str, RunOption]
 ) -> None:
     if option.instead and (text or "").lower() not in option.quiet:
         raise UsageError(f"{name} is not for everstep: {option.instead}")
@@ -179,7 +175,7 @@ def _take(
     given.origins[option.to] = name
 
 
-def _follow(given: Given, name: str, option: Option) -> None:
+def _follow(given: Given, name: str, option: RunOption) -> None:
     """Give the value of another launcher's option to ours, unless ours was given."""
     to = name.partition(">")[2]
     value = given.values.pop(name)
@@ -221,7 +217,7 @@ def _said(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _converted(option: Option, name: str, text: str | None) -> Value:
+def _converted(option: RunOption, name: str, text: str | None) -> Value:
     if option.kind == "flag":
         return option.sets if text is None else not option.sets
     assert text is not None
@@ -241,7 +237,7 @@ def _converted(option: Option, name: str, text: str | None) -> Value:
     return value
 
 
-def _number(option: Option, text: str) -> int | float | None:
+def _number(option: RunOption, text: str) -> int | float | None:
     if option.kind == "seconds":
         return seconds(text)
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,15}", text) else None
@@ -253,7 +249,7 @@ def seconds(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2]] if found else None
 
 
-def _expected(option: Option) -> str:
+def _expected(option: RunOption) -> str:
     if option.kind == "seconds":
         return "expected seconds, or a time such as 90s, 10m or 2h"
     return "expected a whole number" + (" or none" if option.kind == "limit" else "")

@@ -4,16 +4,22 @@ import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 
-from everstep_services.cli.run.nvrx_options import NVRX
-from everstep_services.cli.run.options import Option, spellings
-from everstep_services.cli.run.own_options import BUS, GENERAL, OWN, PLACEMENT, STALLS, STARTING
-from everstep_services.cli.run.torchrun_options import (
+from everstep_services.cli.run.options import (
+    BUS,
+    GENERAL,
     LOGS,
+    NVRX,
     OTHER,
+    OWN,
+    PLACEMENT,
     RESTARTS,
     RUN,
+    STALLS,
+    STARTING,
     TORCHRUN,
     WHERE,
+    RunOption,
+    spellings,
 )
 
 USAGE = "[OPTIONS] SCRIPT [ARGUMENTS]..."
@@ -77,7 +83,7 @@ def page(width: int) -> str:
     return "\n".join(parts)
 
 
-def _row(option: Option, width: int) -> list[str]:
+def _row(option: RunOption, width: int) -> list[str]:
     names = ", ".join(option.names)
     head = f"  {names} {option.metavar}".rstrip()
     texts = textwrap.wrap(option.help, width - 30, break_on_hyphens=False)

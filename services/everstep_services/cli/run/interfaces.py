@@ -23,7 +23,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class InterfaceFault:
     """What is wrong, and whether ranks surely cannot work with it."""
 
     text: str
@@ -34,7 +34,7 @@ def judge(
     environ: Mapping[str, str],
     look: Callable[[], Sequence[Interface]],
     has_devices: Callable[[], bool],
-) -> Iterator[Finding]:
+) -> Iterator[InterfaceFault]:
     """What is wrong with the variables of both. Nothing is looked at where none of them is set."""
     if not environ.get(GLOO) and not environ.get(NCCL):
         return
@@ -43,25 +43,25 @@ def judge(
     yield from _about_nccl(environ.get(NCCL, ""), environ.get(NCCL_FAMILY, ""), here, has_devices)
 
 
-def _about_gloo(value: str, here: Sequence[Interface]) -> Iterator[Finding]:
+def _about_gloo(value: str, here: Sequence[Interface]) -> Iterator[InterfaceFault]:
     """It takes whole names, and listens at each of them."""
     known = {one.name: one for one in here}
     for name in filter(None, value.split(",")):
         one = known.get(name)
         if one is None:
             text = f"this host has no interface {name}, and gloo takes whole names only"
-            yield Finding(_said(GLOO, value, text, here), is_sure=True)
+            yield InterfaceFault(_said(GLOO, value, text, here), is_sure=True)
         elif not one.ipv4 and not one.ipv6:
             text = f"the interface {name} has no address, so gloo cannot listen there"
-            yield Finding(_said(GLOO, value, text, here), is_sure=True)
+            yield InterfaceFault(_said(GLOO, value, text, here), is_sure=True)
         elif not one.runs:
             text = f"the interface {name} is down, so other nodes may not reach gloo there"
-            yield Finding(_said(GLOO, value, text, here), is_sure=False)
+            yield InterfaceFault(_said(GLOO, value, text, here), is_sure=False)
 
 
 def _about_nccl(
     value: str, family: str, here: Sequence[Interface], has_devices: Callable[[], bool]
-) -> Iterator[Finding]:
+) -> Iterator[InterfaceFault]:
     """It takes the beginnings of names; `=` makes them whole names, `^` all others."""
     if len(value) < 2:
         return  # NCCL itself passes over so short a value
@@ -80,7 +80,7 @@ def _about_nccl(
         text = "NCCL finds no interface of that name on this host"
     # A release of it may not mind what is down; without a device nobody asks it.
     is_sure = not usable and has_devices()
-    yield Finding(_said(NCCL, value, text, here), is_sure)
+    yield InterfaceFault(_said(NCCL, value, text, here), is_sure)
 
 
 def _fits(value: str, name: str) -> bool:

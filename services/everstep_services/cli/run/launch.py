@@ -16,12 +16,12 @@ from everstep.errors import EverstepError
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import one_line
-from everstep.settings import DEFAULT, Loaded, Settings
+from everstep.settings import DEFAULT, Loaded
 from everstep_services.agent.plan import RunPlan
 from everstep_services.agent.process import UNREACHABLE, NoControlPlaneError, run_agent
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.machine.state import Running, StateDir, age_ms
+from everstep_services.cli.machine.state import RunningServices, StateDir, age_ms
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.stack.phases import Phases
 
@@ -60,7 +60,7 @@ def _launch(invocation: Invocation, plan: RunPlan) -> int:
     return _alone(invocation, plan, environ)
 
 
-def _is_of_local_up(bus: BusSettings, running: Running | None) -> bool:
+def _is_of_local_up(bus: BusSettings, running: RunningServices | None) -> bool:
     """Whether a login of the control plane is that of the `everstep up` here, as `env` prints it.
 
     Agents then get one of their own: scripts could use the other one for everything.
@@ -100,14 +100,14 @@ def _alone(invocation: Invocation, plan: RunPlan, environ: dict[str, str]) -> in
     # node has it only with the extras `services` and `dev-server`.
     from everstep.observe.http import listen
     from everstep_services.cli.stack.standalone import held_for_a_job, run_alone
-    from everstep_services.cli.stack.supervisor import Ground, Ready
+    from everstep_services.cli.stack.supervisor import Ready, StackPlan
 
     phases = Phases(SystemClock(), before_ms=age_ms())
     settings = _load(invocation)
     observe = settings.section(ObserveSettings)
     with held_for_a_job(StateDir(plan.state_dir), plan.job) as state:
         remedy = "free a port on loopback"
-        ground = Ground(
+        ground = StackPlan(
             state=state,
             settings=settings,
             api=listen("127.0.0.1", 0, remedy=remedy),
@@ -123,16 +123,15 @@ def _alone(invocation: Invocation, plan: RunPlan, environ: dict[str, str]) -> in
             return asyncio.run(run_alone(ground, plan, environ, tell))
 
 
-def _tell(plan: RunPlan, running: Running, state: StateDir) -> None:
+def _tell(plan: RunPlan, running: RunningServices, state: StateDir) -> None:
     where = f"{running.api}/api/v1/jobs/{plan.job}"
     sys.stderr.write(f"everstep: job {plan.job}: {where}  (token in {state.token_file})\n")
 
 
 def _load(invocation: Invocation) -> Loaded:
-    from everstep_services.cli.stack.process import stack_sections
+    from everstep_services.cli.stack.services import stack_sections
 
-    sections: dict[str, type[Settings]] = stack_sections()
-    return invocation.load(sections)
+    return invocation.load(stack_sections())
 
 
 def _configure_logs(invocation: Invocation) -> None:

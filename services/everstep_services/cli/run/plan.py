@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.bus.settings import BusSettings
+from everstep.ids import BadNameError, checked_name, new_id
 from everstep.messages.jobs import JobSpec
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.checkpoints.local_root import check_local_root
@@ -23,7 +24,6 @@ from everstep_services.cli.run.compatibility import apply_rdzv_conf, nodes_of, n
 from everstep_services.cli.run.console_choice import console_choice
 from everstep_services.cli.run.fingerprint import fingerprint, masked
 from everstep_services.cli.run.limit_rules import limits_of
-from everstep_services.cli.run.naming import allocation_of, job_of, labels_of, named
 from everstep_services.cli.run.rank_count import count_ranks
 
 _BUS_FLAGS = {
@@ -54,10 +54,10 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
     is_warm = _is_warm(given, agent, command)
     return RunPlan(
         job=job,
-        node=named("node", node, "--node-id"),
+        node=_named("node", node, "--node-id"),
         command=command,
         spec=spec,
-        allocation=allocation_of(given, scheduler),
+        allocation=_allocation_of(given, scheduler),
         scheduler=scheduler,
         address=_address(given, agent, bus),
         bus=bus,
@@ -172,11 +172,11 @@ def _spec(
     ranks, counted = count_ranks(given.text("nproc_per_node", "1"), environ, command.python)
     if counted:
         given.notes.append(f"--nproc-per-node {given.text('nproc_per_node')}: {ranks} {counted}")
-    job = job_of(given, scheduler, most + (given.whole("spares") or 0))
+    job = _job_of(given, scheduler, most + (given.whole("spares") or 0))
     shown = masked([command.target, *command.arguments])
     spec = JobSpec(
         name=given.text("name") or job,
-        labels=labels_of(given),
+        labels=_labels_of(given),
         command=shown,
         config_fingerprint="",
         nodes_min=least,
@@ -303,3 +303,52 @@ def _signals(given: Given) -> tuple[str, ...]:
             f"{', '.join(_SIGNALS)}, SIGUSR1 and SIGUSR2 always are"
         )
     return names
+
+
+def _labels_of(given: Given) -> dict[str, str]:
+    """What --label says."""
+    labels: dict[str, str] = {}
+    for text in given.repeated.get("label", ()):
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--label {text!r}: write KEY=VALUE, for instance team=vision")
+        labels[key.strip()] = value.strip()
+    return labels
+
+
+def _job_of(given: Given, scheduler: Scheduler, nodes: int) -> str:
+    """The job's id: as given, else torchrun's run id, else the scheduler's; at last a new one."""
+    if given.text("job"):
+        return _named("job", given.text("job"), "--job")
+    run_id = given.text("rdzv_id")
+    if run_id and run_id != "none":
+        job = safe_names.safe_name(run_id, "job")
+        was = "" if job == run_id else f" ({run_id!r} holds what no id may)"
+        given.notes.append(f"the job is called {job}, by {given.origins['rdzv_id']}{was}")
+        return job
+    if scheduler.job:
+        job = safe_names.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
+        given.notes.append(f"the job is called {job}; --job NAME gives it another id")
+        return job
+    if nodes > 1:
+        raise UsageError(
+            f"{nodes} nodes need an id for the job that they share: give the same --job ID on each"
+        )
+    stem = safe_names.safe_name(Path(given.script or "").stem, "job")[:40]
+    return f"{stem}-{new_id()[-6:]}"
+
+
+def _named(what: str, name: str, option: str) -> str:
+    """The name itself, when it may name such a thing."""
+    try:
+        return checked_name(what, name)
+    except BadNameError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+def _allocation_of(given: Given, scheduler: Scheduler) -> str:
+    """The id of this start: as given, else as the scheduler says, else a new one."""
+    chosen = given.text("allocation")
+    if chosen:
+        return _named("allocation", chosen, "--allocation")
+    return environment.allocation_id(scheduler)

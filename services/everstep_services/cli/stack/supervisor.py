@@ -23,9 +23,9 @@ from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
 from everstep_services.agent.left_spools import send_left_and_log
 from everstep_services.cli.machine.bus_settings import server_version
-from everstep_services.cli.machine.state import Running, StateDir
+from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.stack.phases import Phases
-from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
+from everstep_services.cli.stack.services import SERVICES, StackContext, imported
 from everstep_services.logins.settings import LoginSettings
 
 _READY_WITHIN_S = 60.0
@@ -43,13 +43,13 @@ class NotReadyError(EverstepError):
 class Ready:
     """What is told once all of it works."""
 
-    running: Running
+    running: RunningServices
     has_new_token: bool
     phases: Phases
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class StackPlan:
     """What `everstep up` has before anything runs: where, how, and for how long already."""
 
     state: StateDir
@@ -62,7 +62,7 @@ class Ground:
 
 
 async def run_stack(
-    ground: Ground,
+    ground: StackPlan,
     stop: asyncio.Event,
     tell: Callable[[Ready], None],
     when_open: Callable[[DevServer], None] = lambda _: None,
@@ -90,7 +90,7 @@ class _Stack:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: StackPlan,
         server: DevServer,
         version: str,
         tell: Callable[[Ready], None],
@@ -109,11 +109,11 @@ class _Stack:
     async def open_services(self, stop: asyncio.Event) -> None:
         """Open one by one. Each serves at once, while the next is still being imported."""
         ground, bus = self._ground, self._server.settings(SERVICE)
-        around = Surroundings(ground.state, ground.settings, bus, ground.api)
+        context = StackContext(ground.state, ground.settings, bus, ground.api)
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             for name in SERVICES:
                 service = await asyncio.to_thread(imported, name)
-                parts = self._opened[name] = await stack.enter_async_context(service(around))
+                parts = self._opened[name] = await stack.enter_async_context(service(context))
                 tasks.create_task(_serve(parts, stop), name=name)
                 ground.phases.end(name)
                 if name == "rendezvous":
@@ -146,7 +146,7 @@ async def _serve(parts: Parts, stop: asyncio.Event) -> None:
     await serve(*parts.loops, stop=stop, drains=parts.drains, drain_within_s=_DRAIN_WITHIN_S)
 
 
-def _observed(ground: Ground, metrics: Metrics, opened: Mapping[str, Parts]) -> AsgiApp:
+def _observed(ground: StackPlan, metrics: Metrics, opened: Mapping[str, Parts]) -> AsgiApp:
     checks: dict[str, Check] = {}
     for name, parts in opened.items():
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
@@ -163,8 +163,10 @@ async def _set_up(server: DevServer) -> str:
         return server_version(bus)
 
 
-def _running(ground: Ground, server: DevServer, version: str, names: list[str]) -> Running:
-    return Running(
+def _running(
+    ground: StackPlan, server: DevServer, version: str, names: list[str]
+) -> RunningServices:
+    return RunningServices(
         pid=os.getpid(),
         version=__version__,
         api=url_of(ground.api),

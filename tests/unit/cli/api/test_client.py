@@ -11,7 +11,7 @@ import pytest
 
 from everstep_services.cli.api.client import MAX_ANSWER_BYTES, Api, follow
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.times import Moment, Span
+from everstep_services.cli.times import MomentParameter, SpanParameter
 
 URL = "http://api.test:1"
 Answer = Callable[[httpx2.Request], httpx2.Response]
@@ -210,23 +210,25 @@ def test_only_the_first_connection_may_be_unreachable() -> None:
 
 
 def test_spans_and_moments() -> None:
-    assert [Span().convert(text, None, None) for text in ("90s", "10m", "2h", "7d", "1w")] == [
+    assert [
+        SpanParameter().convert(text, None, None) for text in ("90s", "10m", "2h", "7d", "1w")
+    ] == [
         90,
         600,
         7200,
         604800,
         604800,
     ]
-    at = Moment().convert("2026-11-21T09:00:00+01:00", None, None)
+    at = MomentParameter().convert("2026-11-21T09:00:00+01:00", None, None)
     assert at == datetime(2026, 11, 21, 8, tzinfo=UTC)
     before = datetime.now(UTC)
-    moment = Moment().convert("10m", None, None)
+    moment = MomentParameter().convert("10m", None, None)
     assert before <= moment + timedelta(minutes=10) <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize("text", ["", "10", "0s", "m", "1y", "-5m", "9" * 12 + "s"])
 def test_what_is_no_span(text: str) -> None:
-    for kind in (Span(), Moment()):
+    for kind in (SpanParameter(), MomentParameter()):
         with pytest.raises(click.BadParameter):
             kind.convert(text, None, None)
 

@@ -8,8 +8,8 @@ import pytest
 from everstep.bus.topology import ROUNDS
 from everstep.messages import encode
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.faults.injection import Ordering
-from everstep_services.cli.faults.scenario import Place, planned
+from everstep_services.cli.faults.injection import FaultInjection
+from everstep_services.cli.faults.scenario import FaultPlace, planned
 from everstep_services.cli.invocation import Invocation
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.rendezvous.documents import round_document
@@ -24,9 +24,9 @@ async def test_a_node_that_an_earlier_fault_has_taken_is_named(tmp_path: Path, s
     now = msgspec.structs.replace(whole, seats=left)
     await bus.documents(ROUNDS).put("llama", encode(now), revision=None)
     fault = planned({"fault": "cut_off", "node": second.node})
-    ordering = Ordering(Invocation(environ={}), "llama", seed=1)
+    ordering = FaultInjection(Invocation(environ={}), "llama", seed=1)
     with pytest.raises(CliError) as caught:
-        await ordering._one(bus, fault, Place(None, second.node))
+        await ordering._one(bus, fault, FaultPlace(None, second.node))
     assert caught.value.code is Exit.NOT_FOUND
     assert str(caught.value).startswith(
         f"llama no longer runs on {second.node}: round 3 runs on {first.node}."

@@ -6,9 +6,9 @@ import pytest
 
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.faults.scenario import Map, planned, read_scenario, settled
+from everstep_services.cli.faults.scenario import RankMap, planned, read_scenario, settled
 
-HERE = Map("llama", {"a": range(4), "b": range(4, 8)})
+HERE = RankMap("llama", {"a": range(4), "b": range(4, 8)})
 SCENARIO = """
 seed = 7
 

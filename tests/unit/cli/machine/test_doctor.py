@@ -8,7 +8,7 @@ import pytest
 from everstep.errors import EverstepError
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine import doctor
-from everstep_services.cli.machine.doctor import Finding, Findings, Level, examine, worst
+from everstep_services.cli.machine.doctor import Diagnoses, Diagnosis, Level, examine, worst
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from everstep_services.cli.machine.doctor import Finding, Findings, Level, exami
     ],
 )
 def test_the_gravest_finding_is_the_exit_code(levels: list[Level], code: int) -> None:
-    assert worst([Finding("x", level, "") for level in levels]) == code
+    assert worst([Diagnosis("x", level, "") for level in levels]) == code
 
 
-def failing(error: Exception) -> Callable[[Invocation], Findings]:
-    def check(invocation: Invocation) -> Findings:
-        yield Finding("check", Level.OK, "began")
+def failing(error: Exception) -> Callable[[Invocation], Diagnoses]:
+    def check(invocation: Invocation) -> Diagnoses:
+        yield Diagnosis("check", Level.OK, "began")
         raise error
 
     return check

@@ -15,7 +15,13 @@ import msgspec
 import pytest
 
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.machine.state import Holder, Running, StateDir, find_state_dir, terminate
+from everstep_services.cli.machine.state import (
+    RunningServices,
+    StateDir,
+    StateHolder,
+    find_state_dir,
+    terminate,
+)
 
 HOLD = """
 import signal, sys
@@ -55,8 +61,8 @@ def held_by_another(
         process.communicate()
 
 
-def running(pid: int) -> Running:
-    return Running(
+def running(pid: int) -> RunningServices:
+    return RunningServices(
         pid=pid,
         version="1",
         api="http://h",
@@ -217,7 +223,7 @@ def test_a_foreign_process_with_the_same_pid_is_not_touched(state: StateDir) -> 
         assert holder is not None
         for started in ("", "0", holder.started + "1"):
             with pytest.raises(CliError, match="is not the `everstep up` that holds"):
-                terminate(Holder(process.pid, started), 1)
+                terminate(StateHolder(process.pid, started), 1)
         assert process.poll() is None
 
 

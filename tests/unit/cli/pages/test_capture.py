@@ -10,7 +10,7 @@ from everstep.archive import Member, pack
 from everstep_services.agent.collectors.kinds import KINDS
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.pages.capture import Capture, await_pieces, fetch
+from everstep_services.cli.pages.capture import CaptureRequest, await_pieces, fetch
 
 BLOB = {"job": "j", "id": "b", "size_bytes": 2, "parts": 1}
 
@@ -34,14 +34,14 @@ class FakeApi(Api):
         else:
             yield from self.told
 
-    def tell(self, capture: Capture, kind: str, node: str, **more: Any) -> None:
+    def tell(self, capture: CaptureRequest, kind: str, node: str, **more: Any) -> None:
         body = {"incident": capture.incident, "evidence": kind, "node": node, "id": kind, **more}
         self.told.append({"n": len(self.told) + 1, "body": body})
 
 
 def test_all_kinds_of_all_nodes_are_waited_for() -> None:
     api = FakeApi({})
-    capture = Capture.new(api, "j", (), ())
+    capture = CaptureRequest.new(api, "j", (), ())
     assert (sorted(capture.nodes), capture.kinds) == (["n0", "n1"], KINDS)
 
     def another(_: float) -> None:
@@ -59,7 +59,7 @@ def _keys(api: FakeApi) -> dict[tuple[str, str], Any]:
 
 def test_what_others_have_captured_is_not_ours() -> None:
     api = FakeApi({})
-    capture, other = (Capture.new(api, "j", (0,), ("stacks",)) for _ in range(2))
+    capture, other = (CaptureRequest.new(api, "j", (0,), ("stacks",)) for _ in range(2))
     api.tell(other, "stacks", "n0", summary="theirs")
     api.tell(capture, "stacks", "n0", summary="ours")
     (body,) = await_pieces(api, capture, 30).values()
@@ -73,13 +73,13 @@ def test_what_is_not_there_is_said_before_anybody_is_asked(
     ranks: tuple[int, ...], kinds: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(CliError, match=said) as caught:
-        Capture.new(FakeApi({}), "j", ranks, kinds)
+        CaptureRequest.new(FakeApi({}), "j", ranks, kinds)
     assert caught.value.code is Exit.USAGE
 
 
 def test_archives_become_files_and_documents_one(tmp_path: Path) -> None:
     api = FakeApi({"stacks": pack([Member(1, "json", b"[]")], {0: "gone"}), "page": b"{}"})
-    capture = Capture.new(api, "j", (), ())
+    capture = CaptureRequest.new(api, "j", (), ())
     api.tell(capture, "stacks", "n0", blob=BLOB)
     api.tell(capture, "page", "n1", blob=BLOB)
     api.tell(capture, "gpu", "n1", missing="none here")
@@ -95,7 +95,7 @@ def test_archives_become_files_and_documents_one(tmp_path: Path) -> None:
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, kind: str, node: str) -> None:
     """A13.3: a fact with a name of its own making is not written anywhere."""
     api = FakeApi({kind: b"{}"})
-    capture = Capture.new(api, "j", (), ())
+    capture = CaptureRequest.new(api, "j", (), ())
     api.tell(capture, kind, node, blob=BLOB)
     told = {key: one["body"] for key, one in _keys(api).items()}
     (why,) = fetch(api, capture, told, tmp_path / "it").values()
@@ -106,7 +106,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, kind: str, node: str) -
 def test_a_hostile_archive_is_not_fetched_and_the_rest_is(tmp_path: Path) -> None:
     """A13.3."""
     api = FakeApi({"stacks": b"\x1f\x8bnonsense", "page": b"{}"})
-    capture = Capture.new(api, "j", (), ())
+    capture = CaptureRequest.new(api, "j", (), ())
     api.tell(capture, "stacks", "n0", blob=BLOB)
     api.tell(capture, "page", "n0", blob=BLOB)
     told = {key: one["body"] for key, one in _keys(api).items()}

@@ -12,8 +12,8 @@ from everstep_services.cli.cells import aligned, bar, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.pages.rank_logs import (
-    Line,
-    Wanted,
+    LogLine,
+    LogSelection,
     live_lines,
     newest_round,
     past_lines,
@@ -32,7 +32,7 @@ def write(root: Path, number: int, rank: int, stream: str, data: bytes, node: st
     return folder / stream
 
 
-def texts(root: Path, wanted: Wanted) -> list[str]:
+def texts(root: Path, wanted: LogSelection) -> list[str]:
     found = past_lines(rank_files(root, wanted), wanted.last)
     return [f"{one.node}:{one.rank}:{one.stream}:{one.text}" for one in found]
 
@@ -42,35 +42,39 @@ def test_the_newest_round_is_shown_by_rank(tmp_path: Path) -> None:
     for rank in (10, 9):
         write(tmp_path, 10, rank, "stderr", b"e\n", node=f"n{rank}")
         write(tmp_path, 10, rank, "stdout", b"o\n", node=f"n{rank}")
-    assert texts(tmp_path, Wanted("j")) == [
+    assert texts(tmp_path, LogSelection("j")) == [
         "n9:9:stdout:o",
         "n9:9:stderr:e",
         "n10:10:stdout:o",
         "n10:10:stderr:e",
     ]
-    assert texts(tmp_path, Wanted("j", round=2)) == ["n1:0:stdout:old"]
-    assert texts(tmp_path, Wanted("j", ranks=(9,), streams=("stderr",))) == ["n9:9:stderr:e"]
-    assert texts(tmp_path, Wanted("j", node="n10", streams=("stdout",))) == ["n10:10:stdout:o"]
-    assert texts(tmp_path, Wanted("j", round=3)) == texts(tmp_path, Wanted("other")) == []
+    assert texts(tmp_path, LogSelection("j", round=2)) == ["n1:0:stdout:old"]
+    assert texts(tmp_path, LogSelection("j", ranks=(9,), streams=("stderr",))) == ["n9:9:stderr:e"]
+    assert texts(tmp_path, LogSelection("j", node="n10", streams=("stdout",))) == [
+        "n10:10:stdout:o"
+    ]
+    assert (
+        texts(tmp_path, LogSelection("j", round=3)) == texts(tmp_path, LogSelection("other")) == []
+    )
     assert newest_round(tmp_path / "nothing") is None
 
 
 def test_every_line_is_shown_also_one_without_an_end(tmp_path: Path) -> None:
     write(tmp_path, 1, 0, "stdout", "a\r\n\nnaïve\nlast".encode() + b"\xff")
-    assert [text.rpartition(":")[2] for text in texts(tmp_path, Wanted("j"))] == [
+    assert [text.rpartition(":")[2] for text in texts(tmp_path, LogSelection("j"))] == [
         "a",
         "",
         "naïve",
         "last\ufffd",
     ]
-    assert texts(tmp_path, Wanted("j", last=1)) == ["n1:0:stdout:last\ufffd"]
+    assert texts(tmp_path, LogSelection("j", last=1)) == ["n1:0:stdout:last\ufffd"]
 
 
 def test_files_without_their_description_are_shown_all_the_same(tmp_path: Path) -> None:
     for content in ("", "[]", '{"rank":"x"}'):
         path = write(tmp_path, 1, 3, "stdout", b"a\n")
         path.with_name("about.json").write_text(content)
-        assert texts(tmp_path, Wanted("j", ranks=(3,)))[0] == "-:3:stdout:a"
+        assert texts(tmp_path, LogSelection("j", ranks=(3,)))[0] == "-:3:stdout:a"
 
 
 def test_following_shows_what_is_added_and_rounds_that_begin(tmp_path: Path) -> None:
@@ -82,14 +86,14 @@ def test_following_shows_what_is_added_and_rounds_that_begin(tmp_path: Path) -> 
         if written is not None:
             write(tmp_path, *written)
 
-    lines = live_lines(tmp_path, Wanted("j"), sleep=sleep)
+    lines = live_lines(tmp_path, LogSelection("j"), sleep=sleep)
     found = [(one.round, one.text) for one in islice(lines, 3)]
     assert found == [(1, "one"), (1, "half"), (2, "next")]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, 1, 0, "stdout", b"a\n")
-    files = rank_files(tmp_path, Wanted("j"))
+    files = rank_files(tmp_path, LogSelection("j"))
     path.unlink()
     with pytest.raises(CliError, match=r"stdout cannot be read: No such file"):
         list(past_lines(files, None))
@@ -97,7 +101,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_terminal_obeys_nothing_but_colours(capsys: pytest.CaptureFixture[str]) -> None:
     said = ["\x1b[31mred\x1b[0m\t|", "\x1b[2J\x07\x00 cleared", "10%\r99%"]
-    print_lines(Invocation(), "j", [Line(1, "n", 0, "stdout", text) for text in said])
+    print_lines(Invocation(), "j", [LogLine(1, "n", 0, "stdout", text) for text in said])
     assert capsys.readouterr().out.splitlines() == [
         "n:0| \x1b[31mred\x1b[0m\t|",
         "n:0| \ufffd[2J\ufffd\ufffd cleared",

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits import LimitRules
-from everstep_services.cli.run.arguments import OPTIONS, Given, UsageError, scan
+from everstep_services.cli.run.arguments import Given, UsageError, scan
 from everstep_services.cli.run.limit_rules import limits_of
-from everstep_services.cli.run.nvrx_options import NVRX
-from everstep_services.cli.run.options import spellings
-from everstep_services.cli.run.own_options import OWN
-from everstep_services.cli.run.torchrun_options import TORCHRUN
+from everstep_services.cli.run.options import NVRX, OPTIONS, OWN, TORCHRUN, spellings
 
 TORCHRUN_WORDS = st.lists(
     st.sampled_from(

@@ -10,10 +10,7 @@ from everstep_services.agent import work
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.run.help_page import page
-from everstep_services.cli.run.nvrx_options import NVRX
-from everstep_services.cli.run.options import Option
-from everstep_services.cli.run.own_options import OWN
-from everstep_services.cli.run.torchrun_options import TORCHRUN
+from everstep_services.cli.run.options import NVRX, OWN, TORCHRUN, RunOption
 
 DEFAULTS = msgspec.structs.asdict(AgentSettings())
 NUMBERS = [
@@ -24,7 +21,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("option", NUMBERS, ids=lambda option: option.long)
-def test_the_default_that_an_option_names_is_that_of_the_settings(option: Option) -> None:
+def test_the_default_that_an_option_names_is_that_of_the_settings(option: RunOption) -> None:
     assert f"({DEFAULTS[option.to]:g}" in option.help
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep_services.cli.run.interfaces import Finding, Interface, interfaces, judge
+from everstep_services.cli.run.interfaces import Interface, InterfaceFault, interfaces, judge
 
 LO = Interface("lo", ("127.0.0.1",), ("::1",))
 ETH = Interface("eth0", ("10.0.0.7",), ("fe80::7",))
@@ -12,7 +12,7 @@ DOWN = Interface("ib1", ("10.1.0.7",), runs=False)
 HERE = (ETH, IPV6, BARE, DOWN, LO)
 
 
-def found(*here: Interface, devices: bool = True, **environ: str) -> list[Finding]:
+def found(*here: Interface, devices: bool = True, **environ: str) -> list[InterfaceFault]:
     return list(judge(environ, lambda: here or HERE, lambda: devices))
 
 

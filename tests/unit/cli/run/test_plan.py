@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from everstep_services.agent.plan import ConsoleChoice, Std
-from everstep_services.cli.machine.state import Running, StateDir
+from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.run.plan_check import objections, record
 from tests.unit.cli.run_plans import BUS, plan, refused
 
@@ -55,7 +55,7 @@ def test_a_setting_past_its_bounds_is_one_line(home: Path) -> None:
 
 
 def test_a_running_everstep_up_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = Running(
+    running = RunningServices(
         pid=1, version="0", api="http://127.0.0.1:7070", observe="", token_file="/t",
         bus="nats://127.0.0.1:4222", bus_version="2", bus_pid=2, services=[],
     )  # fmt: skip

@@ -4,7 +4,7 @@ import click
 
 from everstep.subjects import CLUSTER
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.operator_requests import ControlWish, fulfil, with_reason
+from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
 
 _job = click.option("--job", help="Of this job only; by default of all.")
 
@@ -46,4 +46,4 @@ def show(invocation: Invocation) -> None:
 
 def _set(invocation: Invocation, state: str, job: str | None, reason: str) -> None:
     details = {"changes": {"brake": state}}
-    fulfil(invocation, ControlWish("control", reason, job or CLUSTER, details=details))
+    fulfil(invocation, ControlRequest("control", reason, job or CLUSTER, details=details))

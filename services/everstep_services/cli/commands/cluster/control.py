@@ -6,7 +6,7 @@ import click
 
 from everstep.subjects import CLUSTER
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.operator_requests import ControlWish, fulfil, with_reason
+from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
 
 
 @click.group()
@@ -45,4 +45,4 @@ def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, r
     if twice is not None:
         raise click.UsageError(f"{twice!r} is there more than once: give it one value")
     details = {"changes": {name: value for name, _, value in pairs}}
-    fulfil(invocation, ControlWish("control", reason, job or CLUSTER, details=details))
+    fulfil(invocation, ControlRequest("control", reason, job or CLUSTER, details=details))

@@ -7,7 +7,7 @@ import click
 
 from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.output import echo, print_record, print_records, say
-from everstep_services.cli.times import Span
+from everstep_services.cli.times import SpanParameter
 
 COLUMNS = ["id", "name", "scope", "created_at", "expires_at", "last_used_at", "revoked_at"]
 
@@ -26,7 +26,7 @@ def command() -> None:
     show_default=True,
     help="What it allows; each includes those before it.",
 )
-@click.option("--expires", type=Span(), metavar="SPAN", help="After this long, as in 30d.")
+@click.option("--expires", type=SpanParameter(), metavar="SPAN", help="After this long, as in 30d.")
 @click.option(
     "--database",
     metavar="URL",

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.times import Moment
+from everstep_services.cli.times import MomentParameter
 
 
 @click.command()
@@ -15,8 +15,10 @@ from everstep_services.cli.times import Moment
 @click.option("--node", help="Only about this node.")
 @click.option("--source", help="Only from this sender.")
 @click.option("--round", "round", type=click.IntRange(min=0), help="Only of this round.")
-@click.option("--since", type=Moment(), metavar="MOMENT", help="Not before: 10m ago, or a time.")
-@click.option("--until", type=Moment(), metavar="MOMENT", help="Before this moment.")
+@click.option(
+    "--since", type=MomentParameter(), metavar="MOMENT", help="Not before: 10m ago, or a time."
+)
+@click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Before this moment.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many (100).")
 @with_api_options
 @click.pass_obj

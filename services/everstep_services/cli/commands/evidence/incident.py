@@ -94,11 +94,14 @@ def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.errors import CliError
     from everstep_services.cli.output import echo, say
-    from everstep_services.cli.pages.incidents.report.report import report_of
+    from everstep_services.cli.pages.incidents.report.html import html
+    from everstep_services.cli.pages.incidents.report.markdown import markdown
+    from everstep_services.cli.pages.incidents.report.sections import report_of
     from everstep_services.cli.pages.incidents.story import find_named
 
     with open_api(invocation) as api:
-        text = report_of(api, find_named(api, named), invocation.output or "md")
+        document = report_of(api, find_named(api, named))
+    text = html(document) if invocation.output == "html" else markdown(document)
     if file is None:
         echo(text)
         return

@@ -5,7 +5,7 @@ from datetime import datetime
 import click
 
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.times import Moment
+from everstep_services.cli.times import MomentParameter
 
 
 @click.command()
@@ -13,7 +13,9 @@ from everstep_services.cli.times import Moment
 @click.option("--open", "is_open", is_flag=True, help="Only those that are not over.")
 @click.option("--outcome", multiple=True, help="Only those that ended so: recovered, failed …")
 @click.option("--node", help="Only about this node.")
-@click.option("--since", type=Moment(), metavar="MOMENT", help="Not before: 2h ago, or a time.")
+@click.option(
+    "--since", type=MomentParameter(), metavar="MOMENT", help="Not before: 2h ago, or a time."
+)
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=20, help="At most so many (20).")
 @with_api_options
 @click.pass_obj

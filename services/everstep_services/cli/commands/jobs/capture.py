@@ -41,19 +41,24 @@ def command(
     Exit codes: 0 every node has answered, 5 not all did in time.
     """
     from everstep_services.cli.api.location import open_api
-    from everstep_services.cli.operator_requests import Wish
+    from everstep_services.cli.operator_requests import OperatorRequest
     from everstep_services.cli.output import say
-    from everstep_services.cli.pages.capture import Capture, await_pieces, fetch, print_pieces
+    from everstep_services.cli.pages.capture import (
+        CaptureRequest,
+        await_pieces,
+        fetch,
+        print_pieces,
+    )
 
     with open_api(invocation) as api:
-        capture = Capture.new(api, job, asked["ranks"], asked["kinds"])
+        capture = CaptureRequest.new(api, job, asked["ranks"], asked["kinds"])
         details = {
             "capture": capture.id,
             "ranks": asked["ranks"],
             "evidence": capture.kinds,
             "within_s": asked["within_s"],
         }
-        say(str(Wish("capture", reason, job, details=details).tell(api)["text"]))
+        say(str(OperatorRequest("capture", reason, job, details=details).tell(api)["text"]))
         told = await_pieces(api, capture, asked["within_s"])
         files = fetch(api, capture, told, folder or Path(f"capture-{capture.id[:12]}"))
     return print_pieces(invocation, capture, told, files)

@@ -8,8 +8,13 @@ import click
 from everstep.ids import BadNameError, checked_name
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, with_api_options
-from everstep_services.cli.operator_requests import NO_REASON, fulfil, with_reason
-from everstep_services.cli.pages.checkpoints.wishes import CheckpointWish, ScanWish
+from everstep_services.cli.operator_requests import (
+    NO_REASON,
+    CheckpointRequest,
+    ScanRequest,
+    fulfil,
+    with_reason,
+)
 
 _STEP = click.IntRange(min=0)
 _TIER = click.option(
@@ -120,7 +125,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
         return verify_shelf(invocation, where, step)
     if step is None:
         raise click.UsageError("of a job, name the STEP that is to be read back")
-    fulfil(invocation, CheckpointWish.of("verify", where, step, reason))
+    fulfil(invocation, CheckpointRequest.of("verify", where, step, reason))
     return Exit.OK
 
 
@@ -179,7 +184,7 @@ def release(invocation: Invocation, *, where: str, step: int, tier: str, reason:
 @click.pass_obj
 def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
     """Have the catalog compare its index with the files, or make it again from them."""
-    fulfil(invocation, ScanWish("scan", reason, job, details={"root": root}))
+    fulfil(invocation, ScanRequest("scan", reason, job, details={"root": root}))
 
 
 @command.command()
@@ -297,7 +302,7 @@ def _do(
 
         mark_shelved(invocation, where, step, action, reason)
         return
-    fulfil(invocation, CheckpointWish.of(action, where, step, reason, tier))
+    fulfil(invocation, CheckpointRequest.of(action, where, step, reason, tier))
 
 
 def _path(invocation: Invocation, job: str, step: int) -> str:

@@ -3,7 +3,7 @@
 import click
 
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.operator_requests import OUTSIDE, LimitWish, fulfil, with_reason
+from everstep_services.cli.operator_requests import OUTSIDE, LimitRequest, fulfil, with_reason
 from everstep_services.cli.times import seconds
 
 _AUTO = "auto"
@@ -53,7 +53,7 @@ def command(
 
     for section, limit_s in settings:
         details = {"section": section, "limit_s": limit_s}
-        fulfil(invocation, LimitWish("set_limit", reason, job, details=details))
+        fulfil(invocation, LimitRequest("set_limit", reason, job, details=details))
     if not settings:
         with open_api(invocation) as api:
             print_limits(invocation, api, job)

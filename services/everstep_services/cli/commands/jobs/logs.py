@@ -71,17 +71,16 @@ def show(  # noqa: PLR0913  each is an option
     those ranks that failed, from the record: also when their node is gone.
     """
     from everstep.ids import checked_name
-    from everstep_services.cli.pages.rank_logs import STREAMS, Wanted
-    from everstep_services.cli.pages.rank_logs_source import show as show_logs
+    from everstep_services.cli.pages.rank_logs import STREAMS, LogSelection, print_logs
 
     if follow and last is not None:
         raise click.UsageError("-f shows all and goes on: it takes no --lines")
     if invocation.output == "name":
         raise click.UsageError("lines have no names: use -o json or jsonl")
-    wanted = Wanted(
+    wanted = LogSelection(
         checked_name("job", job), number, ranks, node, (stream,) if stream else STREAMS, last
     )
-    show_logs(invocation, wanted, log_dir, is_live=follow)
+    print_logs(invocation, wanted, log_dir, is_live=follow)
 
 
 @command.command()

@@ -8,8 +8,7 @@ import click
 
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.run import help_page
-from everstep_services.cli.run.arguments import OPTIONS
-from everstep_services.cli.run.options import Option
+from everstep_services.cli.run.options import OPTIONS, RunOption
 
 
 class RunCommand(click.Command):
@@ -25,7 +24,7 @@ class RunCommand(click.Command):
         return [help_page.USAGE]
 
 
-def _known_to_click(option: Option) -> click.Option:
+def _known_to_click(option: RunOption) -> click.Option:
     is_flag = option.kind == "flag"
     return click.Option(
         [*option.names, option.to.replace(">", "_to_") + f"_{option.long[2:].replace('-', '_')}"],

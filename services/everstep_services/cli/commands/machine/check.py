@@ -69,11 +69,11 @@ def command(invocation: Invocation, /, **options: Any) -> int:
     """
     from everstep.errors import EverstepError
     from everstep.runtime import one_line
-    from everstep_services.cli.machine.node_checks import Wanted, check
+    from everstep_services.cli.machine.node_checks import CheckOptions, check
     from everstep_services.cli.output import say
 
     try:
-        return check(invocation, Wanted(**options))
+        return check(invocation, CheckOptions(**options))
     except EverstepError as error:
         say(f"everstep: {one_line(error)}")
         return _UNKNOWN

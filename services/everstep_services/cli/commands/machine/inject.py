@@ -45,6 +45,6 @@ def command(invocation: Invocation, /, **options: object) -> int:
 
     Exit codes: 0 made, 1 refused, 3 no such job, rank or node, 4 no bus.
     """
-    from everstep_services.cli.faults.command import Asked, inject
+    from everstep_services.cli.faults.command import InjectOptions, inject
 
-    return inject(invocation, Asked(**options))  # type: ignore[arg-type]
+    return inject(invocation, InjectOptions(**options))  # type: ignore[arg-type]

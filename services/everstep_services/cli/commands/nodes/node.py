@@ -5,8 +5,8 @@ import click
 from everstep.subjects import CLUSTER
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation, NumberRange, with_api_options
-from everstep_services.cli.operator_requests import Wish, fulfil, with_reason
-from everstep_services.cli.times import Span
+from everstep_services.cli.operator_requests import OperatorRequest, fulfil, with_reason
+from everstep_services.cli.times import SpanParameter
 
 
 @click.group()
@@ -29,7 +29,9 @@ def show(invocation: Invocation, *, node: str) -> None:
 
 @command.command()
 @click.argument("node")
-@click.option("--for", "ttl_s", type=Span(), metavar="SPAN", help="For so long, as in 24h.")
+@click.option(
+    "--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="For so long, as in 24h."
+)
 @click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
 @with_reason
 @click.pass_obj
@@ -43,7 +45,7 @@ def exclude(
     if for_good and ttl_s is not None:
         raise click.UsageError("--for and --for-good exclude each other")
     details = {"ttl_s": 0.0 if for_good else ttl_s}
-    fulfil(invocation, Wish("exclude", reason, CLUSTER, node=node, details=details))
+    fulfil(invocation, OperatorRequest("exclude", reason, CLUSTER, node=node, details=details))
 
 
 @command.command()
@@ -52,7 +54,7 @@ def exclude(
 @click.pass_obj
 def include(invocation: Invocation, *, node: str, reason: str) -> None:
     """Let a node join again, whoever excluded it."""
-    fulfil(invocation, Wish("include", reason, CLUSTER, node=node))
+    fulfil(invocation, OperatorRequest("include", reason, CLUSTER, node=node))
 
 
 @command.command()
@@ -87,7 +89,7 @@ def check(
     from everstep_services.cli.output import say
     from everstep_services.cli.pages.nodes import await_check, newest_check, print_check
 
-    wish = Wish("check", reason, job, node=node, details={"checks": names})
+    wish = OperatorRequest("check", reason, job, node=node, details={"checks": names})
     place = find_api(invocation)
     if place is None:
         fulfil(invocation, wish)

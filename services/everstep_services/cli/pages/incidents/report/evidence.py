@@ -20,7 +20,7 @@ _BYTES_MOST = 256 << 20
 
 
 @dataclass(slots=True)
-class Findings:
+class EvidenceContents:
     """What was fetched."""
 
     hashes: dict[str, str] = field(default_factory=dict)
@@ -33,9 +33,9 @@ class Findings:
     stacks: StackReport | None = None
 
 
-def collect(api: Api, incident: Record) -> Findings:
+def collect(api: Api, incident: Record) -> EvidenceContents:
     """Fetch each piece once. What cannot be had is named, and the rest goes on."""
-    findings = Findings()
+    findings = EvidenceContents()
     contents = dict(_contents(api, incident, findings))
     pieces = {one["id"]: one for one in incident["evidence"]}
 
@@ -52,7 +52,9 @@ def collect(api: Api, incident: Record) -> Findings:
     return findings
 
 
-def _contents(api: Api, incident: Record, findings: Findings) -> Iterator[tuple[str, bytes]]:
+def _contents(
+    api: Api, incident: Record, findings: EvidenceContents
+) -> Iterator[tuple[str, bytes]]:
     left = _BYTES_MOST
     for piece in incident["evidence"]:
         if piece["blob"] is None:

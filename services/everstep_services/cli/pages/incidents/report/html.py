@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 
-from everstep_services.cli.pages.incidents.report.sections import Report, Section, Table
+from everstep_services.cli.pages.incidents.report.sections import (
+    IncidentReport,
+    ReportSection,
+    ReportTable,
+)
 
 
-def html(report: Report) -> str:
+def html(report: IncidentReport) -> str:
     """The page."""
     template = files("everstep_services.cli.pages.incidents.report").joinpath("page.html")
     page = template.read_text("utf-8")
@@ -16,13 +20,13 @@ def html(report: Report) -> str:
     return f"{head}{''.join(_body(report))}{after}"
 
 
-def _body(report: Report) -> Iterator[str]:
+def _body(report: IncidentReport) -> Iterator[str]:
     yield f"<h1>{escape(report.title)}</h1><p>{escape(report.subtitle)}</p>"
     for section in report.sections:
         yield from _section(section)
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: ReportSection) -> Iterator[str]:
     if section.title:
         yield f"<h{section.level}>{escape(section.title)}</h{section.level}>"
     if section.lines:
@@ -32,7 +36,7 @@ def _section(section: Section) -> Iterator[str]:
         yield from _table(section.table)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: ReportTable) -> Iterator[str]:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.head)
     yield f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>'
     for row in table.rows:

@@ -3,25 +3,29 @@
 import re
 from collections.abc import Iterator
 
-from everstep_services.cli.pages.incidents.report.sections import Report, Section, Table
+from everstep_services.cli.pages.incidents.report.sections import (
+    IncidentReport,
+    ReportSection,
+    ReportTable,
+)
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+.!|~&-])")
 _TICKS = re.compile("`{3,}")
 
 
-def markdown(report: Report) -> str:
+def markdown(report: IncidentReport) -> str:
     """The text."""
     return "\n".join(_body(report)) + "\n"
 
 
-def _body(report: Report) -> Iterator[str]:
+def _body(report: IncidentReport) -> Iterator[str]:
     yield f"# {_escaped(report.title)}\n"
     yield _escaped(report.subtitle)
     for section in report.sections:
         yield from _section(section)
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: ReportSection) -> Iterator[str]:
     if section.title:
         yield f"\n{'#' * section.level} {_escaped(section.title)}"
     if section.lines:
@@ -32,7 +36,7 @@ def _section(section: Section) -> Iterator[str]:
         yield from _table(section.table)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: ReportTable) -> Iterator[str]:
     yield f"\n| {' | '.join(table.head)} |"
     yield "|" + "---|" * len(table.head)
     for row in table.rows:

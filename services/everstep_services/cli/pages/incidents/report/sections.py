@@ -6,15 +6,17 @@ All of it is printable and redacted here: evidence is written by strangers.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from everstep import __version__
 from everstep.observe.redaction import redact
 from everstep.sizes import size
 from everstep_services.attribution.flight_recorder.ranges import ranges
 from everstep_services.attribution.flight_recorder.verdicts import Report as FlightReport
 from everstep_services.attribution.stack_analysis.report import Report as StackReport
 from everstep_services.attribution.stack_analysis.report import words
-from everstep_services.cli.cells import Record, moment
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import Record, moment, outcome
 from everstep_services.cli.output import cell
-from everstep_services.cli.pages.incidents.report.evidence import Findings
+from everstep_services.cli.pages.incidents.report.evidence import EvidenceContents, collect
 from everstep_services.cli.pages.incidents.story import PARTS
 
 _MEETINGS = 200
@@ -25,7 +27,7 @@ _AS_A_TABLE = "Evidence"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Rows under a head."""
 
     head: Sequence[str]
@@ -33,25 +35,34 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A title with what is below it: lines, kept as they are, or a table."""
 
     title: str
     lines: Sequence[str] = ()
-    table: Table | None = None
+    table: ReportTable | None = None
     level: int = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class IncidentReport:
     """All of it."""
 
     title: str
     subtitle: str
-    sections: list[Section] = field(default_factory=list)
+    sections: list[ReportSection] = field(default_factory=list)
 
 
-def sections(incident: Record, findings: Findings) -> Iterator[Section]:
+def report_of(api: Api, incident: Record) -> IncidentReport:
+    """The report of an incident: what the record has, and what its evidence says."""
+    return IncidentReport(
+        title=f"Incident {cell(incident['incident'])} of {cell(incident['job'])}",
+        subtitle=f"{outcome(incident)}; written by everstep {__version__}",
+        sections=list(sections(incident, collect(api, incident))),
+    )
+
+
+def sections(incident: Record, findings: EvidenceContents) -> Iterator[ReportSection]:
     """The most important first."""
     for title, part in PARTS.items():
         if title != _AS_A_TABLE:
@@ -61,13 +72,13 @@ def sections(incident: Record, findings: Findings) -> Iterator[Section]:
     yield from _collectives(findings.collectives)
     yield from _stacks(findings.stacks)
     if findings.tails:
-        yield Section("The ends of logs")
+        yield ReportSection("The ends of logs")
         yield from (_lines(whose, lines, level=3) for whose, lines in findings.tails)
     yield from _evidence(incident, findings)
     yield from _similar(incident)
 
 
-def _collectives(report: FlightReport | None) -> Iterator[Section]:
+def _collectives(report: FlightReport | None) -> Iterator[ReportSection]:
     """Group, sequence, and how far each rank was."""
     if report is None:
         return
@@ -83,7 +94,7 @@ def _collectives(report: FlightReport | None) -> Iterator[Section]:
         yield _table("", head, rows)
 
 
-def _stacks(report: StackReport | None) -> Iterator[Section]:
+def _stacks(report: StackReport | None) -> Iterator[ReportSection]:
     if report is None:
         return
     yield _lines("Stacks, folded", [report.summary])
@@ -93,7 +104,7 @@ def _stacks(report: StackReport | None) -> Iterator[Section]:
         yield _lines(title, list(group.frames[:_FRAMES]) or ["no frames"], level=3)
 
 
-def _evidence(incident: Record, findings: Findings) -> Iterator[Section]:
+def _evidence(incident: Record, findings: EvidenceContents) -> Iterator[ReportSection]:
     rows = []
     for one in incident["evidence"]:
         blob, id_ = one["blob"], one["id"]
@@ -114,7 +125,7 @@ def _evidence(incident: Record, findings: Findings) -> Iterator[Section]:
         yield _table("Evidence", head, rows)
 
 
-def _similar(incident: Record) -> Iterator[Section]:
+def _similar(incident: Record) -> Iterator[ReportSection]:
     rows = [
         (one["incident"], one["job"], one["same"], moment(one["opened_at"]), one["outcome"],
          one["cause"], one["reason"])
@@ -125,12 +136,14 @@ def _similar(incident: Record) -> Iterator[Section]:
         yield _table("Similar incidents", head, rows)
 
 
-def _lines(title: str, lines: Iterable[str], level: int = 2) -> Section:
-    return Section(_clean(title), [_clean(line) for line in lines], level=level)
+def _lines(title: str, lines: Iterable[str], level: int = 2) -> ReportSection:
+    return ReportSection(_clean(title), [_clean(line) for line in lines], level=level)
 
 
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Section:
-    return Section(title, table=Table(head, [[_clean(one) for one in row] for row in rows]))
+def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> ReportSection:
+    return ReportSection(
+        title, table=ReportTable(head, [[_clean(one) for one in row] for row in rows])
+    )
 
 
 def _clean(value: object) -> str:
