@@ -20,8 +20,8 @@ from tests.saved_by import Saving, load, path_of, same, saving
 from tests.small_pieces import PIECE_BYTES
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.save import staging, writer_process
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import Save
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 
 FIRST_PIECES = 4
 """Of those that a writer hears of while a state is copied, each save has so many."""

@@ -22,16 +22,16 @@ from everstep.bus.server.config import ServerPlan
 from everstep.bus.server.dev_server import DevServer, dev_server, find_program
 from tests.fakes.clock import FakeClock
 from tests.waiting import WITHIN_S
-from trainer_sdk import saying
+from trainer_sdk import sdk_log
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("chaos", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", settings.get_profile("chaos"), derandomize=True)
 settings.load_profile("steady")  # `make test-all` looks for new examples
 
-CONFIGURED_LOGGER = saying._configured_logger
+CONFIGURED_LOGGER = sdk_log._configured_logger
 # pytest hears all of `logging`; tests read what a script has on stderr that has not configured it.
-saying._configured_logger = lambda: None
+sdk_log._configured_logger = lambda: None
 
 _LAST_WORDS = pytest.StashKey[Path]()
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import state_dict_loader
 
-from tests.unit.saved_states import Told
-from trainer_sdk.checkpoint.group import RankGroup
+from tests.unit.trainer_sdk.checkpoint.saved_states import Told
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.save.preparation import SaverSetup
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import OnError, Save, SaveRequest, Timeouts
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.saver import Saver
-from trainer_sdk.checkpoint.schedule.rate import WriteRate
+from trainer_sdk.checkpoint.schedule.write_rate import WriteRate
 
 JOB = "vit-l"
 WITHIN_S = 40.0

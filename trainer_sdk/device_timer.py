@@ -23,7 +23,7 @@ RESOLVED_MOST = 256
 _MS = 1e-3
 
 
-class Pair:
+class EventPair:
     """Two events of one device, and the stream where the first was recorded."""
 
     __slots__ = ("begin", "device", "end", "stream")
@@ -42,12 +42,12 @@ class DeviceTimer:
         self.dropped = 0
         """Times that were lost: no pair was free, or the stream had changed, or was captured."""
         self._cuda = cuda
-        self._free: dict[int, list[Pair]] = {}
+        self._free: dict[int, list[EventPair]] = {}
         self._made: dict[int, int] = {}
         self._begun: dict[int, int] = {}
-        self._pending: deque[tuple[Section, Pair]] = deque()
+        self._pending: deque[tuple[Section, EventPair]] = deque()
 
-    def begin(self, number: int) -> Pair | None:
+    def begin(self, number: int) -> EventPair | None:
         """Record that this section begins; None where it is not measured this time."""
         begun = self._begun.get(number, 0)
         if begun >= EACH_STEP or self._cuda.is_current_stream_capturing():
@@ -62,7 +62,7 @@ class DeviceTimer:
         pair.stream = stream
         return pair
 
-    def end(self, section: "Section", pair: Pair) -> None:
+    def end(self, section: "Section", pair: EventPair) -> None:
         """Record that the section of this pair ends."""
         is_lost = self._cuda.is_current_stream_capturing()
         stream = None if is_lost else self._cuda.current_stream()
@@ -87,7 +87,7 @@ class DeviceTimer:
             section.take_device(pair.begin.elapsed_time(pair.end) * _MS)
             self._release(pair)
 
-    def _pair(self, device: int) -> Pair | None:
+    def _pair(self, device: int) -> EventPair | None:
         free = self._free.setdefault(device, [])
         if free:
             return free.pop()
@@ -95,9 +95,9 @@ class DeviceTimer:
         if made >= PAIRS_MOST:
             return None
         self._made[device] = made + 1
-        return Pair(self._cuda, device)
+        return EventPair(self._cuda, device)
 
-    def _release(self, pair: Pair) -> None:
+    def _release(self, pair: EventPair) -> None:
         pair.stream = None
         self._free[pair.device].append(pair)
 

@@ -45,7 +45,7 @@ _LAUNCHERS = (
 )
 
 
-class Place(NamedTuple):
+class LaunchedRank(NamedTuple):
     """Where a rank is in its world."""
 
     launcher: str
@@ -64,7 +64,7 @@ class Place(NamedTuple):
         return self.restarts + 1
 
 
-def place_of(environ: Mapping[str, str]) -> Place | None:
+def launched_rank(environ: Mapping[str, str]) -> LaunchedRank | None:
     """The place that the environment names; None where no launcher has started this."""
     for names in _LAUNCHERS:
         try:
@@ -74,7 +74,7 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
     return None
 
 
-def job_of(environ: Mapping[str, str], place: Place) -> str:
+def job_of(environ: Mapping[str, str], place: LaunchedRank) -> str:
     """A name for the job, the same for all of its ranks and through all restarts."""
     return _as_name(_job(environ, place))
 
@@ -94,7 +94,7 @@ def _as_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:_LONGEST] or "job"
 
 
-def _place(environ: Mapping[str, str], names: _Names) -> Place:
+def _place(environ: Mapping[str, str], names: _Names) -> LaunchedRank:
     if names.needs and not environ[names.needs]:
         raise KeyError(names.needs)
     rank, local_rank = int(environ[names.rank]), int(environ[names.local_rank])
@@ -107,7 +107,9 @@ def _place(environ: Mapping[str, str], names: _Names) -> Place:
     numbers = (rank, local_rank, int(environ[names.world_size]), local_size, slot_number, restarts)
     if min(numbers) < 0:
         raise ValueError(numbers)
-    return Place(names.launcher, *numbers, int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0")))
+    return LaunchedRank(
+        names.launcher, *numbers, int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    )
 
 
 def _local_size(environ: Mapping[str, str], names: _Names, slot: int) -> int:
@@ -122,7 +124,7 @@ def _local_size(environ: Mapping[str, str], names: _Names, slot: int) -> int:
 _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"  # 4(x2),3
 
 
-def _job(environ: Mapping[str, str], place: Place) -> str:
+def _job(environ: Mapping[str, str], place: LaunchedRank) -> str:
     if environ.get("EVERSTEP_JOB"):
         return environ["EVERSTEP_JOB"]
     run_id = environ.get("TORCHELASTIC_RUN_ID", "")
@@ -139,7 +141,7 @@ def _job(environ: Mapping[str, str], place: Place) -> str:
     return f"{address}-{environ.get('MASTER_PORT', '')}"
 
 
-def is_worker(environ: Mapping[str, str], place: Place) -> bool:
+def is_worker(environ: Mapping[str, str], place: LaunchedRank) -> bool:
     """A rank has started this process by `multiprocessing`, as a data loader does."""
     started = sys.modules.get("multiprocessing.process")
     if started is None or started.parent_process() is None:
@@ -148,7 +150,7 @@ def is_worker(environ: Mapping[str, str], place: Place) -> bool:
     return os.fsencode(f"{name}={environ[name]}") in _environ_of(os.getppid())
 
 
-def launcher_of(pid: int, place: Place) -> int:
+def launcher_of(pid: int, place: LaunchedRank) -> int:
     """The process that has started this rank, by whatever wrappers; 0 where it is gone."""
     begins = os.fsencode(f"{_rank_variable(place)}=")
     while True:
@@ -157,7 +159,7 @@ def launcher_of(pid: int, place: Place) -> int:
             return pid if pid > 1 else 0
 
 
-def _rank_variable(place: Place) -> str:
+def _rank_variable(place: LaunchedRank) -> str:
     return next(one.rank for one in _LAUNCHERS if one.launcher == place.launcher)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer_sdk.pauses import Pause
 from trainer_sdk.rank_session import session
-from trainer_sdk.saying import say_once
+from trainer_sdk.sdk_log import warn_once
 
 _STEP = "step"
 
@@ -107,7 +107,7 @@ class RankMonitorClient:
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
         """Begin; every other call is to come after it. So many first steps may take long."""
         if self.is_initialized:
-            say_once("init_workload_monitoring was called twice; the second call changes nothing")
+            warn_once("init_workload_monitoring was called twice; the second call changes nothing")
             return
         self.is_initialized = True
         if num_warmup_iters is not None:
@@ -136,7 +136,7 @@ class RankMonitorClient:
         if not self._is_ready("start_section"):
             return
         if section in self._open:
-            say_once(f"section {section!r} was started twice without an end; it begins anew")
+            warn_once(f"section {section!r} was started twice without an end; it begins anew")
             self._leave(section)
         self._open.append(section)
         self._session.begin(section)
@@ -146,7 +146,7 @@ class RankMonitorClient:
         if not self._is_ready("end_section"):
             return
         if section not in self._open:
-            say_once(f"section {section!r} was ended, but had not been started, or had ended")
+            warn_once(f"section {section!r} was ended, but had not been started, or had ended")
             return
         self._leave(section)
         if section == _STEP and self._session.steps_made == self._counted:
@@ -199,5 +199,5 @@ class RankMonitorClient:
 
     def _is_ready(self, call: str) -> bool:
         if not self.is_initialized:
-            say_once(f"{call} comes before init_workload_monitoring, and changes nothing")
+            warn_once(f"{call} comes before init_workload_monitoring, and changes nothing")
         return self.is_initialized

@@ -14,7 +14,7 @@ from trainer_sdk import layout
 N = TypeVar("N")
 
 
-class Phase(StrEnum):
+class RankPhase(StrEnum):
     """How far a rank is in its own life."""
 
     STARTING = "starting"
@@ -31,7 +31,7 @@ class CountedBy(StrEnum):
     SDK = "sdk"
 
 
-class Kind(StrEnum):
+class SectionKind(StrEnum):
     """What a section is for."""
 
     PLAIN = "plain"
@@ -50,7 +50,7 @@ class PageReading:
     """The last step that was finished: in this round, or as the script counts; 0 before."""
     progress_s: float
     """When it last made progress by a step, a heartbeat or a new phase."""
-    phase: Phase
+    phase: RankPhase
     script_s: float
     """When the script began; 0 before."""
     first_step_s: float
@@ -98,7 +98,7 @@ class PageReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class OpenSection:
     """A section that is open."""
 
     section: int
@@ -115,7 +115,7 @@ class LaneReading:
     """When it last entered or left a section, or made progress otherwise."""
     beat_s: float
     """When it last made progress that no shown section shows, as by a heartbeat."""
-    frames: tuple[Frame, ...]
+    frames: tuple[OpenSection, ...]
     """Its open sections, the outermost first; of very deep ones only the outer."""
 
 
@@ -125,7 +125,7 @@ class SectionReading:
 
     name: str
     """Empty for the time outside all sections."""
-    kind: Kind
+    kind: SectionKind
     count: int
     """How often it ended."""
     longest_s: float
@@ -135,7 +135,7 @@ class SectionReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class SectionEnd:
     """One end of a section, or of a step."""
 
     number: int
@@ -147,11 +147,11 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PageNews:
     """What a page has that it had not when it was read before."""
 
-    steps: tuple[Ending, ...]
-    sections: Mapping[int, tuple[Ending, ...]]
+    steps: tuple[SectionEnd, ...]
+    sections: Mapping[int, tuple[SectionEnd, ...]]
     """By the section's number; only those that ended."""
     counts: Mapping[int, int]
     """How often each of them has ended in all."""
@@ -163,7 +163,7 @@ class Taken:
     """The latest times of these sections on the accelerator."""
     device_counts: Mapping[int, int]
     """How many of them were written in all."""
-    open: tuple[Frame, ...]
+    open: tuple[OpenSection, ...]
     """The sections that the thread is in that makes the steps, the outermost first."""
 
 
@@ -234,14 +234,14 @@ class PageView:
         counts: Mapping[int, int],
         cpu_counts: Mapping[int, int],
         device_counts: Mapping[int, int],
-    ) -> Taken:
+    ) -> PageNews:
         """What came after so many steps, and after so many ends of each section.
 
         Steps are read last: of a section that ended after a step, the step is known.
         """
         with self._words() as words:
             seconds = words.cast("B").cast("d")
-            sections: dict[int, tuple[Ending, ...]] = {}
+            sections: dict[int, tuple[SectionEnd, ...]] = {}
             cpu: dict[int, tuple[int, tuple[float, ...]]] = {}
             device: dict[int, tuple[int, tuple[float, ...]]] = {}
             now = words[layout.SECTIONS_AT : _SECTIONS_END : layout.SECTION_WORDS].tolist()
@@ -257,7 +257,7 @@ class PageView:
                 device[number] = _times(words, seconds, _DEVICE, number, after)
             place = layout.LANES_AT
             frames = _lane(words, place).frames if words[place + layout.LANE_THREAD] else ()
-            return Taken(
+            return PageNews(
                 steps=_step_endings(words, seconds, steps),
                 sections=sections,
                 counts={
@@ -357,9 +357,9 @@ def make_page(path: str) -> PageView:
 
 
 _PHASES = {
-    layout.PHASE_STARTING: Phase.STARTING,
-    layout.PHASE_SCRIPT: Phase.SCRIPT,
-    layout.PHASE_ENDED: Phase.ENDED,
+    layout.PHASE_STARTING: RankPhase.STARTING,
+    layout.PHASE_SCRIPT: RankPhase.SCRIPT,
+    layout.PHASE_ENDED: RankPhase.ENDED,
 }
 _COUNTERS = {
     layout.BY_NOBODY: CountedBy.NOBODY,
@@ -367,9 +367,9 @@ _COUNTERS = {
     layout.BY_SDK: CountedBy.SDK,
 }
 _KINDS = {
-    layout.KIND_PLAIN: Kind.PLAIN,
-    layout.KIND_CHECKPOINT: Kind.CHECKPOINT,
-    layout.KIND_EVALUATION: Kind.EVALUATION,
+    layout.KIND_PLAIN: SectionKind.PLAIN,
+    layout.KIND_CHECKPOINT: SectionKind.CHECKPOINT,
+    layout.KIND_EVALUATION: SectionKind.EVALUATION,
 }
 _NEVER_NEGATIVE = (
     *range(layout.PID, layout.GROUP_TIMEOUT_NS + 1),
@@ -445,7 +445,7 @@ def _count(words: "memoryview[int]", place: int) -> int:
 
 def _section_endings(
     words: "memoryview[int]", seconds: "memoryview[float]", number: int, after: int
-) -> tuple[Ending, ...]:
+) -> tuple[SectionEnd, ...]:
     place = layout.SECTIONS_AT + number * layout.SECTION_WORDS + layout.SECTION_COUNT
     took = (layout.RINGS_AT + number * layout.RING_ENTRIES, layout.RING_ENTRIES)
     return _endings(words, seconds, place, took, layout.ENDS_AT + number * _ENDS, after)
@@ -453,7 +453,7 @@ def _section_endings(
 
 def _step_endings(
     words: "memoryview[int]", seconds: "memoryview[float]", after: int
-) -> tuple[Ending, ...]:
+) -> tuple[SectionEnd, ...]:
     took = (layout.STEPS_AT, layout.STEPS_ENTRIES)
     endings = _endings(words, seconds, layout.STEPS, took, layout.ENDS_AT, after)
     if words[layout.COUNTED_BY] == layout.BY_SDK:
@@ -468,7 +468,7 @@ def _endings(
     took: tuple[int, int],
     ends_at: int,
     after: int,
-) -> tuple[Ending, ...]:
+) -> tuple[SectionEnd, ...]:
     """The ends after `after` that both rings agree on: what is written meanwhile is left out."""
     took_at, entries = took
     count = _count(words, count_at)
@@ -480,13 +480,13 @@ def _endings(
         found.append((one, took_s, ended_s))
     newest = _count(words, count_at) + 1  # it may be written already
     return tuple(
-        Ending(one, took_s, ended_s if one > newest - _ENDS else None)
+        SectionEnd(one, took_s, ended_s if one > newest - _ENDS else None)
         for one, took_s, ended_s in found
         if one > newest - entries
     )
 
 
-def _newest(endings: tuple[Ending, ...], otherwise: int) -> int:
+def _newest(endings: tuple[SectionEnd, ...], otherwise: int) -> int:
     return endings[-1].number if endings else otherwise
 
 
@@ -529,14 +529,14 @@ def _lane(words: "memoryview[int]", at: int) -> LaneReading:
     seconds = words.cast("B").cast("d")
     thread, beat_s = words[at + layout.LANE_THREAD], _plausible(seconds[at + layout.LANE_MOVED_S])
     moved_s = beat_s
-    frames: list[Frame] = []
+    frames: list[OpenSection] = []
     first = at + layout.LANE_FRAMES
     for place in range(first, first + layout.DEEPEST):
         section, since_s = divmod(_plausible(seconds[place]), layout.FRAME_STEP)
         if section == layout.OUTSIDE:
             moved_s = max(moved_s, since_s)
             break
-        frames.append(Frame(int(section), since_s))
+        frames.append(OpenSection(int(section), since_s))
     known = _known(words)  # the last: the rank may have named another one meanwhile
     for frame in frames:
         if frame.section >= known:

@@ -4,9 +4,9 @@ from _thread import RLock
 from time import monotonic
 
 from trainer_sdk import layout
-from trainer_sdk.book import SECOND_NS, Book
-from trainer_sdk.bootstrap.link import Link
-from trainer_sdk.saying import quoted
+from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.sdk_log import quoted
+from trainer_sdk.section_table import SECOND_NS, SectionTable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Pause:
 class Pauses:
     """Those that are open."""
 
-    def __init__(self, link: Link, book: Book) -> None:
+    def __init__(self, link: AgentLink, table: SectionTable) -> None:
         self._link = link
-        self._book = book
+        self._table = table
         self._open: list[Pause] = []
         self._lock = RLock()
 
@@ -69,11 +69,11 @@ class Pauses:
             if pause not in self._open:
                 return
             self._open.remove(pause)
-            self._book.go_on(monotonic())
+            self._table.go_on(monotonic())
             self._show()
             is_last = not self._open
         if is_last:
-            self._link.say("resumed", f'"step":{self._book.words[layout.STEP]}')
+            self._link.say("resumed", f'"step":{self._table.words[layout.STEP]}')
 
     def end_latest(self) -> None:
         """The one that began last is over."""
@@ -81,7 +81,7 @@ class Pauses:
             if self._open:
                 self.end(self._open[-1])
             else:
-                self._book.misused("`resume` was called without a pause")
+                self._table.misused("`resume` was called without a pause")
 
     def detach(self) -> None:
         """Go on in a fork of the rank."""
@@ -89,7 +89,7 @@ class Pauses:
 
     def _show(self) -> None:
         """A reader in between sees a pause that is too long rather than none."""
-        words = self._book.words
+        words = self._table.words
         ends = [one.until for one in self._open]
         until = max(ends) if ends and all(ends) else 0.0
         words[layout.PAUSED_UNTIL_NS] = int(until * SECOND_NS)
@@ -104,5 +104,5 @@ class Pauses:
             seconds = -1.0
         if seconds >= 0:
             return min(seconds, _LONGEST_S)
-        self._book.misused(f"a pause of {quoted(for_s)} seconds ends only when it is resumed")
+        self._table.misused(f"a pause of {quoted(for_s)} seconds ends only when it is resumed")
         return None

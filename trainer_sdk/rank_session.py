@@ -5,13 +5,13 @@ from _thread import RLock
 from time import monotonic
 
 from trainer_sdk import layout
-from trainer_sdk.board import Board
-from trainer_sdk.book import SECOND_NS, Book
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.agent_lookup import own_link
+from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.group_timeout import group_timeout_ns
-from trainer_sdk.joining import own_link
+from trainer_sdk.metrics import Metrics
 from trainer_sdk.pauses import Pause, Pauses
-from trainer_sdk.saying import quoted
+from trainer_sdk.sdk_log import quoted
+from trainer_sdk.section_table import SECOND_NS, SectionTable
 from trainer_sdk.sections import Section, seconds_of
 
 TYPE_CHECKING = False
@@ -46,13 +46,13 @@ class Session:
     Without an agent each call works all the same, and nobody looks.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: AgentLink) -> None:
         self._link = link
         self._words = link.words
-        self._book = Book(link.words)
-        self._sections = self._book.sections
-        self._board = Board(link.words, self._book)
-        self._pauses = Pauses(link, self._book)
+        self._table = SectionTable(link.words)
+        self._sections = self._table.sections
+        self._metrics = Metrics(link.words, self._table)
+        self._pauses = Pauses(link, self._table)
         self._seconds = seconds_of(link.words)
         self._step = self._steps = 0
         self._longest = 0.0
@@ -65,7 +65,7 @@ class Session:
         """It was begun; where it then failed, it is not begun again."""
         self._kernels: KernelTrace | None = None
         self._trackers: list[Tracker] = []
-        self._book.progress(monotonic())
+        self._table.progress(monotonic())
 
     @property
     def is_watched(self) -> bool:
@@ -106,7 +106,7 @@ class Session:
         try:
             return self._sections[name]
         except (KeyError, TypeError):
-            return self._book.section(name, kind)
+            return self._table.section(name, kind)
 
     def begin(self, name: str, kind: str = "") -> None:
         """Enter a section, where a callback does it and another one leaves it."""
@@ -114,26 +114,26 @@ class Session:
 
     def end(self, name: str) -> None:
         """Leave a section that was begun, and whatever is still open inside it."""
-        self._book.end(name)
+        self._table.end(name)
 
     def end_all(self) -> None:
         """Leave every section that this thread is in."""
-        self._book.leave_all(self._book.lane())
+        self._table.leave_all(self._table.lane())
 
     def step(self, number: int | None = None) -> int:
         """A step is finished; its number: the next one, or the one that is given."""
         now = monotonic()
-        book = self._book
-        took = now - book.stepped - book.long_s
+        table = self._table
+        took = now - table.stepped - table.long_s
         if took > self._longest:
-            if not book.stepped:
+            if not table.stepped:
                 return self._first_step(number, now)
             self._note_step(took, now, self._steps + 1)
-        book.stepped = now
-        book.long_s = 0.0
-        lane = book.main
+        table.stepped = now
+        table.long_s = 0.0
+        lane = table.main
         if now - lane.moved > lane.longest_gap and not lane.depth:
-            book.note_gap(lane, now)
+            table.note_gap(lane, now)
         lane.moved = now
         self._step = step = self._step + 1 if number is None else self._given(number)
         self._steps = steps = self._steps + 1
@@ -155,9 +155,9 @@ class Session:
     def heartbeat(self) -> None:
         """There is progress that neither a step nor a section shows."""
         now = monotonic()
-        lane = self._book.lane()
+        lane = self._table.lane()
         if now - lane.moved > lane.longest_gap and not lane.depth:
-            self._book.note_gap(lane, now)
+            self._table.note_gap(lane, now)
         lane.move(now)
         self._beats += 1
         if now - self._beat > self._longest_beat:
@@ -180,7 +180,7 @@ class Session:
 
     def report(self, name: str, value: float) -> None:
         """Show a number of the training: `loss`, `tokens` … the latest is kept."""
-        self._board.show(name, value)
+        self._metrics.show(name, value)
 
     def request(self, kind: 'Literal["exclude", "stop"]', reason: str) -> None:
         """Ask that this node be excluded, or the job be stopped; others decide about it."""
@@ -204,17 +204,17 @@ class Session:
         """
         from trainer_sdk.device_timer import device_timer
 
-        book = self._book
-        if book.device is None and self._link.attached and not self._has_timed_device:
+        table = self._table
+        if table.device is None and self._link.attached and not self._has_timed_device:
             try:
                 timer = device_timer()
             except Exception as error:  # noqa: BLE001 - a torch that is none
-                book.give_up_device(error)
+                table.give_up_device(error)
                 return False
             self._has_timed_device = timer is not None
-            book.time_device(timer)
+            table.time_device(timer)
             self._settled = _EACH_STEP
-        return book.device is not None
+        return table.device is not None
 
     def report_to_tensorboard(self, folder: str, *, every_s: float = 10.0) -> bool:
         """Write what is reported, and medians of steps and sections, to TensorBoard, too.
@@ -245,7 +245,7 @@ class Session:
             self._kernels.stop()
         self.end_all()
         now = monotonic()
-        self._book.progress(now)
+        self._table.progress(now)
         self._seconds[layout.CLOSED_S] = now
 
     def _figures(self) -> "tuple[Callable[[], memoryview[int]], Callable[[], int]]":
@@ -262,12 +262,12 @@ class Session:
         self._link.detach()
         self._words = self._link.words
         self._seconds = seconds_of(self._words)
-        self._board.detach(self._words)
+        self._metrics.detach(self._words)
         self._pauses.detach()
-        self._book.detach(self._words)
+        self._table.detach(self._words)
 
     def __enter__(self) -> "Session":
-        self._book.progress(monotonic())
+        self._table.progress(monotonic())
         return self
 
     def __exit__(
@@ -280,19 +280,19 @@ class Session:
 
     def _first_step(self, number: int | None, now: float) -> int:
         """The optimizer may have counted some before it, and has perhaps counted this one."""
-        book, words = self._book, self._words
-        book.lead()
-        book.stepped = now
-        book.long_s = 0.0
+        table, words = self._table, self._words
+        table.lead()
+        table.stepped = now
+        table.long_s = 0.0
         self._step = step = self._step + 1 if number is None else self._given(number)
         self._steps = max(1, words[_STEPS])
         words[layout.COUNTED_BY] = layout.BY_SDK
         words[layout.LONGEST_STEP_NS] = 0
-        book.progress(now)
+        table.progress(now)
         self._seconds[_ENDS_AT + (self._steps & _IN_ENDS)] = now
         words[_STEPS] = self._steps
         words[_STEP] = step
-        book.main.move(now)
+        table.main.move(now)
         self._settle()
         if self._beats:
             self._note_beat(now)
@@ -307,15 +307,15 @@ class Session:
 
     def _settle(self) -> None:
         """Measure processor times as the agent wants, and take times from the accelerator."""
-        book, wanted = self._book, self._words[_CPU_TIMED]
-        if book.is_cpu_timed != bool(wanted):
-            book.time_cpu(is_wanted=bool(wanted))
-        if book.device is not None:
+        table, wanted = self._table, self._words[_CPU_TIMED]
+        if table.is_cpu_timed != bool(wanted):
+            table.time_cpu(is_wanted=bool(wanted))
+        if table.device is not None:
             try:
-                book.device.resolve()
+                table.device.resolve()
             except Exception as error:  # noqa: BLE001 - no error of a measurement is the training's
-                book.give_up_device(error)
-        self._settled = wanted if book.device is None else _EACH_STEP
+                table.give_up_device(error)
+        self._settled = wanted if table.device is None else _EACH_STEP
 
     def _note_step(self, took: float, now: float, steps: int) -> None:
         """Never before has one taken so long; or it is one of those that may take long."""
@@ -325,14 +325,14 @@ class Session:
             words[layout.LONGEST_STEP_NS] = int(took * SECOND_NS)
         elif steps >= (words[layout.WARMUP_GIVEN] or words[layout.WARMUP]):
             self._longest = 0.0
-            self._book.begin_learning(now)
+            self._table.begin_learning(now)
 
     def _note_beat(self, now: float) -> None:
         """The first one, or never before was there none for so long."""
         if not self._seconds[layout.FIRST_BEAT_S]:
             self._seconds[layout.FIRST_BEAT_S] = now
             return
-        gap = now - self._book.typical_since(self._beat)
+        gap = now - self._table.typical_since(self._beat)
         if gap > self._longest_beat:
             self._longest_beat = self._seconds[layout.LONGEST_BEAT_S] = gap
 
@@ -343,7 +343,7 @@ class Session:
             step = -1
         if 0 <= step < _MOST_STEPS:
             return int(step)
-        self._book.misused(f"{quoted(number)} is no number of a step; steps are counted from 0 up")
+        self._table.misused(f"{quoted(number)} is no number of a step; steps are counted from 0 up")
         return self._step + 1 if otherwise is None else otherwise
 
 

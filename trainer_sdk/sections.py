@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, ParamSpec, TypeVar
 
-    from trainer_sdk.book import Book
-    from trainer_sdk.device_timer import Pair
+    from trainer_sdk.device_timer import EventPair
+    from trainer_sdk.section_table import SectionTable
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -50,7 +50,7 @@ class Lane:
         self.since = [0.0] * _DEEPEST
         self.cpu = [_UNTIMED] * (_DEEPEST + 1)
         """What the thread had computed when it entered each, where that is measured."""
-        self.pairs: list[Pair | None] = [None] * _DEEPEST
+        self.pairs: list[EventPair | None] = [None] * _DEEPEST
         """The events of each, where its time on the accelerator is measured."""
         self.deep: list[tuple[Section, float]] = []
         """Those that are too deep to be shown."""
@@ -106,19 +106,19 @@ class Section:
     """
 
     __slots__ = (
-        *("_book", "_cpu", "_device", "_ended", "_ends", "_here", "_longest", "_own", "_ring"),
+        *("_table", "_cpu", "_device", "_ended", "_ends", "_here", "_longest", "_own", "_ring"),
         *("name", "number", "tag"),
     )
 
-    def __init__(self, book: "Book", number: int, name: str, *, learns: bool) -> None:
-        self._book = book
-        self._here = book.here
+    def __init__(self, table: "SectionTable", number: int, name: str, *, learns: bool) -> None:
+        self._table = table
+        self._here = table.here
         self._ended = 0
         self._longest = 0.0 if learns else _NOT_YET
         self.name = name
         self.number = number
         self.tag = number * layout.FRAME_STEP
-        self.place(book.words)
+        self.place(table.words)
 
     def place(self, words: "memoryview[int]") -> None:
         """Write there from now on."""
@@ -137,12 +137,12 @@ class Section:
         try:
             lane = self._here.lane
         except AttributeError:  # this thread's first
-            lane = self._book.lane()
+            lane = self._table.lane()
         depth = lane.depth
         now = monotonic()
         if not depth:
             if now - lane.moved > lane.longest_gap:
-                self._book.note_gap(lane, now)
+                self._table.note_gap(lane, now)
         elif depth >= _DEEPEST:
             self._enter_deep(lane, now)
             return
@@ -157,7 +157,7 @@ class Section:
         error: "BaseException | None" = None,
         trace: "TracebackType | None" = None,
     ) -> None:
-        lane = self._book.only or self._book.lane()
+        lane = self._table.only or self._table.lane()
         depth = lane.depth - 1
         if lane.sections[depth] is not self:  # the last of them never is one
             self._leave_otherwise(lane)
@@ -211,7 +211,7 @@ class Section:
 
     def _note(self, since: float, now: float) -> None:
         """Never before has it taken so long; unless there was more in it than itself."""
-        took = now - self._book.typical_since(since)
+        took = now - self._table.typical_since(since)
         if took > self._longest:
             self._longest = took
             seconds_of(self._own)[layout.SECTION_LONGEST_S] = took
@@ -220,12 +220,12 @@ class Section:
         lane.deep.append((self, now))
         lane.depth = _DEEPEST + 1
         if len(lane.deep) > _MOST_OPEN:
-            self._book.leave_all(lane)
+            self._table.leave_all(lane)
 
     def _leave_otherwise(self, lane: Lane) -> None:
         """It is deep, or not the innermost; one that is not open at all ends nothing."""
         if all(section is not self for section, _ in lane.opened):
-            self._book.never_begun(self.name)
+            self._table.never_begun(self.name)
             return
         while (innermost := lane.opened[-1][0]) is not self:
             innermost.leave()
@@ -256,7 +256,7 @@ class TimedSection(Section):
         Section.__enter__(self)
         if self._ended % _CPU_EVERY:
             return
-        lane = self._book.only or self._book.lane()
+        lane = self._table.only or self._table.lane()
         lane.cpu[lane.depth - 1] = thread_time()
 
     def __exit__(
@@ -265,7 +265,7 @@ class TimedSection(Section):
         error: "BaseException | None" = None,
         trace: "TracebackType | None" = None,
     ) -> None:
-        lane = self._book.only or self._book.lane()
+        lane = self._table.only or self._table.lane()
         depth = lane.depth - 1
         if lane.cpu[depth] < 0.0 or lane.sections[depth] is not self:
             Section.__exit__(self)
@@ -291,7 +291,7 @@ class DeviceSection(Section):
 
     def __enter__(self) -> None:
         Section.__enter__(self)
-        _begin_on_device(self, self._book)
+        _begin_on_device(self, self._table)
 
     def __exit__(
         self,
@@ -299,7 +299,7 @@ class DeviceSection(Section):
         error: "BaseException | None" = None,
         trace: "TracebackType | None" = None,
     ) -> None:
-        _end_on_device(self, self._book)
+        _end_on_device(self, self._table)
         Section.__exit__(self)
 
     enter = __enter__
@@ -313,7 +313,7 @@ class TimedDeviceSection(Section):
 
     def __enter__(self) -> None:
         TimedSection.__enter__(self)  # type: ignore[arg-type]
-        _begin_on_device(self, self._book)
+        _begin_on_device(self, self._table)
 
     def __exit__(
         self,
@@ -321,26 +321,26 @@ class TimedDeviceSection(Section):
         error: "BaseException | None" = None,
         trace: "TracebackType | None" = None,
     ) -> None:
-        _end_on_device(self, self._book)
+        _end_on_device(self, self._table)
         TimedSection.__exit__(self)  # type: ignore[arg-type]
 
     enter = __enter__
     leave = __exit__
 
 
-def _begin_on_device(section: Section, book: "Book") -> None:
-    lane, timer = book.only or book.lane(), book.device
+def _begin_on_device(section: Section, table: "SectionTable") -> None:
+    lane, timer = table.only or table.lane(), table.device
     depth = lane.depth - 1
     if timer is None or depth >= _DEEPEST:
         return
     try:
         lane.pairs[depth] = timer.begin(section.number)
     except Exception as error:  # noqa: BLE001 - no error of a measurement is the training's
-        book.give_up_device(error)
+        table.give_up_device(error)
 
 
-def _end_on_device(section: Section, book: "Book") -> None:
-    lane, timer = book.only or book.lane(), book.device
+def _end_on_device(section: Section, table: "SectionTable") -> None:
+    lane, timer = table.only or table.lane(), table.device
     depth = lane.depth - 1
     if timer is None or depth >= _DEEPEST or lane.sections[depth] is not section:
         return
@@ -349,7 +349,7 @@ def _end_on_device(section: Section, book: "Book") -> None:
         if pair is not None:
             timer.end(section, pair)
     except Exception as error:  # noqa: BLE001 - as above
-        book.give_up_device(error)
+        table.give_up_device(error)
 
 
 class LongSection(Section):
@@ -363,10 +363,10 @@ class LongSection(Section):
         error: "BaseException | None" = None,
         trace: "TracebackType | None" = None,
     ) -> None:
-        lane = self._book.lane()
+        lane = self._table.lane()
         since = next((since for section, since in reversed(lane.opened) if section is self), None)
         super().__exit__()
         if since is not None and not any(isinstance(one, LongSection) for one, _ in lane.opened):
-            self._book.leave_long_phase(lane, since)
+            self._table.leave_long_phase(lane, since)
 
     leave = __exit__

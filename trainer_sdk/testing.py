@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from trainer_sdk import rank_session
-from trainer_sdk.bootstrap.link import Link, mapped
+from trainer_sdk.bootstrap.agent_link import AgentLink, map_page
 from trainer_sdk.page import PageReading, PageView, make_page
 from trainer_sdk.wire import Datagram
 
@@ -111,8 +111,8 @@ def watched(rank: int = 0) -> Iterator[Watch]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "page")
         watch = Watch(make_page(path))
-        words = mapped(path)
-    link = Link({})
+        words = map_page(path)
+    link = AgentLink({})
     link.attach(words, watch, number=1, rank=rank)
     link.up()
     session = rank_session.Session(link)

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 from trainer_sdk import layout
 from trainer_sdk.page import PageView
-from trainer_sdk.saying import say_once
+from trainer_sdk.sdk_log import warn_once
 
 PREFIX = "everstep"
 _JOINED_WITHIN_S = 5.0
 _SHORTEST_S = 0.1
 
 
-class Sink(Protocol):
+class FigureSink(Protocol):
     """Where figures go."""
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
@@ -78,7 +78,7 @@ class Tracker:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: FigureSink,
         words: "Callable[[], memoryview[int]]",
         step: Callable[[], int],
         *,
@@ -153,7 +153,7 @@ def _memory() -> mmap.mmap:
 
 
 def tracker_of(
-    sink: Callable[[], Sink],
+    sink: Callable[[], FigureSink],
     words: "Callable[[], memoryview[int]]",
     step: Callable[[], int],
     every_s: float,
@@ -164,10 +164,10 @@ def tracker_of(
         tracker.start()
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        say_once(f"{module} is missing, so that no figures go there: pip install {module}")
+        warn_once(f"{module} is missing, so that no figures go there: pip install {module}")
         return None
     except Exception as error:  # noqa: BLE001 - whatever a tracker raises is not the training's
-        say_once(f"no figures are written: {_one_line(error)}")
+        warn_once(f"no figures are written: {_one_line(error)}")
         return None
     return tracker
 
@@ -176,7 +176,7 @@ def _unharmed(deed: Callable[[], None]) -> None:
     try:
         deed()
     except Exception as error:  # noqa: BLE001 - the training goes on without these figures
-        say_once(f"figures cannot be written: {_one_line(error)}")
+        warn_once(f"figures cannot be written: {_one_line(error)}")
 
 
 def _one_line(error: Exception) -> str:

@@ -8,14 +8,14 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, omit_defaults=True):
+class WireLine(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, omit_defaults=True):
     """What every one of them shares: its name is in `type`."""
 
 
 # From a rank to its agent, as one datagram. A rank writes them by hand: see bootstrap/link.py.
 
 
-class Up(Line, frozen=True, kw_only=True):
+class Up(WireLine, frozen=True, kw_only=True):
     """A rank is about to run the user's script."""
 
     round: int
@@ -23,7 +23,7 @@ class Up(Line, frozen=True, kw_only=True):
     pid: int
 
 
-class Stepped(Line, frozen=True, kw_only=True):
+class Stepped(WireLine, frozen=True, kw_only=True):
     """A rank has finished its first step of the round."""
 
     round: int
@@ -31,7 +31,7 @@ class Stepped(Line, frozen=True, kw_only=True):
     step: int
 
 
-class Ended(Line, frozen=True, kw_only=True):
+class ScriptFinished(WireLine, frozen=True, kw_only=True, tag="ended"):
     """The script is over; the process still has to leave."""
 
     round: int
@@ -42,7 +42,7 @@ class Ended(Line, frozen=True, kw_only=True):
     """`error.json` has the exception."""
 
 
-class Paused(Line, frozen=True, kw_only=True):
+class Paused(WireLine, frozen=True, kw_only=True):
     """The script asks not to be judged for a while."""
 
     round: int
@@ -51,7 +51,7 @@ class Paused(Line, frozen=True, kw_only=True):
     for_s: float | None = None
 
 
-class Resumed(Line, frozen=True, kw_only=True):
+class Resumed(WireLine, frozen=True, kw_only=True):
     """It may be judged again."""
 
     round: int
@@ -59,7 +59,7 @@ class Resumed(Line, frozen=True, kw_only=True):
     step: int
 
 
-class Stopping(Line, frozen=True, kw_only=True):
+class StopSeen(WireLine, frozen=True, kw_only=True, tag="stopping"):
     """The script has seen that it should stop, after this step."""
 
     round: int
@@ -67,7 +67,7 @@ class Stopping(Line, frozen=True, kw_only=True):
     step: int
 
 
-class Requested(Line, frozen=True, kw_only=True):
+class Requested(WireLine, frozen=True, kw_only=True):
     """The script asks for something that others decide about."""
 
     round: int
@@ -77,7 +77,7 @@ class Requested(Line, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Injected(Line, frozen=True, kw_only=True):
+class Injected(WireLine, frozen=True, kw_only=True):
     """The script makes a fault on purpose, now."""
 
     round: int
@@ -87,7 +87,7 @@ class Injected(Line, frozen=True, kw_only=True):
     target: str = ""
 
 
-class Checkpointed(Line, frozen=True, kw_only=True):
+class Checkpointed(WireLine, frozen=True, kw_only=True):
     """Something became of a checkpoint."""
 
     round: int
@@ -98,11 +98,11 @@ class Checkpointed(Line, frozen=True, kw_only=True):
     """The fields of the fact that it is, without what the agent knows by itself."""
 
 
-Said = Paused | Resumed | Stopping | Requested | Injected | Checkpointed
+SessionMessage = Paused | Resumed | StopSeen | Requested | Injected | Checkpointed
 """What a script says by its session."""
 
 
-class Deferred(Line, frozen=True, kw_only=True):
+class Deferred(WireLine, frozen=True, kw_only=True):
     """A signal came that would have ended the rank."""
 
     round: int
@@ -110,12 +110,12 @@ class Deferred(Line, frozen=True, kw_only=True):
     number: int
 
 
-Datagram = Up | Stepped | Ended | Deferred | Said
+Datagram = Up | Stepped | ScriptFinished | Deferred | SessionMessage
 
 # From the agent to its warden.
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class RankCommand(msgspec.Struct, frozen=True, kw_only=True):
     """What each rank runs."""
 
     kind: Literal["script", "module", "program"]
@@ -124,10 +124,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
 
 
-class WardenPlan(Line, frozen=True, kw_only=True):
+class WardenPlan(WireLine, frozen=True, kw_only=True):
     """The first line: what stays the same for all rounds."""
 
-    command: Command
+    command: RankCommand
     cwd: str
     python: str
     """The interpreter of the ranks."""
@@ -153,7 +153,7 @@ class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
     stderr: str
 
 
-class Start(Line, frozen=True, kw_only=True):
+class WardenStart(WireLine, frozen=True, kw_only=True, tag="start"):
     """Start these ranks, forked from the forge if `warm` and it is fit."""
 
     round: int
@@ -163,7 +163,7 @@ class Start(Line, frozen=True, kw_only=True):
     """How long they wait for a forge that is still importing."""
 
 
-class Signal(Line, frozen=True, kw_only=True):
+class Signal(WireLine, frozen=True, kw_only=True):
     """Send a signal to ranks, not to what they started; to all of them if `ranks` is None."""
 
     number: int
@@ -172,14 +172,14 @@ class Signal(Line, frozen=True, kw_only=True):
     """Only to ranks that have a handler for it."""
 
 
-class Undefer(Line, frozen=True, kw_only=True):
+class Undefer(WireLine, frozen=True, kw_only=True):
     """A rank has deferred this signal: end the rank by it, unless the warden has got it, too."""
 
     rank: int
     number: int
 
 
-class Stop(Line, frozen=True, kw_only=True):
+class WardenStop(WireLine, frozen=True, kw_only=True, tag="stop"):
     """Stop every rank and whatever they started."""
 
     grace_s: float
@@ -190,12 +190,12 @@ class Stop(Line, frozen=True, kw_only=True):
     """And what does not may live on."""
 
 
-FromAgent = WardenPlan | Start | Signal | Undefer | Stop
+FromAgent = WardenPlan | WardenStart | Signal | Undefer | WardenStop
 
 # From the warden to its agent.
 
 
-class Spawned(Line, frozen=True, kw_only=True):
+class Spawned(WireLine, frozen=True, kw_only=True):
     """A rank's process exists."""
 
     round: int
@@ -204,7 +204,7 @@ class Spawned(Line, frozen=True, kw_only=True):
     start: Literal["warm", "cold"]
 
 
-class Gone(Line, frozen=True, kw_only=True):
+class Gone(WireLine, frozen=True, kw_only=True):
     """A rank's process has ended."""
 
     round: int
@@ -218,14 +218,14 @@ class Gone(Line, frozen=True, kw_only=True):
     """It may have ended because it was told to."""
 
 
-class Signalled(Line, frozen=True, kw_only=True):
+class Signalled(WireLine, frozen=True, kw_only=True):
     """A signal was sent."""
 
     unhandled: tuple[int, ...]
     """The ranks that have no handler for it, and did not get it."""
 
 
-class AllStopped(Line, frozen=True, kw_only=True):
+class AllStopped(WireLine, frozen=True, kw_only=True):
     """Nothing of the round is left, but for `left`."""
 
     ranks: tuple[int, ...]
@@ -241,14 +241,14 @@ class AllStopped(Line, frozen=True, kw_only=True):
     """What was still there though all ranks had exited with 0: process id and command."""
 
 
-class StartFailed(Line, frozen=True, kw_only=True):
+class StartFailed(WireLine, frozen=True, kw_only=True):
     """The node could not make a process."""
 
     round: int
     reason: str
 
 
-class ForgeUp(Line, frozen=True, kw_only=True):
+class ForgeUp(WireLine, frozen=True, kw_only=True):
     """The forge can fork warm ranks."""
 
     took_s: float
@@ -259,7 +259,7 @@ class ForgeUp(Line, frozen=True, kw_only=True):
     """Why something is imported by each rank for itself."""
 
 
-class ForgeDown(Line, frozen=True, kw_only=True):
+class ForgeDown(WireLine, frozen=True, kw_only=True):
     """The forge cannot fork: ranks start cold."""
 
     reason: str
@@ -272,12 +272,12 @@ FromWarden = Spawned | Gone | Signalled | AllStopped | StartFailed | ForgeUp | F
 # Between the warden and the forge.
 
 
-class ForgePlan(Line, frozen=True, kw_only=True):
+class ForgePlan(WireLine, frozen=True, kw_only=True):
     """The first line to a forge."""
 
     warden: int
     """The process that its ranks will belong to."""
-    command: Command
+    command: RankCommand
     cwd: str
     preload: tuple[str, ...] | Literal["auto"]
     without: tuple[str, ...] = ()
@@ -288,20 +288,20 @@ class ForgePlan(Line, frozen=True, kw_only=True):
     """Variables that each rank has for itself, or each round."""
 
 
-class Fork(Line, frozen=True, kw_only=True):
+class Fork(WireLine, frozen=True, kw_only=True):
     """Fork these ranks."""
 
     round: int
     ranks: tuple[RankEntry, ...]
 
 
-class Forked(Line, frozen=True, kw_only=True):
+class Forked(WireLine, frozen=True, kw_only=True):
     """They exist: process ids in the order of the request."""
 
     pids: tuple[int, ...]
 
 
-class Unfit(Line, frozen=True, kw_only=True):
+class Unfit(WireLine, frozen=True, kw_only=True):
     """It is not safe to fork here."""
 
     reason: str
@@ -334,7 +334,7 @@ class Channel(Generic[L]):
         """For selectors."""
         return self._wire.fileno()
 
-    def send(self, line: Line) -> None:
+    def send(self, line: WireLine) -> None:
         """Send a whole line; OSError when the other side is gone or takes nothing."""
         self._wire.sendall(encode(line))
 
@@ -370,7 +370,7 @@ class Channel(Generic[L]):
         self._wire.close()
 
 
-def encode(line: Line) -> bytes:
+def encode(line: WireLine) -> bytes:
     """One line, with its end."""
     return msgspec.json.encode(line) + b"\n"
 

@@ -72,7 +72,7 @@ POOL = (
 )
 WRITER = (
     *QUEUE,
-    "Watch.run /venv/lib/python3.12/site-packages/trainer_sdk/checkpoint/save/queue.py:90",
+    "Watch.run /venv/lib/python3.12/site-packages/trainer_sdk/checkpoint/save/save_queue.py:90",
 )
 
 

@@ -14,11 +14,11 @@ import torch
 import trainer_sdk
 from tests.saved_by import WITHIN_S, Saving, path_of, saving
 from tests.stopping import stop
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from tests.waiting import until
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, SaveError, SaveHandle
-from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.save.request import NotBegun
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 16)}

@@ -11,11 +11,11 @@ import torch
 
 from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import load, manifest_of, path_of, same, saving
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from tests.variants import variant
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
-from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.rank_group import RankGroup
 
 MANY, FEW = 5000, 50
 DTYPES = (

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, Saving, load, same, saving
-from tests.unit.saved_states import together
-from trainer_sdk.checkpoint.group import RankGroup
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE
+from trainer_sdk.checkpoint.rank_group import RankGroup
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 18)}
 BLANK: dict[str, Any] = {"a": torch.zeros(1 << 18, dtype=torch.int64)}

@@ -16,8 +16,8 @@ from tests.saved_by import Saving, load, path_of, same, saving
 from tests.stopping import stop
 from tests.waiting import until
 from trainer_sdk.checkpoint.save import saver, staging
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import OnError
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 
 SIZE = 3 << 20
 PIECE_BYTES = 1 << 20

@@ -15,11 +15,11 @@ import xxhash
 from tests.contract.azure_server import CONTAINER, PROGRAM, WHY_NOT, azure_server
 from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import WITHIN_S, saving
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from tests.waiting import until
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, METADATA, Manifest, decode, step_name
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 
 

@@ -14,11 +14,11 @@ import torch
 
 from tests.saved_by import Saving, load, manifest_of, path_of, same, saving
 from tests.stopping import stop
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from tests.waiting import until
 from trainer_sdk.checkpoint import Timeouts
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
+from trainer_sdk.checkpoint.rank_group import RankGroup
 
 IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=1.0)
 SCRIPT = Path(__file__).parent / "scripts" / "saving.py"

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, WITHIN_S, Saving, saving
-from tests.unit.saved_states import Told, together
+from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.save.buffers import NoRoomError
 from trainer_sdk.checkpoint.save.request import OnError
 from trainer_sdk.checkpoint.save.staging import Stager, Staging

@@ -14,11 +14,11 @@ from xxhash import xxh3_128_hexdigest
 
 from tests.contract.s3_server import BUCKET, s3_server
 from tests.saved_by import JOB, Saving, saving
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, RankPart, encode, step_name
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import see_published
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (

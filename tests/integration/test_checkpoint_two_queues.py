@@ -17,16 +17,16 @@ import torch
 from tests.integration.test_checkpoint_files import Door
 from tests.saved_by import WITHIN_S, load, manifest_of, path_of, saving
 from tests.stopping import stop
-from tests.unit.saved_states import together
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from tests.waiting import until
 from trainer_sdk import layout, testing
 from trainer_sdk.checkpoint import Checkpointer, FileSaver, SaveError, async_save
-from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import OFFER
 from trainer_sdk.checkpoint.save import buffers
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, TakenError
-from trainer_sdk.checkpoint.save.queue import SaveQueue
-from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
+from trainer_sdk.checkpoint.schedule.write_rate import LEAST_BYTES_PER_S
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_queues.py"
 State = dict[str, Any]

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from everstep_services.cli.__main__ import main
 from tests.saved_by import WITHIN_S, saving
-from tests.unit.saved_states import Place
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, SaveError
 from trainer_sdk.checkpoint.flat_state import as_bytes

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import ForgeReady, ForgeUnfit, RankRuns, RankStepped
+from everstep_services.agent.ranks.protocol import ForgeReady, ForgeUnfit, RankRuns, RankStepped
 from tests.integration.scripts.rig import Node, opened
 from tests.variants import variant
-from trainer_sdk.page import CountedBy, Phase
+from trainer_sdk.page import CountedBy, RankPhase
 
 pytestmark = pytest.mark.timeout(180)  # each cold rank and each forge imports torch
 
@@ -81,7 +81,7 @@ async def test_what_trainings_use_works(tmp_path: Path, warm: bool) -> None:
             assert said[0][drawn] != said[1][drawn]
         page = node.keeper.page(0)
         assert page is not None
-        assert (page.step, page.phase, page.counted_by) == (5, Phase.ENDED, CountedBy.OPTIMIZER)
+        assert (page.step, page.phase, page.counted_by) == (5, RankPhase.ENDED, CountedBy.OPTIMIZER)
         assert len(await node.next(RankStepped, 2)) == 2
         assert node.err() == ""
 

@@ -10,11 +10,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from everstep_services.agent.injection.door import Door
-from everstep_services.agent.ranks.keeping import RankGone, RankRuns, RankSaid
+from everstep_services.agent.injection.rank_channel import Door
+from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from tests.integration.scripts.rig import Node, opened
 from tests.waiting import WITHIN_S, until_async
-from trainer_sdk.inject.catalogue import BadFaultError, wish
+from trainer_sdk.inject.catalogue import BadFaultError, fault_request
 from trainer_sdk.page import PageReading, PageView
 from trainer_sdk.wire import Injected
 
@@ -60,7 +60,7 @@ async def harm(
     target: str = "",
 ) -> None:
     async with Door.opened(node.folder / f"{node.round}-{rank}", rank) as door:
-        await door.knock(wish(fault, for_s=for_s, amount=amount, target=target))
+        await door.knock(fault_request(fault, for_s=for_s, amount=amount, target=target))
         await door.go()
 
 

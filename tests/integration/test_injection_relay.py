@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from everstep_services.agent.injection.harm import Harm
+from everstep_services.agent.injection.agent_faults import Harm
 from everstep_services.agent.injection.relay import (
     Relay,
     opened_relay,
@@ -17,7 +17,7 @@ from everstep_services.agent.injection.relay import (
     without_others,
 )
 from tests.waiting import until_async
-from trainer_sdk.inject.catalogue import BadFaultError, wish
+from trainer_sdk.inject.catalogue import BadFaultError, fault_request
 
 HELLO = b'INFO {"server_id": "x", "connect_urls": ["10.0.0.2:4222"]}\r\n'
 Way = tuple[Relay, str, int]
@@ -110,13 +110,13 @@ def test_a_bus_with_tls_has_no_relay() -> None:
     assert servers_of("tls://a:1") is None
     assert without_others(b"-ERR\r\n") == b"-ERR\r\n"
     with pytest.raises(BadFaultError, match="cannot be made on a bus with TLS"):
-        Harm(None).check(wish("partition"))
+        Harm(None).check(fault_request("partition"))
 
 
 async def test_a_full_disk_is_empty_again(tmp_path: Path) -> None:
     """The file has no name: what takes the space shows among this process's files."""
     harm = Harm(None)
-    wished = wish("disk_full", amount=64, target=str(tmp_path), for_s=60)
+    wished = fault_request("disk_full", amount=64, target=str(tmp_path), for_s=60)
     await asyncio.to_thread(harm.check, wished)
     task = asyncio.create_task(harm.make(wished))
     await until_async(lambda: largest(tmp_path) >= 64 << 20, "the space is taken")
@@ -124,7 +124,7 @@ async def test_a_full_disk_is_empty_again(tmp_path: Path) -> None:
     task.cancel()
     await asyncio.wait([task])
     assert largest(tmp_path) == 0
-    missing = wish("disk_full", target=str(tmp_path / "none"))
+    missing = fault_request("disk_full", target=str(tmp_path / "none"))
     with pytest.raises(BadFaultError, match="is no folder that can be written to"):
         await asyncio.to_thread(harm.check, missing)
 
@@ -143,7 +143,7 @@ def largest(folder: Path) -> int:
 
 async def test_a_clock_is_wrong_for_a_while_and_what_it_measures_never_is() -> None:
     harm = Harm(None)
-    task = asyncio.create_task(harm.make(wish("clock_skew", amount=3600, for_s=60)))
+    task = asyncio.create_task(harm.make(fault_request("clock_skew", amount=3600, for_s=60)))
     true = harm.clock.wall()
     await until_async(lambda: (harm.clock.wall() - true).total_seconds() > 3500, "it is ahead")
     assert harm.clock.now() <= asyncio.get_running_loop().time() + 1

@@ -20,15 +20,15 @@ from everstep.messages import (
     RestoreFailed,
     StartRanks,
 )
-from everstep_services.agent.checkpoints.facts import Story
+from everstep_services.agent.replicas.recorder import Story
 from tests.contract.s3_server import BUCKET, s3_server
-from trainer_sdk import saying, testing
+from trainer_sdk import sdk_log, testing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.image import StoredImage
 from trainer_sdk.checkpoint.restore.quarantine import BadLossError
+from trainer_sdk.checkpoint.restore.stored_image import StoredImage
 from trainer_sdk.wire import Checkpointed
 
 EVENTS = {"fresh", "interval", "quarantine", "restore_failed", "restored"}
@@ -44,7 +44,7 @@ def watch() -> Iterator[testing.Watch]:
 @pytest.fixture(autouse=True)
 def said_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests were told once is told again."""
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(sdk_log, "_said", set())
 
 
 class Training:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from everstep_services.agent.checkpoints.images import OwnImages
+from everstep_services.agent.replicas.images import OwnImages
 from tests.saved_by import JOB, Saving, saving
-from tests.unit.saved_states import together
-from trainer_sdk.checkpoint.group import RankGroup
+from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import INDEX
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
 from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
 

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.checkpoint import state_dict_loader
 
 from tests.saved_by import path_of, same, saving
-from tests.unit.saved_states import Place, together
-from trainer_sdk.checkpoint.group import RankGroup
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place, together
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import psutil
 
 from everstep.messages import WardenPlace
-from everstep_services.agent.neighbours import who_lives
-from everstep_services.agent.ranks.keeper import held_folder, opened_keeper
-from everstep_services.agent.ranks.keeping import KeeperPlan
+from everstep_services.agent.ranks.protocol import KeeperPlan
+from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
+from everstep_services.agent.ranks.warden_ping import who_lives
 from tests.waiting import until_async
-from trainer_sdk.wire import Command
+from trainer_sdk.wire import RankCommand
 
 
 def plan(folder: Path, address: str) -> KeeperPlan:
     return KeeperPlan(
         instance="door",
         runtime_dir=folder / "agent",
-        command=Command(kind="program", target="true"),
+        command=RankCommand(kind="program", target="true"),
         cwd=folder,
         python="python",
         environ=dict(os.environ),

@@ -6,9 +6,9 @@ from pathlib import Path
 from unittest import mock
 
 from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.places import Signs, View
-from trainer_sdk import compiling, layout, pauses, rank_session, sections
-from trainer_sdk.bootstrap import link as links
+from everstep_services.agent.stalls.position import Signs, View
+from trainer_sdk import compilation, layout, pauses, rank_session, sections
+from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.rank_session import Session
 
@@ -36,8 +36,8 @@ class StallRank:
         self.born_s = clock.now
         self.signs = Signs()
         self.looked_s = 0.0
-        self.link = links.Link({})
-        self.link.words = links.mapped(str(path))
+        self.link = links.AgentLink({})
+        self.link.words = links.map_page(str(path))
         self.link.words[layout.PID] = 100 + rank
         self.link.words[layout.RANK] = rank
         self.link.words[layout.PHASE] = layout.PHASE_STARTING
@@ -73,7 +73,7 @@ def clock_of_pages(clock: Clock) -> Iterator[None]:
         mock.patch.object(rank_session, "monotonic", clock.seconds),
         mock.patch.object(pauses, "monotonic", clock.seconds),
         mock.patch.object(links, "monotonic_ns", clock.ns),
-        mock.patch.object(compiling, "monotonic_ns", clock.ns),
+        mock.patch.object(compilation, "monotonic_ns", clock.ns),
     ):
         yield
 

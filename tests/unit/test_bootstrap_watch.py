@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     KeeperEvent,
     RankGone,
     RankRuns,
     RankStepped,
     ScriptEnded,
 )
-from everstep_services.agent.ranks.watch import RoundWatch
+from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.page import make_page
-from trainer_sdk.wire import Ended, Gone, Line, Spawned, Stepped, Up, encode
+from trainer_sdk.wire import Gone, ScriptFinished, Spawned, Stepped, Up, WireLine, encode
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def watch(tmp_path: Path) -> RoundWatch:
     return watched
 
 
-def say(watch: RoundWatch, line: Line, now: float) -> None:
+def say(watch: RoundWatch, line: WireLine, now: float) -> None:
     watch.on_datagram(encode(line), now)
 
 
@@ -41,7 +41,7 @@ GONE = Gone(round=4, rank=0, pid=9, code=None, signal=64, core_dumped=False, las
 def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: RoundWatch) -> None:
     say(watch, Up(round=4, rank=0, pid=9), now=101.0)
     say(watch, Stepped(round=4, rank=0, step=1), now=102.0)
-    say(watch, Ended(round=4, rank=0, code=0), now=103.0)
+    say(watch, ScriptFinished(round=4, rank=0, code=0), now=103.0)
     assert events(watch) == []
     watch.spawned(SPAWNED, now=100.5)
     assert events(watch) == [
@@ -55,7 +55,7 @@ def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
     watch: RoundWatch,
 ) -> None:
     watch.spawned(SPAWNED, now=100.5)
-    failed = Ended(round=4, rank=0, code=1, error=True)
+    failed = ScriptFinished(round=4, rank=0, code=1, error=True)
     say(watch, failed, now=101.0)
     watch.are_told = True
     say(watch, failed, now=102.0)
@@ -65,9 +65,9 @@ def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
     assert not watch.are_told
 
 
-@pytest.mark.parametrize("last", [Ended(round=4, rank=0, code=1, error=True), GONE])
+@pytest.mark.parametrize("last", [ScriptFinished(round=4, rank=0, code=1, error=True), GONE])
 def test_a_rank_is_at_work_until_its_script_or_its_process_has_ended(
-    watch: RoundWatch, last: Ended | Gone
+    watch: RoundWatch, last: ScriptFinished | Gone
 ) -> None:
     before = watch.are_at_work
     watch.spawned(SPAWNED, now=100.5)

@@ -8,8 +8,8 @@ import pytest
 from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.places import Signs
-from everstep_services.agent.stalls.table import Others, misorders, others_of, table
+from everstep_services.agent.stalls.limits_table import Others, misorders, others_of, table
+from everstep_services.agent.stalls.position import Signs
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from trainer_sdk import layout
 
@@ -260,11 +260,11 @@ def test_learned_limits_apply_and_those_set_by_hand_win() -> None:
             reason="",
         )
     )
-    from trainer_sdk.page import Kind
+    from trainer_sdk.page import SectionKind
 
-    assert limits.section("data", Kind.PLAIN).s == 7
-    assert (limits.section("forward", Kind.PLAIN).s, limits.first_step().s) == (130, 1200)
-    assert limits.section("other", Kind.CHECKPOINT).s == 7200
+    assert limits.section("data", SectionKind.PLAIN).s == 7
+    assert (limits.section("forward", SectionKind.PLAIN).s, limits.first_step().s) == (130, 1200)
+    assert limits.section("other", SectionKind.CHECKPOINT).s == 7200
     assert limits.shortest_s() == 7
     limits.learn(None)
     assert limits.is_learning

@@ -16,9 +16,9 @@ from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.limits import LimitRules
 from tests.unit.stall_ranks import Clock, clock_of_pages
 from tests.unit.stall_watch import WatchedNode
-from trainer_sdk import compiling, layout
-from trainer_sdk.bootstrap.coming import watch_compiling, when_imported
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk import compilation, layout
+from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
 
 LEARNED = LimitsDocument(
     job="j",
@@ -69,10 +69,10 @@ def test_a_rank_that_compiles_has_the_time_of_a_first_step(node: WatchedNode) ->
     (first,) = node.ranks
     first.run.begin("forward")
     node.wait(100)
-    compiling.begins(first.link)
+    compilation.show_begin(first.link)
     node.wait(3599)
     assert found(node) == []
-    compiling.ends(first.link)
+    compilation.show_end(first.link)
     node.wait(119)  # from then on the section has its own limit again, from its beginning
     assert found(node) == []
     node.wait(2)
@@ -82,7 +82,7 @@ def test_a_rank_that_compiles_has_the_time_of_a_first_step(node: WatchedNode) ->
 def test_a_compilation_that_hangs_is_found(node: WatchedNode) -> None:
     (first,) = node.ranks
     first.run.begin("forward")
-    compiling.begins(first.link)
+    compilation.show_begin(first.link)
     node.wait(3601)
     assert found(node) == [(0, "compile", "forward", 3600)]
 
@@ -98,7 +98,7 @@ def test_who_waits_for_a_rank_that_compiles_has_not_stalled(pair: WatchedNode) -
     other.run.begin("exchange")
     pair.wait(60)
     first.run.begin("forward")
-    compiling.begins(first.link)
+    compilation.show_begin(first.link)
     pair.wait(3000)
     assert found(pair) == []
 
@@ -107,7 +107,7 @@ def test_another_thread_may_wait_for_the_one_that_compiles(node: WatchedNode) ->
     (first,) = node.ranks
     first.run.begin("exchange")  # as the thread that brings data would: any open section counts
     first.run.begin("forward")
-    compiling.begins(first.link)
+    compilation.show_begin(first.link)
     node.wait(3000)
     assert found(node) == []
 
@@ -117,7 +117,7 @@ def test_a_compilation_before_the_first_step_has_no_less_time(tmp_path: Path, cl
     (rank,) = node.ranks
     assert rank.run.steps_made == 0
     node.wait(500)
-    compiling.begins(rank.link)
+    compilation.show_begin(rank.link)
     node.wait(599)
     assert found(node) == []
     node.wait(2)
@@ -150,7 +150,7 @@ def processes(pair: WatchedNode) -> Processes:
     pair.ranks[1].run.begin("exchange")
     pair.wait(1)
     pair.ranks[0].run.begin("forward")
-    compiling.begins(pair.ranks[0].link)
+    compilation.show_begin(pair.ranks[0].link)
     return made
 
 
@@ -219,7 +219,7 @@ def test_time_begins_anew_with_the_end_of_a_child_and_where_nobody_looked(
 def test_another_rank_that_compiles_and_computes_may_be_what_it_waits_for(
     pair: WatchedNode, processes: Processes
 ) -> None:
-    compiling.begins(pair.ranks[1].link)
+    compilation.show_begin(pair.ranks[1].link)
 
     def compute(passed: float) -> None:
         processes.use(101, int(5000 + 0.03 * passed * TICKS))
@@ -235,7 +235,7 @@ def test_nobody_is_looked_at_before_its_ordinary_limit(
     assert pair.watch._compiling() == {}
     pair.wait(6)
     assert set(pair.watch._compiling()) == {0}
-    compiling.ends(pair.ranks[0].link)
+    compilation.show_end(pair.ranks[0].link)
     pair.wait(6)
     assert pair.watch._compiling() == {}
 
@@ -246,14 +246,14 @@ def test_nothing_is_learned_from_a_compilation(node: WatchedNode, clock: Clock) 
         with run.section("forward"):
             clock.now += 1
             if compiles:
-                compiling.begins(node.ranks[0].link)
+                compilation.show_begin(node.ranks[0].link)
                 clock.now += 600
-                compiling.ends(node.ranks[0].link)
+                compilation.show_end(node.ranks[0].link)
             clock.now += 2
         if compiles:
-            compiling.begins(node.ranks[0].link)
+            compilation.show_begin(node.ranks[0].link)
             clock.now += 300
-            compiling.ends(node.ranks[0].link)
+            compilation.show_end(node.ranks[0].link)
         clock.now += 4
         run.step()
     longest = {one.section: one.longest_s for one in node.watch.sections_seen()}
@@ -279,7 +279,7 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def state(link: Link) -> tuple[bool, bool]:
+def state(link: AgentLink) -> tuple[bool, bool]:
     """Whether it compiles, and whether it ever has."""
     return link.words[layout.COMPILING_NS] > 0, link.words[layout.COMPILED_NS] > 0
 
@@ -290,7 +290,7 @@ def fail() -> None:
 
 @pytest.mark.parametrize("inside", [fail, lambda: None], ids=["fails", "ends"])
 def test_torch_says_when_it_compiles(callbacks: Any, inside: Callable[[], None]) -> None:
-    link, handler = Link({}), callbacks.callback_handler
+    link, handler = AgentLink({}), callbacks.callback_handler
     watch_compiling(link)
 
     def compiles() -> AbstractContextManager[None]:
@@ -309,7 +309,7 @@ def test_torch_says_when_it_compiles(callbacks: Any, inside: Callable[[], None])
 
 
 def test_torch_says_so_after_a_reset_too(callbacks: Any) -> None:
-    link, handler = Link({}), callbacks.callback_handler
+    link, handler = AgentLink({}), callbacks.callback_handler
     watch_compiling(link)
     handler.clear()
     assert (len(handler.start_callbacks), len(handler.end_callbacks)) == (1, 1)
@@ -321,7 +321,7 @@ def test_torch_says_so_after_a_reset_too(callbacks: Any) -> None:
 
 
 def test_a_fork_of_a_rank_does_not_say_that_it_compiles(callbacks: Any) -> None:
-    link, handler = Link({}), callbacks.callback_handler
+    link, handler = AgentLink({}), callbacks.callback_handler
     page = link.words
     watch_compiling(link)
     link.detach()  # as in the child
@@ -332,7 +332,7 @@ def test_a_fork_of_a_rank_does_not_say_that_it_compiles(callbacks: Any) -> None:
 
 def test_another_release_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo.callback", ModuleType("callback"))
-    watch_compiling(Link({}))
+    watch_compiling(AgentLink({}))
 
 
 def test_a_module_is_noticed_when_its_body_has_run(

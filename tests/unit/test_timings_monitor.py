@@ -20,15 +20,15 @@ from everstep.messages import (
     StragglersDocument,
     encode,
 )
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import monitor
+from everstep_services.agent.timings.flight_recorders import SPARED
 from everstep_services.agent.timings.monitor import Place, Timings, Wanted, wanted_in
-from everstep_services.agent.timings.recorders import SPARED
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.worker_server import worker_server
 from tests.waiting import until_async
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.link import Link, mapped
+from trainer_sdk.bootstrap.agent_link import AgentLink, map_page
 from trainer_sdk.page import make_page
 
 JOB, NODE = "job", "node-1"
@@ -66,8 +66,8 @@ class Rank:
         folder.mkdir(exist_ok=True)
         path = str(folder / f"page {number}")
         page = make_page(path)
-        link = Link({})
-        link.attach(mapped(path), Silence(), number=1, rank=number)
+        link = AgentLink({})
+        link.attach(map_page(path), Silence(), number=1, rank=number)
         self.words = link.words
         self.words[layout.COUNTED_BY] = layout.BY_OPTIMIZER
         self.watched = WatchedRank(folder, page, pid=1)

@@ -13,8 +13,8 @@ if not sys.flags.safe_path:
 
 import os
 
-from trainer_sdk.bootstrap.arming import arm
-from trainer_sdk.bootstrap.script import run
+from trainer_sdk.bootstrap.rank_setup import arm
+from trainer_sdk.bootstrap.script_runner import run
 
 
 def _main(role: str, *rest: str) -> None:

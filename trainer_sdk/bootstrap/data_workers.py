@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from trainer_sdk.bootstrap import deferral
+from trainer_sdk.bootstrap import deferred_signals
 
 _GUARDED = "_everstep_ignores_signals"
 
@@ -24,14 +24,14 @@ def guard() -> None:
 
     def prepare_worker() -> None:
         prepare()
-        deferral.ignore_in_child()
+        deferred_signals.ignore_in_child()
 
     def launched(popen: Any, child: process.BaseProcess) -> None:
         if getattr(child, "_target", None) is not _worker_loop():
             launch(popen, child)
             return
         setattr(popen, _GUARDED, True)
-        deferral.forking(lambda: launch(popen, child))
+        deferred_signals.forking(lambda: launch(popen, child))
 
     def end(popen: Any) -> None:
         (popen.kill if hasattr(popen, _GUARDED) else partial(terminate, popen))()

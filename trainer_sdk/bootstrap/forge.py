@@ -22,18 +22,18 @@ import warnings
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from trainer_sdk.bootstrap import entering, title
-from trainer_sdk.bootstrap.deferral import HELD
-from trainer_sdk.bootstrap.imports import Imports
+from trainer_sdk.bootstrap import process_setup, process_title
+from trainer_sdk.bootstrap.deferred_signals import HELD
+from trainer_sdk.bootstrap.import_watch import ImportWatch
 from trainer_sdk.bootstrap.preload import preload, why_unsafe
-from trainer_sdk.bootstrap.threads import restore_threads
+from trainer_sdk.bootstrap.thread_counts import restore_threads
 from trainer_sdk.wire import (
     Channel,
-    Command,
     ForgePlan,
     ForgeUp,
     Fork,
     Forked,
+    RankCommand,
     RankEntry,
     ToForge,
     Unfit,
@@ -44,7 +44,7 @@ _DEAF_TO = (*HELD, signal.SIGQUIT)
 _FAILED = 1
 
 
-def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
+def main(descriptor: int, environ: MutableMapping[str, str]) -> RankCommand | None:
     """Serve as a forge until the warden is gone.
 
     Returns None then, and in each rank that is forked: what it has to run. So a rank's script
@@ -58,9 +58,9 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
     # Whoever signals a whole job means its ranks. Blocked, not ignored: a rank that has just been
     # forked gets what was sent to it as soon as it is armed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
-    entering.die_with(plan.warden, born_of=plan.warden)
+    process_setup.die_with(plan.warden, born_of=plan.warden)
     os.chdir(plan.cwd)
-    imports = Imports(plan.own, environ)
+    imports = ImportWatch(plan.own, environ)
     done = preload(plan, imports)
     gc.collect()
     gc.freeze()  # so that no collection in a rank writes to the pages that all share
@@ -79,7 +79,7 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> Command | None:
 
 
 def _serve(
-    channel: "Channel[ForgePlan | Fork]", plan: ForgePlan, imports: Imports
+    channel: "Channel[ForgePlan | Fork]", plan: ForgePlan, imports: ImportWatch
 ) -> RankEntry | None:
     for request in _requests(channel):
         unfit = _why_not(request, imports)
@@ -89,12 +89,12 @@ def _serve(
         born = _fork(request, channel)
         if born is not None:
             channel.close()
-            entering.die_with(plan.warden, born_of=born.parent)
+            process_setup.die_with(plan.warden, born_of=born.parent)
             return born.entry
     return None
 
 
-def _why_not(request: Fork, imports: Imports) -> Unfit | None:
+def _why_not(request: Fork, imports: ImportWatch) -> Unfit | None:
     if reason := why_unsafe():
         return Unfit(reason=reason)
     found = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
@@ -145,7 +145,7 @@ def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _Born | None:
 
 
 def _become(
-    entry: RankEntry, plan: ForgePlan, environ: MutableMapping[str, str], imports: Imports
+    entry: RankEntry, plan: ForgePlan, environ: MutableMapping[str, str], imports: ImportWatch
 ) -> None:
     was, own = dict(environ), unpack(entry.environ)
     environ.clear()
@@ -156,17 +156,19 @@ def _become(
         else:
             environ[name] = value
     try:
-        entering.become_session(stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd, held=HELD)
+        process_setup.become_session(
+            stdout=entry.stdout, stderr=entry.stderr, cwd=plan.cwd, held=HELD
+        )
     except OSError as error:
-        entering.refuse(f"the rank cannot start: {error}")
-    entering.python_signals()
+        process_setup.refuse(f"the rank cannot start: {error}")
+    process_setup.python_signals()
     _draw_new_seeds(imports)
     _begin_anew()
-    title.show(plan.command, sys.executable)
+    process_title.show(plan.command, sys.executable)
     restore_threads(was, environ)
 
 
-def _draw_new_seeds(imports: Imports) -> None:
+def _draw_new_seeds(imports: ImportWatch) -> None:
     """Fresh processes draw different numbers; forked ones would all draw the forge's."""
     random.seed()
     for generator in imports.generators:

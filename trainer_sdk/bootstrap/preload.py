@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_sdk.bootstrap.imports import Imports
-from trainer_sdk.bootstrap.reading import read_script
+from trainer_sdk.bootstrap.import_watch import ImportWatch
+from trainer_sdk.bootstrap.script_analysis import read_script
 from trainer_sdk.wire import ForgePlan, Unfit
 
 _TORCH, _DYNAMO = "torch", "torch._dynamo"
@@ -30,7 +30,7 @@ class Preloaded:
     """What a rank that imports all of this would have written to its stderr."""
 
 
-def preload(plan: ForgePlan, imports: Imports) -> Preloaded:
+def preload(plan: ForgePlan, imports: ImportWatch) -> Preloaded:
     """Import torch and what the plan names; stop at the first that makes a fork unsafe."""
     done = Preloaded()
     with imports, _warnings_kept(done.warned):
@@ -40,7 +40,7 @@ def preload(plan: ForgePlan, imports: Imports) -> Preloaded:
     return done
 
 
-def _import_all(plan: ForgePlan, imports: Imports, done: Preloaded) -> None:
+def _import_all(plan: ForgePlan, imports: ImportWatch, done: Preloaded) -> None:
     script = read_script(plan.command, plan.cwd)
     names = script.imports() if plan.preload == "auto" else plan.preload
     # A process's first optimizer, or first DDP, imports it, which takes as long as torch itself.

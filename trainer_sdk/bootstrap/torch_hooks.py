@@ -5,11 +5,11 @@ import sys
 from time import monotonic_ns
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.coming import watch_compiling, when_imported
-from trainer_sdk.bootstrap.flight import OLD_NAMES
-from trainer_sdk.bootstrap.link import Link, ShortPath
-from trainer_sdk.bootstrap.meeting import meet_promptly
-from trainer_sdk.bootstrap.sparing import spare_compiler
+from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
+from trainer_sdk.bootstrap.compiler_bypass import spare_compiler
+from trainer_sdk.bootstrap.fast_store_wait import meet_promptly
+from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
+from trainer_sdk.bootstrap.recorder_settings import OLD_NAMES
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _RENAMED_IN = (2, 9)
 
 
-def arm_torch(link: Link, environ: "MutableMapping[str, str]") -> None:
+def arm_torch(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
     """Arm it now if it is loaded, else when it is; a script without torch pays nothing."""
     when_imported("torch", lambda: _arm(link, environ))
 
 
-def _arm(link: Link, environ: "MutableMapping[str, str]") -> None:
+def _arm(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
     try:
         _use_old_names(environ)
         _count_steps(link)
@@ -59,7 +59,7 @@ def _serve_attached(folder: str) -> None:
 
 
 def _guard_data_workers() -> None:
-    from trainer_sdk.bootstrap import data_workers  # a script without torch pays nothing
+    from trainer_sdk.bootstrap import data_workers  # a script_runner without torch pays nothing
 
     data_workers.guard()
 
@@ -73,7 +73,7 @@ def _use_old_names(environ: "MutableMapping[str, str]") -> None:
             environ.setdefault(old, environ[new])
 
 
-def _count_steps(link: Link) -> None:
+def _count_steps(link: AgentLink) -> None:
     from torch.optim.optimizer import (  # the script has imported it
         register_optimizer_step_post_hook,
     )

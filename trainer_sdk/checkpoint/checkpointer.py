@@ -11,12 +11,11 @@ from trainer_sdk import layout
 from trainer_sdk.checkpoint import arguments, script_end
 from trainer_sdk.checkpoint.data import has_position
 from trainer_sdk.checkpoint.events import Reporter
-from trainer_sdk.checkpoint.group import group_of_all
 from trainer_sdk.checkpoint.job_context import read_job_context
+from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.checkpoint.restore.restorer import Latest, Restored, Restorer
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
 from trainer_sdk.checkpoint.save.preparation import SaverSetup
-from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.request import (
     ON_ERROR,
     NotBegun,
@@ -27,10 +26,11 @@ from trainer_sdk.checkpoint.save.request import (
     SaveRequest,
     Timeouts,
 )
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.saver import Saver
 from trainer_sdk.checkpoint.schedule.interval import parse_every
-from trainer_sdk.checkpoint.schedule.rate import LEAST_BYTES_PER_S, WriteRate
 from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
+from trainer_sdk.checkpoint.schedule.write_rate import LEAST_BYTES_PER_S, WriteRate
 from trainer_sdk.checkpoint.storage import lasting
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.sections import Section

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import xxhash
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.saying import say_once
+from trainer_sdk.sdk_log import warn_once
 
 Batch = TypeVar("Batch")
 
@@ -85,7 +85,7 @@ class RngState:
         """Go on from there."""
         whole = state[self._key]
         if whole is self._asked:
-            say_once(
+            warn_once(
                 "random numbers go on as the script has seeded them: they were saved with another "
                 "world size"
             )
@@ -162,7 +162,7 @@ class PositionedSampler:
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream, and what makes it the same stream."""
         if self._given and not self._consumed:
-            say_once(
+            warn_once(
                 "the sampler's batches are not counted, and a restart would repeat them: iterate "
                 "over sampler.counted(loader)"
             )

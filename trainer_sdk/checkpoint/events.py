@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.request import OnError, Save, SaveError
 from trainer_sdk.checkpoint.writer.protocol import (
@@ -16,7 +16,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     SaveFailed,
     WriteState,
 )
-from trainer_sdk.saying import say
+from trainer_sdk.sdk_log import warn
 
 Event = Literal[
     "committed",
@@ -39,7 +39,7 @@ _NAMED = 8
 class Reporter:
     """Reports for one rank; without an agent, only lines. It never waits and never raises."""
 
-    def __init__(self, rank: int, link: Link | None) -> None:
+    def __init__(self, rank: int, link: AgentLink | None) -> None:
         self._rank = rank
         self._link = link
 
@@ -51,7 +51,7 @@ class Reporter:
 
     def warn(self, text: str) -> None:
         """Print one line for people."""
-        say(text, self._rank)
+        warn(text, self._rank)
 
 
 class SaveEvents:

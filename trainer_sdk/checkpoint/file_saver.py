@@ -11,7 +11,6 @@ import torch
 from trainer_sdk.checkpoint import arguments, script_end
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS, Arena, Buffer, NoRoomError
-from trainer_sdk.checkpoint.save.queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.save.request import (
     ON_ERROR,
     NotBegun,
@@ -21,6 +20,7 @@ from trainer_sdk.checkpoint.save.request import (
     SaveHandle,
     Timeouts,
 )
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue, waiting
 from trainer_sdk.checkpoint.torch_format import SparseFile
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteFile
 

@@ -35,7 +35,7 @@ def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") 
     Jobs without a name are told apart by the place of their checkpoints: a name that a launcher
     makes up differs at the next launch.
     """
-    place = launchers.place_of(environ)
+    place = launchers.launched_rank(environ)
     found = arguments.job(job or launchers.given_job_of(environ)) or _ALONE
     counted = environ.get(layout.ROUND_VARIABLE)
     number = counted or (place.round if place is not None else 0)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer_sdk.bootstrap import link as links
-from trainer_sdk.saying import say
+from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.sdk_log import warn
 
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.save.request import SaveError
@@ -42,7 +42,7 @@ _code: object = 0
 
 def remember(ending: OpenSaver) -> None:
     """Have the interpreter wait for this saver before it ends."""
-    if links.armed is None:
+    if links.bootstrap_link is None:
         sys.exit = _exit_noted  # our bootstrap would tell it
     _open.append(ending)
     atexit.unregister(_leave)
@@ -96,7 +96,7 @@ def _left(ending: OpenSaver, *, is_failing: bool) -> "SaveError | None":
 
 
 def _say(failure: "SaveError") -> None:
-    say(f"{failure}; it was the last one, so the exit code is {_FAILED}")
+    warn(f"{failure}; it was the last one, so the exit code is {_FAILED}")
 
 
 def _exit_noted(code: object = None, /) -> NoReturn:

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainer_sdk import layout
-from trainer_sdk.bootstrap import link as links
-from trainer_sdk.bootstrap.link import Link
-from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
-from trainer_sdk.inject.inside import InjectedError, check, make
+from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
 from trainer_sdk.inject.main_thread import take_signal
-from trainer_sdk.saying import quoted
+from trainer_sdk.inject.rank_faults import InjectedError, check, make
+from trainer_sdk.sdk_log import quoted
 
 __all__ = ["BadFaultError", "InjectedError", "NotAllowedError", "at_step", "now"]
 
@@ -42,7 +42,7 @@ def now(
     allow: bool = False,
 ) -> None:
     """Make this fault here and now. `BadFaultError` if there is no such, or it cannot be made."""
-    wished = wish(fault, for_s=for_s, amount=amount, target=target)
+    wished = fault_request(fault, for_s=for_s, amount=amount, target=target)
     _inject(wished, _link(allow=allow))
 
 
@@ -56,14 +56,14 @@ def at_step(
     allow: bool = False,
 ) -> None:
     """Make this fault once, as soon as this step is finished."""
-    wished = wish(fault, for_s=for_s, amount=amount, target=target)
+    wished = fault_request(fault, for_s=for_s, amount=amount, target=target)
     _at_step(step, wished, _link(allow=allow))
 
 
-def arm(environ: Mapping[str, str], link: Link) -> None:
+def arm(environ: Mapping[str, str], link: AgentLink) -> None:
     """Before the script: be ready for faults, from outside and from the plan in `environ`."""
-    from trainer_sdk.inject.listening import listen
-    from trainer_sdk.inject.plan import planned
+    from trainer_sdk.inject.fault_plan import planned
+    from trainer_sdk.inject.listener import listen
 
     _take_signal()
     listen(link)
@@ -71,12 +71,12 @@ def arm(environ: Mapping[str, str], link: Link) -> None:
         _at_step(step, wished, link)
 
 
-def _link(*, allow: bool) -> Link:
+def _link(*, allow: bool) -> AgentLink:
     if not allow and os.environ.get(layout.INJECTION_VARIABLE) != "1":  # noqa: TID251 - a script has no settings file of ours
         raise NotAllowedError
     _take_signal()
-    if links.armed is not None:
-        return links.armed
+    if links.bootstrap_link is not None:
+        return links.bootstrap_link
     from trainer_sdk.rank_session import session
 
     return session()._link  # noqa: SLF001 - our own
@@ -91,13 +91,13 @@ def _take_signal() -> None:
         raise BadFaultError("the first call of trainer_sdk.inject must be in the main thread")
 
 
-def _inject(wished: Wish, link: Link) -> None:
+def _inject(wished: FaultRequest, link: AgentLink) -> None:
     check(wished)
     _announce(wished, link)
     make(wished, lambda: link.words)
 
 
-def _announce(wished: Wish, link: Link) -> None:
+def _announce(wished: FaultRequest, link: AgentLink) -> None:
     """First, so that nobody takes it for a real one."""
     lasts = "null" if wished.for_s is None else f"{wished.for_s!r}"
     fields = f'"fault":"{wished.fault.name}","lasts_s":{lasts},"target":{quoted(wished.target)}'
@@ -105,8 +105,8 @@ def _announce(wished: Wish, link: Link) -> None:
     os.write(2, f"everstep: injecting {wished.fault.name}: {wished.fault.what}\n".encode())
 
 
-def _at_step(step: int, wished: Wish, link: Link) -> None:
-    from trainer_sdk.inject.hooks import after_step
+def _at_step(step: int, wished: FaultRequest, link: AgentLink) -> None:
+    from trainer_sdk.inject.session_hooks import after_step
 
     once = threading.Lock()
 
@@ -119,7 +119,7 @@ def _at_step(step: int, wished: Wish, link: Link) -> None:
     threading.Thread(target=_watch, args=(link, step, act, once), daemon=True).start()
 
 
-def _watch(link: Link, step: int, act: Callable[[], None], once: threading.Lock) -> None:
+def _watch(link: AgentLink, step: int, act: Callable[[], None], once: threading.Lock) -> None:
     while not once.locked():
         words = link.words
         if words[layout.COUNTED_BY] == layout.BY_OPTIMIZER and words[layout.STEP] >= step:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-Place = Literal["rank", "process", "agent"]
+FaultSite = Literal["rank", "process", "agent"]
 """Made inside the rank; on the rank's process, from outside; in the agent of a node."""
 
 _DAY_S = 86400
@@ -15,11 +15,11 @@ class BadFaultError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FaultKind:
     """One kind of fault."""
 
     name: str
-    place: Place
+    place: FaultSite
     what: str
     also: tuple[str, ...] = ()
     """Other names: NVRx's."""
@@ -37,58 +37,59 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class FaultRequest:
     """One fault, with all that is to be known of it."""
 
-    fault: Fault
+    fault: FaultKind
     for_s: float | None = None
     amount: int = 0
     target: str = ""
 
 
 _ALL = (
-    Fault("exception", "rank", "the next step or section raises", ("workload_exc",)),
-    Fault("async_exception", "rank", "the main thread raises, wherever it is", ("async_exc",)),
-    Fault("signal_exception", "rank", "a signal handler raises", ("signal_exc",)),
-    Fault("abort", "rank", "the process calls abort()", ("os_abort",)),
-    Fault("segfault", "rank", "the process reads an address that is not there"),
-    Fault("exit", "rank", "the process ends without a word",
-          amount="exit code", default=1, most=255),
-    Fault("hang", "rank", "the main thread stays where it is", lasts=True),
-    Fault("stall", "rank", "whoever next enters a section stays there",
-          lasts=True, target="the section"),
-    Fault("slow", "rank", "each step takes longer", lasts=True, default_s=10,
-          amount="ms a step", default=100, least=1, most=60_000),
-    Fault("hold_gil", "rank", "a thread keeps the interpreter's lock", ("lock_gil",), lasts=True),
-    Fault("stuck", "rank", "the main thread waits in the kernel, in state D", ("d_state",),
-          lasts=True),
-    Fault("memory_leak", "rank", "the process grows, up to half of what is free", lasts=True,
-          default_s=10, amount="MB a second", default=64, least=1, most=4096),
-    Fault("gpu_sleep", "rank", "the GPU is busy with a kernel that computes nothing", lasts=True,
-          default_s=10),
-    Fault("gpu_error", "rank", "a kernel fails an assertion: the CUDA context is lost"),
-    Fault("kill", "process", "SIGKILL", ("sigkill",)),
-    Fault("terminate", "process", "SIGTERM", ("sigterm",)),
-    Fault("interrupt", "process", "SIGINT", ("sigint",)),
-    Fault("stop", "process", "SIGSTOP, and SIGCONT afterwards", ("sigstop",), lasts=True),
-    Fault("kill_agent", "agent", "the agent is killed, and its ranks with it"),
-    Fault("cut_off", "agent", "the agent's connection to the bus is closed, and refused",
-          ("bus_cut",), lasts=True, default_s=10),
-    Fault("partition", "agent", "nothing passes between the agent and the bus", lasts=True,
-          default_s=10),
-    Fault("slow_link", "agent", "what passes between the agent and the bus is late",
-          lasts=True, default_s=10, amount="ms", default=200, least=1, most=60_000),
-    Fault("clock_skew", "agent", "the agent's time of day is wrong", lasts=True, default_s=10,
-          amount="s ahead", default=3600, least=-_DAY_S, most=_DAY_S),
-    Fault("disk_full", "agent", "a file takes the space of a folder", lasts=True, default_s=10,
-          amount="MB at most", default=1024, least=1, most=1 << 20, target="the folder"),
+    FaultKind("exception", "rank", "the next step or section raises", ("workload_exc",)),
+    FaultKind("async_exception", "rank", "the main thread raises, wherever it is", ("async_exc",)),
+    FaultKind("signal_exception", "rank", "a signal handler raises", ("signal_exc",)),
+    FaultKind("abort", "rank", "the process calls abort()", ("os_abort",)),
+    FaultKind("segfault", "rank", "the process reads an address that is not there"),
+    FaultKind("exit", "rank", "the process ends without a word",
+              amount="exit code", default=1, most=255),
+    FaultKind("hang", "rank", "the main thread stays where it is", lasts=True),
+    FaultKind("stall", "rank", "whoever next enters a section stays there",
+              lasts=True, target="the section"),
+    FaultKind("slow", "rank", "each step takes longer", lasts=True, default_s=10,
+              amount="ms a step", default=100, least=1, most=60_000),
+    FaultKind("hold_gil", "rank", "a thread keeps the interpreter's lock", ("lock_gil",),
+              lasts=True),
+    FaultKind("stuck", "rank", "the main thread waits in the kernel, in state D", ("d_state",),
+              lasts=True),
+    FaultKind("memory_leak", "rank", "the process grows, up to half of what is free", lasts=True,
+              default_s=10, amount="MB a second", default=64, least=1, most=4096),
+    FaultKind("gpu_sleep", "rank", "the GPU is busy with a kernel that computes nothing",
+              lasts=True, default_s=10),
+    FaultKind("gpu_error", "rank", "a kernel fails an assertion: the CUDA context is lost"),
+    FaultKind("kill", "process", "SIGKILL", ("sigkill",)),
+    FaultKind("terminate", "process", "SIGTERM", ("sigterm",)),
+    FaultKind("interrupt", "process", "SIGINT", ("sigint",)),
+    FaultKind("stop", "process", "SIGSTOP, and SIGCONT afterwards", ("sigstop",), lasts=True),
+    FaultKind("kill_agent", "agent", "the agent is killed, and its ranks with it"),
+    FaultKind("cut_off", "agent", "the agent's connection to the bus is closed, and refused",
+              ("bus_cut",), lasts=True, default_s=10),
+    FaultKind("partition", "agent", "nothing passes between the agent and the bus", lasts=True,
+              default_s=10),
+    FaultKind("slow_link", "agent", "what passes between the agent and the bus is late",
+              lasts=True, default_s=10, amount="ms", default=200, least=1, most=60_000),
+    FaultKind("clock_skew", "agent", "the agent's time of day is wrong", lasts=True, default_s=10,
+              amount="s ahead", default=3600, least=-_DAY_S, most=_DAY_S),
+    FaultKind("disk_full", "agent", "a file takes the space of a folder", lasts=True, default_s=10,
+              amount="MB at most", default=1024, least=1, most=1 << 20, target="the folder"),
 )  # fmt: skip
 
 FAULTS = {fault.name: fault for fault in _ALL}
 _NAMES = {name: fault for fault in _ALL for name in (fault.name, *fault.also)}
 
 
-def named(text: str) -> Fault:
+def fault_named(text: str) -> FaultKind:
     """The fault of this name, NVRx's name for it among them."""
     found = _NAMES.get(text.strip().lower().replace("-", "_"))
     if found is None:
@@ -98,11 +99,11 @@ def named(text: str) -> Fault:
     return found
 
 
-def wish(
+def fault_request(
     text: str, *, for_s: float | None = None, amount: int | None = None, target: str = ""
-) -> Wish:
+) -> FaultRequest:
     """A fault as it is asked for, with the defaults filled in. `BadFaultError` if it cannot be."""
-    fault = named(text)
+    fault = fault_named(text)
     if for_s is not None:
         if not fault.lasts:
             raise BadFaultError(f"{fault.name} happens once: it cannot last for {for_s:g} s")
@@ -116,7 +117,7 @@ def wish(
             if fault.target
             else f"{fault.name} has no target, but {target!r} is given"
         )
-    return Wish(
+    return FaultRequest(
         fault=fault,
         for_s=fault.default_s if for_s is None else for_s,
         amount=fault.default if amount is None else amount,
@@ -124,7 +125,7 @@ def wish(
     )
 
 
-def _check_amount(fault: Fault, amount: int) -> None:
+def _check_amount(fault: FaultKind, amount: int) -> None:
     if not fault.amount:
         raise BadFaultError(f"{fault.name} has no amount, but {amount} is given")
     if not fault.least <= amount <= fault.most:

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from everstep.errors import EverstepError
 from trainer_sdk.checkpoint.manifest import step_name
-from trainer_sdk.checkpoint.schedule.rate import Throttle
+from trainer_sdk.checkpoint.schedule.write_rate import Throttle
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,

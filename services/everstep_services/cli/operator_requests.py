@@ -23,7 +23,7 @@ NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorRequest:
+class CommandRequest:
     """What is to be done, and why."""
 
     verb: str
@@ -51,7 +51,7 @@ class OperatorRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitRequest(OperatorRequest):
+class LimitRequest(CommandRequest):
     """A limit that is to hold; one of 0 s is to be learned again."""
 
     def tell(self, api: Api) -> Any:
@@ -64,7 +64,7 @@ class LimitRequest(OperatorRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class ControlRequest(OperatorRequest):
+class ControlRequest(CommandRequest):
     """Switches that are to be changed, of a job or of all."""
 
     def tell(self, api: Api) -> Any:
@@ -74,7 +74,7 @@ class ControlRequest(OperatorRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRequest(OperatorRequest):
+class CheckpointRequest(CommandRequest):
     """Something about the checkpoint of a step."""
 
     @classmethod
@@ -90,7 +90,7 @@ class CheckpointRequest(OperatorRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class ScanRequest(OperatorRequest):
+class ScanRequest(CommandRequest):
     """The index compared with the files."""
 
     def tell(self, api: Api) -> Any:
@@ -111,7 +111,7 @@ def with_reason(command: F) -> F:
     return with_api_options(reason(command))
 
 
-def fulfil(invocation: Invocation, wish: OperatorRequest) -> None:
+def fulfil(invocation: Invocation, wish: CommandRequest) -> None:
     """Have it done, and print what happens now."""
     done = _by_api(invocation, wish)
     if done is None:
@@ -136,7 +136,7 @@ def quoted(name: str | None) -> str:
     return quote(name or "", safe="")
 
 
-def _by_api(invocation: Invocation, wish: OperatorRequest) -> dict[str, Any] | None:
+def _by_api(invocation: Invocation, wish: CommandRequest) -> dict[str, Any] | None:
     """None when there is none, or it is away, and a bus is known that can be asked instead."""
     from everstep_services.cli.api.location import find_api
     from everstep_services.cli.machine.bus_settings import named_bus
@@ -156,11 +156,11 @@ def _by_api(invocation: Invocation, wish: OperatorRequest) -> dict[str, Any] | N
         return done
 
 
-async def _over_the_bus(invocation: Invocation, wish: OperatorRequest) -> dict[str, Any]:
+async def _over_the_bus(invocation: Invocation, wish: CommandRequest) -> dict[str, Any]:
     from everstep.bus import connect
     from everstep.bus.errors import BusError
     from everstep_services.cli.machine.bus_settings import named_bus
-    from everstep_services.history import deeds
+    from everstep_services.history import operator_requests
 
     settings = await asyncio.to_thread(named_bus, invocation)
     if settings is None:
@@ -171,21 +171,25 @@ async def _over_the_bus(invocation: Invocation, wish: OperatorRequest) -> dict[s
         )
     if wish.job is None:
         raise CliError(f"name the job of {wish.node} with --job: only the API knows", Exit.USAGE)
-    deed = deeds.Deed(wish.verb, wish.job, asker(), wish.reason, "cli", wish.fields)
+    request = operator_requests.OperatorRequest(
+        wish.verb, wish.job, asker(), wish.reason, "cli", wish.fields
+    )
     settings = msgspec.structs.replace(settings, spool_dir=None)  # nothing is recorded from here
     async with connect(settings, "cli") as bus:
         try:
-            text = await deeds.carry_out(bus, deed)
-        except deeds.NoSuchJobError as error:
+            text = await operator_requests.carry_out(bus, request)
+        except operator_requests.NoSuchJobError as error:
             try:
                 known = await bus.documents("ROUNDS").keys()
             except BusError:  # the login of one job's agents may not list the others
                 known = []
-            raise CliError(f"{error}{deeds.near(deed.job, known)}", Exit.NOT_FOUND) from error
-        except deeds.DeedRefusedError as error:
+            raise CliError(
+                f"{error}{operator_requests.similar_names(request.job, known)}", Exit.NOT_FOUND
+            ) from error
+        except operator_requests.RequestRefusedError as error:
             about = wish.job if wish.job != CLUSTER else wish.node or "the cluster"
             raise CliError(f"{wish.verb} of {about} refused: {error}") from error
-        except deeds.NobodyThereError as error:
+        except operator_requests.ServiceUnavailableError as error:
             raise CliError(f"{error}; see everstep doctor", Exit.UNREACHABLE) from error
-    job = None if deed.job == CLUSTER else deed.job
-    return {"job": job, "action": deed.verb, "node": wish.node, "by": deed.by, "text": text}
+    job = None if request.job == CLUSTER else request.job
+    return {"job": job, "action": request.verb, "node": wish.node, "by": request.by, "text": text}

@@ -16,7 +16,7 @@ import xxhash
 
 from tests.e2e.scripts.meeting import Meeting
 from tests.e2e.scripts.stepping import Steps
-from trainer_sdk.bootstrap import link
+from trainer_sdk.bootstrap import agent_link
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageIndex, decode, encode
 
 EVERY, TIMES = 20, 10_000
@@ -69,8 +69,8 @@ def remember(step: int) -> None:
     (place / f".{INDEX}").write_bytes(encode(index))
     (place / f".{INDEX}").rename(place / INDEX)
     body = msgspec.json.encode({"step": step, "size_bytes": len(octets)}).decode()
-    assert link.armed is not None
-    link.armed.say("checkpointed", f'"event":"image","body":{body}')
+    assert agent_link.bootstrap_link is not None
+    agent_link.bootstrap_link.say("checkpointed", f'"event":"image","body":{body}')
 
 
 while not offered():

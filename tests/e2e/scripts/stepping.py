@@ -4,7 +4,7 @@ import os
 import time
 
 from trainer_sdk import layout, session
-from trainer_sdk.bootstrap.link import Link
+from trainer_sdk.bootstrap.agent_link import AgentLink
 
 
 class Steps:
@@ -26,7 +26,7 @@ class OptimizerSteps:
     """The same of a script that does not know the SDK."""
 
     def __init__(self, first: int = 0) -> None:
-        self._link = Link(os.environ)
+        self._link = AgentLink(os.environ)
         self._link.words[layout.PHASE] = layout.PHASE_SCRIPT
         self._link.words[layout.COUNTED_BY] = layout.BY_OPTIMIZER
         self.made = first

@@ -27,8 +27,8 @@ from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler, RngState
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.save import staging, writer_process
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import Save
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints, verify
 from trainer_sdk.checkpoint.storage.names import SAVING

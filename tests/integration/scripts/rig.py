@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from everstep_services.agent.ranks.keeper import Keeper, held_folder, opened_keeper
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     BatchPlan,
     KeeperEvent,
     KeeperPlan,
@@ -19,9 +18,10 @@ from everstep_services.agent.ranks.keeping import (
     RankGone,
     RankPlan,
 )
+from everstep_services.agent.ranks.warden_client import Keeper, held_folder, opened_keeper
 from tests.e2e.ports import free_port
 from trainer_sdk import layout
-from trainer_sdk.wire import Command
+from trainer_sdk.wire import RankCommand
 
 E = TypeVar("E")
 SCRIPTS = Path(__file__).parent
@@ -156,7 +156,7 @@ def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> Kee
     return KeeperPlan(
         instance=folder.name + str(os.getpid()),
         runtime_dir=folder / "agent",
-        command=Command(kind=changes.pop("kind", "script"), target=target, arguments=arguments),
+        command=RankCommand(kind=changes.pop("kind", "script"), target=target, arguments=arguments),
         cwd=changes.pop("cwd", SCRIPTS),
         python=sys.executable,
         environ=environ,

@@ -10,8 +10,8 @@ import msgspec
 from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import StatePiece
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.choice import (
     GLOBAL,
     MEMORY,
@@ -35,9 +35,9 @@ from trainer_sdk.checkpoint.restore.discovery import (
     wait_for_agent,
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
-from trainer_sdk.checkpoint.restore.image import StoredImage
 from trainer_sdk.checkpoint.restore.quarantine import quarantine_corrupt
-from trainer_sdk.checkpoint.restore.shards import StoredShards
+from trainer_sdk.checkpoint.restore.stored_image import StoredImage
+from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
 from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import StorageError

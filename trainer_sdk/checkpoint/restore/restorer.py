@@ -9,9 +9,9 @@ from typing import SupportsFloat, TypeVar
 import msgspec
 
 from trainer_sdk.checkpoint.events import Reporter
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.image_folder import is_on_disk
 from trainer_sdk.checkpoint.job_context import JobContext
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.agreement import Agreement
 from trainer_sdk.checkpoint.restore.choice import (
     NEAREST_FIRST,
@@ -29,7 +29,7 @@ from trainer_sdk.checkpoint.restore.discovery import (
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.quarantine import WITHIN_STEPS, LoadedState, LossWatch
-from trainer_sdk.checkpoint.restore.target import State, Target, named
+from trainer_sdk.checkpoint.restore.target import LiveState, Target, named
 from trainer_sdk.checkpoint.schedule.interval import Every, IntervalBounds, IntervalEstimate
 from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 from trainer_sdk.checkpoint.storage import StorageError, storage_for
@@ -96,14 +96,14 @@ class Restore:
         self._is_strict = is_strict
         self._agreement = Agreement(context, group, reporter, step, early)
 
-    def restore(self, state: State, *, allow_fresh_start: bool = False) -> Restored | None:
+    def restore(self, state: LiveState, *, allow_fresh_start: bool = False) -> Restored | None:
         """Load the newest state that all ranks can have and verify; None for a fresh start."""
         try:
             return self._restore(state, allow_fresh_start=allow_fresh_start)
         finally:
             self._agreement.close()
 
-    def _restore(self, state: State, *, allow_fresh_start: bool) -> Restored | None:
+    def _restore(self, state: LiveState, *, allow_fresh_start: bool) -> Restored | None:
         self._check_asked()
         seen = self._agreement.look()
         if self._step is None and seen.is_empty and self._has_never_been_one():
@@ -372,7 +372,7 @@ class Restorer:
         return Latest(choice.identity.step, choice.offers[self._group.rank].tier)
 
     def restore(
-        self, state: State, *, step: int | None, allow_fresh_start: bool, strict: bool
+        self, state: LiveState, *, step: int | None, allow_fresh_start: bool, strict: bool
     ) -> Restored | None:
         """Load the newest state that all ranks have, or this step. All ranks call it together."""
         one = Restore(

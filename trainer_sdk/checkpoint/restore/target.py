@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from trainer_sdk.checkpoint.flat_state import FlatState, StatePiece, read_form
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 
-State = MutableMapping[str, Any]
+LiveState = MutableMapping[str, Any]
 Form = tuple[torch.dtype, tuple[int, ...]]
 """Type and shape of a tensor."""
 _NAMED = 3
@@ -114,7 +114,7 @@ class Target:
     """
 
     def __init__(
-        self, state: State, saved: Collection[str] = (), *, is_strict: bool = True
+        self, state: LiveState, saved: Collection[str] = (), *, is_strict: bool = True
     ) -> None:
         self._state = state
         self.is_strict = is_strict

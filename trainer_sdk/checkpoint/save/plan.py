@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.planner import (
 
 from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.flat_state import FlatState, LocalForm, StatePiece, found_at, read_form
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.manifest import ImageEntry
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.values import UnreadableValueError
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.torch_format import around

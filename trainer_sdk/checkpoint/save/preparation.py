@@ -13,10 +13,10 @@ import torch
 
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import FlatState, as_bytes, fits, flatten, found_at
-from trainer_sdk.checkpoint.group import RankGroup
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.values import check_readable
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
 from trainer_sdk.checkpoint.save.plan import (
@@ -27,10 +27,10 @@ from trainer_sdk.checkpoint.save.plan import (
     make_plan,
     window_for,
 )
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import NotBegun, SaveRequest, Timeouts
-from trainer_sdk.checkpoint.save.staging import Waiting
-from trainer_sdk.checkpoint.writer.protocol import Stage
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
+from trainer_sdk.checkpoint.save.staging import WaitContext
+from trainer_sdk.checkpoint.writer.protocol import SaveStage
 
 _LOOK_EVERY_S = 0.005
 
@@ -60,7 +60,7 @@ class SaverSetup:
     write_bytes_per_s: int | None
     """For a save that nobody waits for; 0 for no limit, None for a limit by the measured steps."""
     timeouts: Timeouts
-    waiting: Waiting = nullcontext
+    waiting: WaitContext = nullcontext
     """The context in which the training waits for a copy, so that it is not taken for a stall."""
 
 
@@ -289,7 +289,7 @@ class Preparation:
         )
 
     def _hindered(self, request: SaveRequest, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
-        stage: Stage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
+        stage: SaveStage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
         if hindrance is _Hindrance.BUSY:
             if not of_other:
                 return self._queue.skip(request.step)

@@ -13,7 +13,7 @@ from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.writer.protocol import (
     SaveDone,
     SaveFailed,
-    Stage,
+    SaveStage,
     WriteFile,
     WriteState,
 )
@@ -32,7 +32,7 @@ SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
 """
 SAVE_STATES: tuple[SaveState, ...] = get_args(SaveState)
 
-Waiting = Callable[[], AbstractContextManager[object]]
+WaitContext = Callable[[], AbstractContextManager[object]]
 
 
 class SaveError(Exception):
@@ -103,7 +103,7 @@ class Save:
     order: WriteState | WriteFile | None = None
     news_at: float = 0.0
     sent_at: float = 0.0
-    stage: Stage = "copy"
+    stage: SaveStage = "copy"
     is_written: bool = False
     """This rank's part is durable."""
     waits_for: tuple[int, ...] = ()
@@ -176,7 +176,7 @@ class SaveHandle:
         self,
         save: Save | NotBegun,
         hurry: Callable[[], None],
-        waiting: Waiting = nullcontext,
+        waiting: WaitContext = nullcontext,
     ) -> None:
         self._save = save
         self._hurry = hurry

@@ -18,8 +18,8 @@ from trainer_sdk.checkpoint.save.preparation import (
     PreparedSave,
     SaverSetup,
 )
-from trainer_sdk.checkpoint.save.queue import SaveQueue
 from trainer_sdk.checkpoint.save.request import NotBegun, Save, SaveRequest
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.staging import (
     SMALL_BYTES,
     ChangedError,
@@ -29,7 +29,7 @@ from trainer_sdk.checkpoint.save.staging import (
     TensorCopy,
     optimizers_in,
 )
-from trainer_sdk.checkpoint.schedule.rate import WriteRate
+from trainer_sdk.checkpoint.schedule.write_rate import WriteRate
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteState
 

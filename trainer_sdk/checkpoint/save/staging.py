@@ -23,7 +23,7 @@ There = Callable[[int], None]
 """Called with the end of what is filled in the arena."""
 
 
-Waiting = Callable[[], AbstractContextManager[object]]
+WaitContext = Callable[[], AbstractContextManager[object]]
 """The context in which the training waits for a copy."""
 POINTS = 16
 """Of each tensor, from its first value to about its last."""
@@ -202,7 +202,7 @@ class Staging:
 class Stager:
     """Copies tensors: some at once, the others in a thread of its own."""
 
-    def __init__(self, waiting: Waiting = nullcontext) -> None:
+    def __init__(self, waiting: WaitContext = nullcontext) -> None:
         self._waiting = waiting
         self._work: queue.SimpleQueue[Staging | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.checkpoint.writer.protocol import FromWriter, ToWriter
 from trainer_sdk.wire import Channel
 
@@ -26,7 +26,7 @@ class WriterGoneError(Exception):
     """There is no writer, or it has died; the text says how."""
 
 
-class Writer:
+class WriterProcess:
     """The writer process, and the thread that hears it.
 
     The process dies with that thread, which lives as long as the rank or the process does.

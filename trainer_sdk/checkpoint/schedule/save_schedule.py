@@ -4,7 +4,7 @@ from dataclasses import asdict
 from time import monotonic
 
 from trainer_sdk.checkpoint.events import Reporter
-from trainer_sdk.checkpoint.group import RankGroup
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.schedule.interval import Every, IntervalEstimate, SaveDecision
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.checkpoint.writer.protocol import FromWriter, ToWriter
 from trainer_sdk.checkpoint.writer.service import WriterService
 from trainer_sdk.wire import Channel

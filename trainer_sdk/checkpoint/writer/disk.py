@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from everstep.hashing import Hasher
-from trainer_sdk.checkpoint.schedule.rate import Throttle
+from trainer_sdk.checkpoint.schedule.write_rate import Throttle
 
 CHUNK_BYTES = 16 << 20
 _MOST_CHUNK_BYTES = 64 << 20

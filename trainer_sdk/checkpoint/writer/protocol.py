@@ -5,15 +5,15 @@ from typing import Literal
 import msgspec
 
 from trainer_sdk.checkpoint.manifest import Identity
-from trainer_sdk.wire import Line
+from trainer_sdk.wire import WireLine
 
-Stage = Literal["plan", "memory", "keep", "copy", "write", "hash", "publish"]
+SaveStage = Literal["plan", "memory", "keep", "copy", "write", "hash", "publish"]
 """How far a save is, or where it has failed: up to `copy` in the rank, then in its writer."""
 Region = tuple[int, int]
 """Offset and length in a buffer."""
 
 
-class WriteState(Line, frozen=True, kw_only=True):
+class WriteState(WireLine, frozen=True, kw_only=True):
     """Make a rank's part of a checkpoint durable; rank 0's writer makes all of it visible."""
 
     save: int
@@ -53,7 +53,7 @@ class WriteState(Line, frozen=True, kw_only=True):
     """How long to wait for the parts of other ranks."""
 
 
-class BufferFilled(Line, frozen=True, kw_only=True, tag="filled"):
+class BufferFilled(WireLine, frozen=True, kw_only=True, tag="filled"):
     """More of a state is in the buffer."""
 
     save: int
@@ -62,19 +62,19 @@ class BufferFilled(Line, frozen=True, kw_only=True, tag="filled"):
     stall_s: float = 0.0
 
 
-class GiveUpSave(Line, frozen=True, kw_only=True, tag="giveup"):
+class GiveUpSave(WireLine, frozen=True, kw_only=True, tag="giveup"):
     """The rest of a state will not come."""
 
     save: int
 
 
-class HurrySave(Line, frozen=True, kw_only=True, tag="hurry"):
+class HurrySave(WireLine, frozen=True, kw_only=True, tag="hurry"):
     """The training waits for the save: no limit from now on."""
 
     save: int
 
 
-class WriteFile(Line, frozen=True, kw_only=True):
+class WriteFile(WireLine, frozen=True, kw_only=True):
     """Make one file durable."""
 
     save: int
@@ -86,28 +86,28 @@ class WriteFile(Line, frozen=True, kw_only=True):
 ToWriter = WriteState | BufferFilled | GiveUpSave | HurrySave | WriteFile
 
 
-class SaveProgress(Line, frozen=True, kw_only=True, tag="going"):
+class SaveProgress(WireLine, frozen=True, kw_only=True, tag="going"):
     """The writer makes progress, or waits for these ranks."""
 
     save: int
-    stage: Stage
+    stage: SaveStage
     waits_for: tuple[int, ...] = ()
 
 
-class NextWindow(Line, frozen=True, kw_only=True, tag="nextwave"):
+class NextWindow(WireLine, frozen=True, kw_only=True, tag="nextwave"):
     """The buffer may be filled with the next window."""
 
     save: int
 
 
-class ImageKept(Line, frozen=True, kw_only=True, tag="kept"):
+class ImageKept(WireLine, frozen=True, kw_only=True, tag="kept"):
     """The image is whole, and has its index."""
 
     save: int
     hash: str
 
 
-class PartWritten(Line, frozen=True, kw_only=True, tag="written"):
+class PartWritten(WireLine, frozen=True, kw_only=True, tag="written"):
     """The rank's part is durable: the buffer may be used again."""
 
     save: int
@@ -115,7 +115,7 @@ class PartWritten(Line, frozen=True, kw_only=True, tag="written"):
     write_s: float
 
 
-class SaveDone(Line, frozen=True, kw_only=True, tag="done"):
+class SaveDone(WireLine, frozen=True, kw_only=True, tag="done"):
     """The checkpoint, or the file, is visible."""
 
     save: int
@@ -127,11 +127,11 @@ class SaveDone(Line, frozen=True, kw_only=True, tag="done"):
     """Why another checkpoint, which is whole, has its place; empty if none has."""
 
 
-class SaveFailed(Line, frozen=True, kw_only=True, tag="failed"):
+class SaveFailed(WireLine, frozen=True, kw_only=True, tag="failed"):
     """A save has failed."""
 
     save: int
-    stage: Stage
+    stage: SaveStage
     reason: str
     error: str = ""
     place: str = ""

@@ -64,7 +64,7 @@ _LOOK_SLOWER = 1.1
 """So much longer from look to look: what is waited for is seen late by a tenth of the wait."""
 
 Seen = TypeVar("Seen")
-Waiting = Callable[[Sequence[int]], None]
+ReportMissing = Callable[[Sequence[int]], None]
 """Called with the ranks whose parts are missing."""
 
 
@@ -190,7 +190,7 @@ class GivenUpError(Exception):
         self.is_late = is_late
 
 
-def settle(order: WriteState, metadata: bytes, waiting: Waiting) -> SaveDone:
+def settle(order: WriteState, metadata: bytes, waiting: ReportMissing) -> SaveDone:
     """Wait until the checkpoint is visible; rank 0's writer publishes it."""
     place = place_of(order.root, order.saving, order.identity.step)
     if order.rank:
@@ -221,7 +221,7 @@ def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
 
 
 def _all_parts(
-    order: WriteState, place: SavePlace, waiting: Waiting
+    order: WriteState, place: SavePlace, waiting: ReportMissing
 ) -> tuple[list[RankPart], SaveDone | None]:
     """The parts of all ranks; or the result, if an earlier attempt has published them."""
     found: dict[int, RankPart] = {}
@@ -310,7 +310,7 @@ def _done(
     )
 
 
-def _look_on(order: WriteState, place: SavePlace, waiting: Waiting) -> SaveDone:
+def _look_on(order: WriteState, place: SavePlace, waiting: ReportMissing) -> SaveDone:
     """Watch the files of rank 0, which decides."""
 
     def seen() -> SaveDone | None:
@@ -347,7 +347,7 @@ def _until(
     missing: Callable[[], list[int]],
     order: WriteState,
     place: SavePlace,
-    waiting: Waiting,
+    waiting: ReportMissing,
 ) -> Seen:
     wait, deadline = _Wait(), time.monotonic() + order.within_s
     while (found := look()) is None:

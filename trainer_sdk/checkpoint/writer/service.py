@@ -31,7 +31,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     SaveDone,
     SaveFailed,
     SaveProgress,
-    Stage,
+    SaveStage,
     ToWriter,
     WriteFile,
     WriteState,
@@ -48,7 +48,7 @@ from trainer_sdk.checkpoint.writer.root_claim import (
     VanishedError,
 )
 
-Tell = Callable[[FromWriter], None]
+TellRank = Callable[[FromWriter], None]
 _REMEDIES = {
     errno.ENOSPC: "free some space (everstep ckpt gc), or save elsewhere",
     errno.EDQUOT: "have the quota raised, or keep fewer checkpoints",
@@ -62,7 +62,7 @@ _REMEDIES = {
 class WriterService:
     """The work of a writer."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: TellRank) -> None:
         self._tell = tell
         self._writing = threading.Lock()
         self._roots: dict[str, RootClaim] = {}
@@ -170,7 +170,7 @@ class WriterService:
 class _Stage:
     """The present stage, for the report if it fails."""
 
-    name: Stage = "write"
+    name: SaveStage = "write"
 
 
 def _gate(order: WriteState) -> WriteGate:
@@ -222,7 +222,7 @@ _NAMES: dict[type[Exception], str] = {
 """The names of errors that only a person can repair."""
 
 
-def _failed(order: WriteState | WriteFile, stage: Stage, error: Exception) -> SaveFailed:
+def _failed(order: WriteState | WriteFile, stage: SaveStage, error: Exception) -> SaveFailed:
     place = _place(order)
     folder = os.path.dirname(place)
     match error:

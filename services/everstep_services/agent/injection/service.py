@@ -15,10 +15,10 @@ from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.errors import EverstepError
 from everstep.messages import FaultInjected, InjectFault, OperatorActed, StartRanks
-from everstep_services.agent.injection.door import Door
-from everstep_services.agent.injection.harm import Harm
-from everstep_services.agent.plan import RunPlan
-from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
+from everstep_services.agent.injection.agent_faults import Harm
+from everstep_services.agent.injection.rank_channel import Door
+from everstep_services.agent.run_plan import RunPlan
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class Injection:
     async def _tried(self, order: InjectFault) -> str:
         """Why it was not made; empty when it was."""
         try:
-            wished = wish(order.fault, for_s=order.for_s, amount=order.amount, target=order.target)
+            wished = fault_request(
+                order.fault, for_s=order.for_s, amount=order.amount, target=order.target
+            )
             await self._until_due(order)
             await self._make(order, wished)
         except (BadFaultError, OSError, TimeoutError) as error:
@@ -105,7 +107,7 @@ class Injection:
         rank = now.first_rank if order.rank is None else order.rank
         return self._ranks.step(rank) or 0
 
-    async def _make(self, order: InjectFault, wished: Wish) -> None:
+    async def _make(self, order: InjectFault, wished: FaultRequest) -> None:
         place = wished.fault.place
         if (place == "agent") != (order.rank is None):
             wanted = "a node, not a rank" if place == "agent" else "a rank"
@@ -125,12 +127,12 @@ class Injection:
         finally:
             self._lasting.discard(key)
 
-    async def _in_agent(self, order: InjectFault, wished: Wish) -> None:
+    async def _in_agent(self, order: InjectFault, wished: FaultRequest) -> None:
         await asyncio.to_thread(self._harm.check, wished)
         await self._announce(order, wished)
         await self._harm.make(wished)
 
-    async def _on_process(self, order: InjectFault, wished: Wish, rank: int) -> None:
+    async def _on_process(self, order: InjectFault, wished: FaultRequest, rank: int) -> None:
         pid = self._ranks.pid(rank)
         if not pid:
             raise BadFaultError(f"rank {rank} has no process on {self._plan.node}")
@@ -143,7 +145,7 @@ class Injection:
                 if self._ranks.pid(rank) == pid:
                     os.kill(pid, signal.SIGCONT)
 
-    async def _in_rank(self, order: InjectFault, wished: Wish, rank: int) -> None:
+    async def _in_rank(self, order: InjectFault, wished: FaultRequest, rank: int) -> None:
         folder = self._ranks.folder(rank)
         if folder is None:
             raise BadFaultError(f"rank {rank} does not run on {self._plan.node}")
@@ -152,7 +154,7 @@ class Injection:
             await self._announce(order, wished)
             await door.go()
 
-    async def _announce(self, order: InjectFault, wished: Wish) -> None:
+    async def _announce(self, order: InjectFault, wished: FaultRequest) -> None:
         """Before anything happens, and as far as the bus if it is there."""
         fact = FaultInjected(
             **self._about(order),

@@ -13,14 +13,14 @@ import sys
 import time
 from dataclasses import dataclass
 
-from everstep_services.agent.ranks import birth, dispositions, tree
-from everstep_services.agent.ranks.door import answer_all
+from everstep_services.agent.ranks import dispositions, process_tree, spawn
+from everstep_services.agent.ranks.liveness_port import answer_all
 from everstep_services.agent.ranks.subreaper import become_subreaper
 from everstep_services.agent.ranks.warden_forge import Forge, State
 from everstep_services.agent.ranks.warden_signals import Signals
 from everstep_services.agent.ranks.warden_stop import Stopping, kill_everything
 from trainer_sdk import layout
-from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,
@@ -33,12 +33,12 @@ from trainer_sdk.wire import (
     Signal,
     Signalled,
     Spawned,
-    Start,
     StartFailed,
-    Stop,
     Undefer,
     Unfit,
     WardenPlan,
+    WardenStart,
+    WardenStop,
     unpack,
 )
 
@@ -73,7 +73,7 @@ class Warden:
         self._wakes = wakes
         self._ranks: dict[int, _Rank] = {}
         self._unclaimed: dict[int, int] = {}
-        self._pending: Start | None = None
+        self._pending: WardenStart | None = None
         self._asked_at = 0.0
         self._stopping: Stopping | None = None
         self._signals = Signals(self._send)
@@ -159,23 +159,23 @@ class Warden:
 
     def _obey(self, line: FromAgent) -> None:
         match line:
-            case Start():
+            case WardenStart():
                 self._leaves = False
                 self._pending, self._asked_at = line, time.monotonic()
                 if not self._can_be_warm(line):
                     self._start_cold()
             case Signal() | Undefer():
                 self._signals.hear(line, time.monotonic())
-            case Stop():
+            case WardenStop():
                 self._stop(line)
             case WardenPlan():
                 raise AssertionError("the plan comes once")
 
-    def _can_be_warm(self, start: Start) -> bool:
+    def _can_be_warm(self, start: WardenStart) -> bool:
         if not (self._warm and start.warm):
             return False
         for entry in start.ranks:
-            name = birth.why_not_warm(entry, self._plan)
+            name = spawn.why_not_warm(entry, self._plan)
             if name:
                 reason = f"rank {entry.rank} has another {name}, which Python reads as it starts"
                 self._tell(ForgeDown(reason=reason, final=False))
@@ -199,7 +199,7 @@ class Warden:
         assert start is not None, "called only with a batch"
         try:
             for entry in start.ranks:
-                self._born(start.round, entry, birth.start_cold(entry, self._plan), warm=False)
+                self._born(start.round, entry, spawn.start_cold(entry, self._plan), warm=False)
         except OSError as error:
             self._tell(StartFailed(round=start.round, reason=f"the node cannot fork: {error}"))
 
@@ -245,12 +245,12 @@ class Warden:
         seen: set[int] = set()
         while new := {
             pid: parent
-            for pid, parent in tree.descendants(os.getpid(), (self._forge.pid,)).items()
+            for pid, parent in process_tree.descendants(os.getpid(), (self._forge.pid,)).items()
             if pid not in seen
         }:
             seen.update(new)
             for pid, parent in new.items():
-                tree.kill(pid, parent)
+                process_tree.kill(pid, parent)
 
     # Signals, exits and the end.
 
@@ -278,7 +278,7 @@ class Warden:
             # What the default action would do, also to a rank that waits inside of a library.
             self._ended_by.setdefault(pid, number)
             os.kill(pid, signal.SIGKILL)
-        elif only_announces and not tree.catches(pid, number):
+        elif only_announces and not process_tree.catches(pid, number):
             return False
         elif not has_come:
             os.kill(pid, number)
@@ -317,7 +317,7 @@ class Warden:
             )
         )
 
-    def _stop(self, order: Stop) -> None:
+    def _stop(self, order: WardenStop) -> None:
         if self._forge.state is not State.FORKING:
             self._pending = None
         self._reap()  # those that have ended by themselves were not told

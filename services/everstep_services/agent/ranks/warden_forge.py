@@ -9,7 +9,7 @@ from enum import Enum
 
 import msgspec
 
-from everstep_services.agent.ranks import birth
+from everstep_services.agent.ranks import spawn
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,
@@ -19,9 +19,9 @@ from trainer_sdk.wire import (
     Forked,
     FromForge,
     FromWarden,
-    Start,
     Unfit,
     WardenPlan,
+    WardenStart,
 )
 
 _MOST_STARTS = 4  # in a row that did not make it
@@ -60,7 +60,7 @@ class Forge:
         ours, theirs = socket.socketpair()
         ours.settimeout(_SEND_WITHIN_S)  # a forge that is stopped must not stop the warden
         with theirs:
-            self.pid = birth.start_forge(self._plan, theirs)
+            self.pid = spawn.start_forge(self._plan, theirs)
         self.channel = Channel(ours, FromForge)
         self.state = State.STARTING
         self.again_at = None
@@ -78,7 +78,7 @@ class Forge:
         except OSError:
             self.gone()
 
-    def fork(self, request: Start) -> bool:
+    def fork(self, request: WardenStart) -> bool:
         """Ask it for the ranks; False when it does not listen, and then it is done for."""
         assert self.channel is not None, "asked only when ready"
         try:

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from trainer_sdk.bootstrap.deferral import HELD
+from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import Signal, Undefer
 
 _TO_ALL = frozenset((*HELD, signal.SIGQUIT))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everstep.messages import LimitsDocument
-from trainer_sdk.page import Kind
+from trainer_sdk.page import SectionKind
 
 FIRST_STEP = "first-step"
 STEP = "step"
@@ -119,7 +119,7 @@ class Limits:
         """From one step to the next, whatever sections come and go."""
         return self.by_hand(STEP) or self.usual_step()
 
-    def section(self, name: str, kind: Kind) -> Limit:
+    def section(self, name: str, kind: SectionKind) -> Limit:
         """In a section; the empty name stands for the time outside all of them."""
         return self.by_hand(name or OUTSIDE) or self.usual_section(name, kind)
 
@@ -134,7 +134,7 @@ class Limits:
             return learned
         return Limit(self.rules.step_s, "default", STEP)
 
-    def usual_section(self, name: str, kind: Kind) -> Limit:
+    def usual_section(self, name: str, kind: SectionKind) -> Limit:
         """If nobody has set it."""
         learned = self._learned.get(name)
         return learned if learned is not None else self._default(name or OUTSIDE, kind)
@@ -164,11 +164,11 @@ class Limits:
     def _usual_first_step(self) -> Limit:
         return self._first_step or Limit(self.rules.first_step_s, "default", FIRST_STEP)
 
-    def _default(self, name: str, kind: Kind) -> Limit:
+    def _default(self, name: str, kind: SectionKind) -> Limit:
         match kind:
-            case Kind.CHECKPOINT:
+            case SectionKind.CHECKPOINT:
                 return Limit(self.rules.checkpoint_s, "default", name)
-            case Kind.EVALUATION:
+            case SectionKind.EVALUATION:
                 return Limit(self.rules.evaluation_s, "default", name)
-            case Kind.PLAIN:
+            case SectionKind.PLAIN:
                 return Limit(self.rules.section_s, "default", name)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from everstep.messages import SectionTiming, Sketch
-from everstep.messages.sketch import bucket_of
-from trainer_sdk.page import Ending, PageView
+from everstep.messages.beats.sketch import bucket_of
+from trainer_sdk.page import PageView, SectionEnd
 
 SHORTEST_S = 0.5
 """No window is shorter: it is made of so many steps that it lasts as long."""
@@ -189,7 +189,7 @@ class RankPage:
             stretches=(*self._stretches, *self._open),
         )
 
-    def _take_steps(self, endings: tuple[Ending, ...], last: int, now: float) -> None:
+    def _take_steps(self, endings: tuple[SectionEnd, ...], last: int, now: float) -> None:
         before, before_s = self.steps, self._read_s
         for one in endings:
             ended_s, previous_s = one.ended_s, self._ends.get(one.number - 1)
@@ -215,7 +215,7 @@ class RankPage:
             for step in sorted(self._ends)[:-_KEPT]:
                 del self._ends[step]
 
-    def _take_section(self, number: int, endings: Iterable[Ending], boundary_s: float) -> None:
+    def _take_section(self, number: int, endings: Iterable[SectionEnd], boundary_s: float) -> None:
         for one in endings:
             took_s = one.took_s or 0.0
             tally = self._tally(one, boundary_s)
@@ -223,7 +223,7 @@ class RankPage:
             if one.ended_s is not None:
                 self._stretches.append(Stretch(number, one.ended_s - took_s, one.ended_s))
 
-    def _tally(self, ending: Ending, boundary_s: float) -> _Tally:
+    def _tally(self, ending: SectionEnd, boundary_s: float) -> _Tally:
         is_next = ending.ended_s is not None and ending.ended_s > boundary_s
         return self._next if is_next else self._window
 

@@ -1,6 +1,6 @@
 """The agent that a rank of another launcher has started: finds the bus, and watches.
 
-Started by `trainer_sdk.attaching`. On that rank's stderr it says a line before it begins, and
+Started by `trainer_sdk.attachment`. On that rank's stderr it says a line before it begins, and
 where it tells of the job, then its limits.
 """
 
@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from everstep.errors import EverstepError
-from everstep_services.agent.attached.folder import sole_agent
-from trainer_sdk.attaching import LOCK_AT, LOG, SAY_AT
-from trainer_sdk.launchers import Place, job_of, place_of
+from everstep_services.agent.attached.job_folder import sole_agent
+from trainer_sdk.attachment import LOCK_AT, LOG, SAY_AT
+from trainer_sdk.launchers import LaunchedRank, job_of, launched_rank
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Watch the ranks whose pages are in the folder; their command line follows it."""
-    folder, place = Path(arguments[0]), place_of(environ)
+    folder, place = Path(arguments[0]), launched_rank(environ)
     assert place is not None
     job = job_of(environ, place)
     try:
@@ -39,12 +39,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _watch(
-    folder: Path, job: str, place: Place, command: Sequence[str], environ: Mapping[str, str]
+    folder: Path, job: str, place: LaunchedRank, command: Sequence[str], environ: Mapping[str, str]
 ) -> None:
     import asyncio
 
-    from everstep_services.agent.attached.process import run_attached
-    from everstep_services.agent.attached.voice import Voice
+    from everstep_services.agent.attached.main import run_attached
+    from everstep_services.agent.attached.rank_stderr import Voice
     from everstep_services.cli.attached.plan import plan_attached
 
     plan, settings = plan_attached(folder, job, place, command, environ)

@@ -9,11 +9,11 @@ from everstep.messages import JobSpec
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings
 from everstep.settings import DEFAULT, Loaded, Settings
-from everstep_services.agent.attached.plan import AttachedPlan
-from everstep_services.agent.devices import has_devices
+from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.settings import AgentSettings
-from everstep_services.agent.stalls.table import others_of
+from everstep_services.agent.stalls.limits_table import others_of
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, find_state_dir
 from everstep_services.cli.run import environment, safe_names
@@ -21,7 +21,7 @@ from everstep_services.cli.run.arguments import Given
 from everstep_services.cli.run.fingerprint import fingerprint, masked
 from everstep_services.cli.run.limit_rules import limits_of
 from everstep_services.cli.stack.admission import agent_login
-from trainer_sdk.launchers import Place
+from trainer_sdk.launchers import LaunchedRank
 
 _SECTIONS: dict[str, type[Settings]] = {
     "agent": AgentSettings,
@@ -42,7 +42,7 @@ class NoBusError(EverstepError):
 
 
 def plan_attached(
-    folder: Path, job: str, place: Place, command: Sequence[str], environ: Mapping[str, str]
+    folder: Path, job: str, place: LaunchedRank, command: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[AttachedPlan, BusSettings]:
     """The plan, and how to log in. Raises one-line errors."""
     loaded = Invocation(environ=environ).load(_SECTIONS)
@@ -90,7 +90,9 @@ def _bus(loaded: Loaded, state: StateDir, job: str) -> BusSettings:
     return agent_login(state, running, job)
 
 
-def _spec(job: str, place: Place, command: tuple[str, ...], environ: Mapping[str, str]) -> JobSpec:
+def _spec(
+    job: str, place: LaunchedRank, command: tuple[str, ...], environ: Mapping[str, str]
+) -> JobSpec:
     local_size = place.local_size or 1
     nodes = max(1, place.world_size // local_size)
     return JobSpec(

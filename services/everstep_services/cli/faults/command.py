@@ -10,7 +10,7 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.faults.scenario import PlannedFault, planned, read_scenario
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_record, print_records
-from trainer_sdk.inject.catalogue import FAULTS, Fault
+from trainer_sdk.inject.catalogue import FAULTS, FaultKind
 
 _COLUMNS = ("fault", "in", "what", "amount", "target", "lasts", "also")
 
@@ -74,7 +74,7 @@ def _wanted(asked: InjectOptions) -> tuple[int | None, list[PlannedFault]]:
     return asked.seed, [planned({k: value for k, value in said.items() if value is not None})]
 
 
-def _row(fault: Fault) -> dict[str, Any]:
+def _row(fault: FaultKind) -> dict[str, Any]:
     return {
         "fault": fault.name,
         "in": fault.place,
@@ -86,7 +86,7 @@ def _row(fault: Fault) -> dict[str, Any]:
     }
 
 
-def _lasting(fault: Fault) -> str:
+def _lasting(fault: FaultKind) -> str:
     if not fault.lasts:
         return "once"
     return "until the round ends" if fault.default_s is None else f"{fault.default_s:g} s"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_services.cli.errors import CliError, Exit
-from trainer_sdk.inject.catalogue import BadFaultError, Wish, wish
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
 
 RANDOM = "random"
 _FIELDS = {
@@ -27,7 +27,7 @@ _FIELDS = {
 class PlannedFault:
     """One fault, and when."""
 
-    wish: Wish
+    wish: FaultRequest
     rank: str = ""
     """A number, or `random`; empty for random, or where a node is meant."""
     node: str = ""
@@ -65,7 +65,7 @@ class RankMap:
 def planned(fields: Mapping[str, Any]) -> PlannedFault:
     """One fault as it is asked for. `CliError` if it cannot be."""
     try:
-        wished = wish(
+        wished = fault_request(
             fields["fault"],
             for_s=fields.get("for_s"),
             amount=fields.get("amount"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.settings import shown
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.run.console_choice import said
 from everstep_services.cli.run.environment import address_towards, is_elsewhere
 from everstep_services.cli.run.fingerprint import masked

@@ -76,7 +76,7 @@ def _logins(_: str) -> Service:
 
 def _history(_: str) -> Service:
     """As in production, with its database in the state directory unless a setting names one."""
-    from everstep_services.history.opening import opened as open_service
+    from everstep_services.history.replica import opened as open_service
     from everstep_services.history.settings import ApiSettings, HistorySettings
 
     def opened(context: StackContext) -> AbstractAsyncContextManager[Parts]:

@@ -77,6 +77,7 @@ class Allocation:
 class SlowRank:
     """A rank that was found to be slow, until it was cleared."""
 
+    round: int
     found_s: float
     slowdown_ratio: float
     cleared_s: float | None = None
@@ -102,10 +103,12 @@ class Trace:
     job_ended_s: float | None = None
     newest_s: float = 0.0
 
-    def take(self, facts: Iterable[Fact]) -> None:
-        """Add facts, in stream order."""
+    def take(self, facts: Iterable[Fact], received_s: Iterable[float] | None = None) -> None:
+        """Add facts, in stream order, with when each was received."""
         taken = list(facts)
-        for fact, at_s in zip(taken, _times(taken, self.newest_s), strict=True):
+        bounds = [float("inf")] * len(taken) if received_s is None else list(received_s)
+        times = _times(taken, bounds, self.newest_s)
+        for fact, at_s in zip(taken, times, strict=True):
             _TAKERS[type(fact)](self, fact, at_s)
             self.newest_s = at_s
             if self.allocations:
@@ -122,16 +125,16 @@ class Trace:
         return rounds.setdefault(number, Round(number))
 
 
-def _times(facts: list[Fact], not_before_s: float) -> list[float]:
+def _times(facts: list[Fact], received_s: list[float], not_before_s: float) -> list[float]:
     """When each fact was, in an order that agrees with the stream's.
 
     A node's clock may be wrong: what it reports is held between what rendezvous sent before and
-    after it.
+    after it, and before it was received.
     """
     latest: list[float] = []
     bound = float("inf")
-    for fact in reversed(facts):
-        at_s = min(fact.at.timestamp(), bound)
+    for fact, by_s in zip(reversed(facts), reversed(received_s), strict=True):
+        at_s = min(fact.at.timestamp(), by_s, bound)
         if isinstance(fact, _FROM_RENDEZVOUS):
             bound = at_s
         latest.append(at_s)
@@ -224,7 +227,7 @@ def _closed(trace: Trace, fact: IncidentClosed, at_s: float) -> None:
 
 
 def _slow(trace: Trace, fact: StragglerFound, at_s: float) -> None:
-    trace.slow_ranks[fact.id] = SlowRank(at_s, max(fact.slowdown_ratio or 0.0, 0.0))
+    trace.slow_ranks[fact.id] = SlowRank(fact.round, at_s, max(fact.slowdown_ratio or 0.0, 0.0))
 
 
 def _cleared(trace: Trace, fact: StragglerCleared, at_s: float) -> None:

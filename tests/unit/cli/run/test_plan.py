@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from everstep_services.agent.plan import ConsoleChoice, Std
+from everstep_services.agent.run_plan import ConsoleChoice, Std
 from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.run.plan_check import objections, record
 from tests.unit.cli.run_plans import BUS, plan, refused

@@ -41,7 +41,7 @@ def command(
     Exit codes: 0 every node has answered, 5 not all did in time.
     """
     from everstep_services.cli.api.location import open_api
-    from everstep_services.cli.operator_requests import OperatorRequest
+    from everstep_services.cli.operator_requests import CommandRequest
     from everstep_services.cli.output import say
     from everstep_services.cli.pages.capture import (
         CaptureRequest,
@@ -58,7 +58,7 @@ def command(
             "evidence": capture.kinds,
             "within_s": asked["within_s"],
         }
-        say(str(OperatorRequest("capture", reason, job, details=details).tell(api)["text"]))
+        say(str(CommandRequest("capture", reason, job, details=details).tell(api)["text"]))
         told = await_pieces(api, capture, asked["within_s"])
         files = fetch(api, capture, told, folder or Path(f"capture-{capture.id[:12]}"))
     return print_pieces(invocation, capture, told, files)

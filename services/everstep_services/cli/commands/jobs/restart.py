@@ -3,7 +3,7 @@
 import click
 
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.operator_requests import OperatorRequest, fulfil, with_reason
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 
 
 @click.command()
@@ -44,4 +44,4 @@ def command(
     Returns when that is decided.
     """
     details = {"round": number, "without_nodes": nodes, "save_first": save_first}
-    fulfil(invocation, OperatorRequest("restart", reason, job, details=details))
+    fulfil(invocation, CommandRequest("restart", reason, job, details=details))

@@ -3,7 +3,7 @@
 import click
 
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.operator_requests import OperatorRequest, fulfil, with_reason
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 
 
 @click.command()
@@ -12,4 +12,4 @@ from everstep_services.cli.operator_requests import OperatorRequest, fulfil, wit
 @click.pass_obj
 def command(invocation: Invocation, *, job: str, reason: str) -> None:
     """Have the ranks of a job save at their next step, and go on."""
-    fulfil(invocation, OperatorRequest("save", reason, job))
+    fulfil(invocation, CommandRequest("save", reason, job))

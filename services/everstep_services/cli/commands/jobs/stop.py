@@ -3,7 +3,7 @@
 import click
 
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.operator_requests import OperatorRequest, fulfil, with_reason
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 
 
 @click.command()
@@ -22,4 +22,4 @@ def command(invocation: Invocation, *, job: str, save_first: bool, reason: str) 
 
     Returns when that is decided. Ranks get SIGTERM and the stop grace of `everstep run`.
     """
-    fulfil(invocation, OperatorRequest("stop", reason, job, details={"save_first": save_first}))
+    fulfil(invocation, CommandRequest("stop", reason, job, details={"save_first": save_first}))

@@ -3,7 +3,7 @@
 import click
 
 from everstep_services.cli.invocation import Invocation, NumberRange
-from everstep_services.cli.operator_requests import OperatorRequest, fulfil, with_reason
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 
 
 @click.command()
@@ -26,4 +26,4 @@ def command(
     Its agent exits with 0 where the others can go on without it, else with 90.
     """
     details = {"within_s": within_s}
-    fulfil(invocation, OperatorRequest("drain", reason, job, node=node, details=details))
+    fulfil(invocation, CommandRequest("drain", reason, job, node=node, details=details))

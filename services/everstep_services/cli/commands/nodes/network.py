@@ -45,13 +45,13 @@ def command(
     Exit codes: 0 nobody is slow, 1 somebody is, 5 not all was heard in time.
     """
     from everstep_services.cli.api.location import open_api
-    from everstep_services.cli.operator_requests import OperatorRequest
+    from everstep_services.cli.operator_requests import CommandRequest
     from everstep_services.cli.output import say
     from everstep_services.cli.pages.network import NetworkTest, await_figures, print_figures
 
     with open_api(invocation) as api:
         test = NetworkTest.new(api, job)
-        wish = OperatorRequest("measure", reason, job, details={**details, "test": test.id})
+        wish = CommandRequest("measure", reason, job, details={**details, "test": test.id})
         say(str(wish.tell(api)["text"]))
         told = await_figures(api, test, within_s or 60.0 + 5.0 * details["partners"])
     return print_figures(invocation, test, told)

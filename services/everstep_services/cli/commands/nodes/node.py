@@ -5,7 +5,7 @@ import click
 from everstep.subjects import CLUSTER
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation, NumberRange, with_api_options
-from everstep_services.cli.operator_requests import OperatorRequest, fulfil, with_reason
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 from everstep_services.cli.times import SpanParameter
 
 
@@ -45,7 +45,7 @@ def exclude(
     if for_good and ttl_s is not None:
         raise click.UsageError("--for and --for-good exclude each other")
     details = {"ttl_s": 0.0 if for_good else ttl_s}
-    fulfil(invocation, OperatorRequest("exclude", reason, CLUSTER, node=node, details=details))
+    fulfil(invocation, CommandRequest("exclude", reason, CLUSTER, node=node, details=details))
 
 
 @command.command()
@@ -54,7 +54,7 @@ def exclude(
 @click.pass_obj
 def include(invocation: Invocation, *, node: str, reason: str) -> None:
     """Let a node join again, whoever excluded it."""
-    fulfil(invocation, OperatorRequest("include", reason, CLUSTER, node=node))
+    fulfil(invocation, CommandRequest("include", reason, CLUSTER, node=node))
 
 
 @command.command()
@@ -89,7 +89,7 @@ def check(
     from everstep_services.cli.output import say
     from everstep_services.cli.pages.nodes import await_check, newest_check, print_check
 
-    wish = OperatorRequest("check", reason, job, node=node, details={"checks": names})
+    wish = CommandRequest("check", reason, job, node=node, details={"checks": names})
     place = find_api(invocation)
     if place is None:
         fulfil(invocation, wish)

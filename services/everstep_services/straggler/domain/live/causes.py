@@ -30,6 +30,8 @@ _CLOCK = 0.95
 """A device is slow below so much of its peers' clock."""
 _SURE, _LIKELY, _GUESSED = 0.95, 0.8, 0.3
 _RING_CONFIDENCE = 0.6
+_LATE_CONFIDENCE = 0.6
+"""By what the kernel counted in another window than the latest."""
 _HOST = ("runnable_s", "throttled_s", "memory_pressure_s", "io_pressure_s")
 """Each second of these is one in which the main thread, or all of its cgroup, did not run."""
 
@@ -271,12 +273,34 @@ def _device(case: _Case) -> _Ground | None:
 
 def held_back(measured: Measured) -> Array:
     """By row: for how much longer than others its host kept it from running, in seconds a step."""
-    steps = np.maximum(measured.sample.steps, 1)
-    excess = np.full(len(steps), np.nan)
-    for name in _HOST:
-        held_s = measured.signal(name) / steps
-        excess = np.fmax(excess, held_s - _median(held_s))
+    excess = _excess(measured, _HOST[0])
+    for name in _HOST[1:]:
+        excess = np.fmax(excess, _excess(measured, name))
     return excess
+
+
+def throttled(measured: Measured) -> Array:
+    """By row: for how much longer than others a quota kept it from running, in seconds a step."""
+    return _excess(measured, "throttled_s")
+
+
+def _excess(measured: Measured, name: str) -> Array:
+    held_s = measured.signal(name) / np.maximum(measured.sample.steps, 1)
+    return held_s - _median(held_s)
+
+
+def from_host(why: Blame, held_s: float) -> Blame:
+    """The same finding, if its host held the rank back for most of what is lost; else as it is.
+
+    What the kernel counts of a host that is too busy may come a window late.
+    """
+    if why.cause != "unknown" or held_s < _EXPLAINS * why.lost_s:
+        return why
+    words = (
+        f"its host kept it from running for {held_s * 1e3:.1f} ms a step more than others in one "
+        f"of the latest windows"
+    )
+    return replace(why, cause="host", reason=f"{words}: {why.reason}", confidence=_LATE_CONFIDENCE)
 
 
 def _host(case: _Case) -> _Ground | None:

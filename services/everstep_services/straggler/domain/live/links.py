@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from everstep_services.straggler.domain.live.causes import held_back
+from everstep_services.straggler.domain.live.causes import held_back, throttled
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array, Cause
 
@@ -33,6 +33,9 @@ _TIMES_OTHERS = 4.0
 _PART_OF_FIRST = 0.5
 """In a ring, what the next node sends to a slow one is held up by so much of it at least."""
 _LEAST_S = 0.002
+_TELLS, _TELLS_TIMES = 0.2, 3.0
+"""A quota that held one rank back for this share is to blame, too, if it is this many times as much
+as on any other node: the rest is what others lost by waiting."""
 _EXPLAINS = 0.5
 """If a rank's own time exceeds others' by this share of what steps lost, or its host held it back
 for as long, no link is to blame: a node that sends to a busy host waits for its answers, too."""
@@ -66,6 +69,8 @@ class Links:
     """By rank, in the latest windows: by how much its own time exceeds that of its role."""
     held_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
     """By rank, in the latest windows: for how much longer than others its host held it back."""
+    throttled_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
+    """By rank, in the latest windows: for how much longer than others a quota held it back."""
     good: int = 0
     """What speaks for links that were slow: see `_good_again`."""
     slow: int = 0
@@ -81,9 +86,10 @@ class Links:
         Returns the round trips of each node in the latest windows.
         """
         self.excess_s.append(excess_s)
-        held_s = np.full(len(excess_s), np.nan)
-        held_s[measured.sample.rank] = held_back(measured)
-        self.held_s.append(held_s)
+        for kept, by_row in ((self.held_s, held_back), (self.throttled_s, throttled)):
+            by_rank = np.full(len(excess_s), np.nan)
+            by_rank[measured.sample.rank] = by_row(measured)
+            kept.append(by_rank)
         names = [one.node for one in measured.sample.nodes]
         self.recent.append(dict(zip(names, _by_node(measured).tolist(), strict=True)))
         nan = float("nan")
@@ -109,7 +115,9 @@ class Links:
             self.steps.clear()  # steps are as long as this by now
         if self.slow < LINK_WINDOWS:
             return None, []
-        suspect = self._busy_host(measured) or self._slow_link(measured, trips)
+        suspect = self._busy_host(measured)
+        if suspect is None and not self._is_throttled():
+            suspect = self._slow_link(measured, trips)
         node = None if suspect is None else measured.sample.nodes[
             int(measured.sample.node[suspect.row])
         ].node  # fmt: skip
@@ -122,13 +130,28 @@ class Links:
         self.known[node] = int(measured.sample.rank[suspect.row])
         return suspect, []
 
+    def held_back_s(self, rank: int) -> float:
+        """For how much longer than others its host held a rank back: the most of late windows."""
+        known = [one[rank] for one in self.held_s if rank < len(one) and np.isfinite(one[rank])]
+        return float(max(known, default=0.0))
+
+    def _is_throttled(self) -> bool:
+        """A quota held a rank back for most of what steps lost, in one of the latest windows.
+
+        The kernel counts that when the time is over, which may be in another window.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # windows of which nothing is known
+            most_s = float(np.nan_to_num(np.nanmax(np.array(list(self.throttled_s)))))
+        return most_s >= _TELLS * self.lost_s > 0
+
     def _busy_host(self, measured: Measured) -> SlowNode | None:
         """The node whose host holds a rank back for most of what steps lost."""
         rank, held_s = _most(self.held_s)
         if not held_s >= _EXPLAINS * self.lost_s > 0:
-            return None
+            rank, held_s = self._throttled_most(measured)
         rows = np.flatnonzero(measured.sample.rank == rank)
-        if not len(rows):
+        if not len(rows) or not self.lost_s > 0:
             return None
         row = int(rows[0])
         node = measured.sample.nodes[int(measured.sample.node[row])].node
@@ -137,6 +160,16 @@ class Links:
             f"more than others"
         )
         return SlowNode(row, "host", _HOST_CONFIDENCE, words, self.lost_s, measured.step_s)
+
+    def _throttled_most(self, measured: Measured) -> tuple[int, float]:
+        """The rank that a quota holds back far more than those of other nodes; -1 if none."""
+        rank, most_s = _most(self.throttled_s)
+        row = np.flatnonzero(measured.sample.rank == rank)
+        if not len(row) or not most_s >= _TELLS * self.lost_s:
+            return -1, 0.0
+        others = measured.sample.rank[measured.sample.node != measured.sample.node[row[0]]]
+        _, next_s = _most([one[others] for one in self.throttled_s])
+        return (rank, most_s) if most_s >= _TELLS_TIMES * next_s else (-1, 0.0)
 
     def _slow_link(self, measured: Measured, trips: Array) -> SlowNode | None:
         """The node whose connections stand out."""
@@ -225,6 +258,8 @@ def _most(windows: Iterable[Array]) -> tuple[int, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # ranks of which nothing is known
         medians = np.nan_to_num(np.nanmedian(np.array(list(windows)), axis=0))
+    if not len(medians):
+        return -1, 0.0
     rank = int(np.argmax(medians))
     return rank, float(medians[rank])
 

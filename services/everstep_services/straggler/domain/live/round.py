@@ -9,7 +9,13 @@ import numpy as np
 from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain import verdict
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
-from everstep_services.straggler.domain.live.causes import Blame, blame, from_link, slow_sender
+from everstep_services.straggler.domain.live.causes import (
+    Blame,
+    blame,
+    from_host,
+    from_link,
+    slow_sender,
+)
 from everstep_services.straggler.domain.live.costs import Costs, Finding
 from everstep_services.straggler.domain.live.history import History, Kept
 from everstep_services.straggler.domain.live.imbalance import Imbalance
@@ -137,6 +143,7 @@ class Round:
     def _slow(self, one: Found, measured: Measured, rules: Rules) -> list[Change]:
         row = named = int(np.searchsorted(measured.sample.rank, one.subject))
         why = blame(measured, row, one, rules.limits, self.is_usual[measured.sample.rank])
+        why = from_host(why, self.links.held_back_s(one.subject))
         sender = slow_sender(measured, row, self.trips)
         if sender is not None:
             rank = int(measured.sample.rank[sender])

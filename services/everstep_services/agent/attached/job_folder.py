@@ -1,0 +1,53 @@
+"""The folder in which ranks of another launcher and their agent meet: whose it is, when it goes.
+
+Imports little: it has to be removed also where the rest of the agent cannot be imported.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from trainer_sdk import layout
+from trainer_sdk.attachment import AGENT_LOCK
+
+
+@contextmanager
+def sole_agent(folder: Path, lock: int) -> Iterator[None]:
+    """Be the one that watches the ranks of this folder, by the lock that was handed to us.
+
+    It is removed at the end: at once where we cannot watch, else when no rank is left. After an
+    error that nobody foresaw it stays, with the log, until the next agent of this user looks.
+    """
+    here = os.open(folder / layout.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    is_left = False
+    try:
+        fcntl.flock(here, fcntl.LOCK_SH)  # as long as we look into it, nobody else removes it
+        try:
+            yield
+            is_left = _locked(here)
+        except (EverstepError, ModuleNotFoundError):
+            is_left = True
+            raise
+        finally:
+            if is_left and _is_same(lock, folder / AGENT_LOCK):
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(here)
+
+
+def _locked(descriptor: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

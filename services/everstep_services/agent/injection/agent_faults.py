@@ -1,0 +1,123 @@
+"""What of an agent itself can be harmed: its way to the bus, its time of day, a disk, its life."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from everstep.bus import BusSettings
+from everstep.clock import SystemClock
+from everstep_services.agent.injection.relay import Relay, opened_relay, servers_of
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
+
+_MB = 1 << 20
+_ON_THE_LINK = {"cut_off", "partition", "slow_link"}
+
+
+class SkewedClock(SystemClock):
+    """Its time of day can be wrong. What it measures never is."""
+
+    ahead_s = 0.0
+
+    def wall(self) -> datetime:
+        return super().wall() + timedelta(seconds=self.ahead_s)
+
+
+class Harm:
+    """Faults of one agent, each undone at its end. Use `opened_harm`."""
+
+    def __init__(self, relay: Relay | None) -> None:
+        self.clock = SkewedClock()
+        self._relay = relay
+
+    def check(self, wish: FaultRequest) -> None:
+        """`BadFaultError` if it cannot be made here."""
+        if wish.fault.name in _ON_THE_LINK and self._relay is None:
+            raise BadFaultError(
+                f"{wish.fault.name} cannot be made on a bus with TLS: it would see the relay"
+            )
+        if wish.fault.name == "disk_full" and not os.access(wish.target, os.W_OK | os.X_OK):
+            raise BadFaultError(f"disk_full: {wish.target} is no folder that can be written to")
+
+    async def make(self, wish: FaultRequest) -> None:
+        """Make it, and undo it when its time is over or this is cancelled."""
+        for_s = wish.for_s or 0.0
+        match wish.fault.name:
+            case "kill_agent":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "clock_skew":
+                self.clock.ahead_s = wish.amount
+                try:
+                    await asyncio.sleep(for_s)
+                finally:
+                    self.clock.ahead_s = 0.0
+            case "disk_full":
+                size = wish.amount * _MB
+                with await asyncio.to_thread(_filled, Path(wish.target), size):
+                    await asyncio.sleep(for_s)
+            case name:
+                assert self._relay is not None, "it was checked"
+                _harm_link(self._relay, name, wish.amount)
+                try:
+                    await asyncio.sleep(for_s)
+                finally:
+                    _mend_link(self._relay, name)
+
+
+def _harm_link(relay: Relay, name: str, amount: int) -> None:
+    if name == "cut_off":
+        relay.cut()
+    elif name == "partition":
+        relay.block()
+    else:
+        relay.delay_s = amount / 1000
+
+
+def _mend_link(relay: Relay, name: str) -> None:
+    if name == "cut_off":
+        relay.join()
+    elif name == "partition":
+        relay.unblock()
+    else:
+        relay.delay_s = 0.0
+
+
+def _filled(folder: Path, most: int) -> IO[bytes]:
+    """A file without a name, so that its space is free again even if this process is killed."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+        left = min(most, shutil.disk_usage(folder).free)
+        taken = 0
+        while left >= _MB:
+            try:
+                os.posix_fallocate(file.fileno(), taken, left)
+                taken += left
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                left //= 2  # file systems keep something for themselves
+            else:
+                left = min(most - taken, shutil.disk_usage(folder).free)
+        stack.pop_all()
+        return file
+
+
+@asynccontextmanager
+async def opened_harm(settings: BusSettings) -> AsyncIterator[tuple[Harm, BusSettings]]:
+    """What can be harmed, and how to log in so that the link is among it."""
+    servers = None if settings.ca_file else servers_of(settings.url)
+    if servers is None:
+        yield Harm(None), settings
+        return
+    async with opened_relay(servers) as (relay, url):
+        yield Harm(relay), msgspec.structs.replace(settings, url=url)

@@ -1,0 +1,188 @@
+"""One table of every limit that may end a wait, ours and those of others, in their right order."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from everstep_services.agent.stalls.limits import (
+    FIRST_STEP,
+    HEARTBEAT,
+    OUTSIDE,
+    STEP,
+    Limit,
+    Limits,
+)
+from trainer_sdk.page import SectionKind
+
+_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+_MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
+_NCCL_GROUP_S, _GLOO_GROUP_S = 600.0, 1800.0
+"""How long torch's process groups wait, where the script does not say (2.2 and later)."""
+_NCCL_MONITOR_S = 480.0
+"""How long torch's monitor waits for NCCL's watchdog (2.4 and later; 600 s before)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What else may end a training that waits."""
+
+    group_timeout_s: float | None = None
+    """Of the default process group, once a rank has shown it."""
+    heartbeat_s: float | None = None
+    """Of NCCL's monitor, where the environment sets it."""
+    preempt_grace_s: float | None = 600.0
+    """None where the agent gives ranks no time: another launcher gets the signals."""
+    scheduler_grace_s: float | None = None
+    """How long the scheduler waits before it kills, where somebody has said so."""
+    has_nccl: bool = False
+    """The node has devices, so that ranks are likely to use NCCL."""
+    is_monitored: bool = True
+    """Torch's monitor of NCCL is not switched off."""
+    limited_by: str = "--limit "
+    """What people write before `NAME=SECONDS` to set a limit by hand."""
+
+    @property
+    def expected_group_s(self) -> float:
+        """The process group's timeout, if the script has left it alone."""
+        return _NCCL_GROUP_S if self.has_nccl else _GLOO_GROUP_S
+
+
+@dataclass(frozen=True, slots=True)
+class Misorder:
+    """Two limits of which the wrong one ends first."""
+
+    about: str
+    """The same for the same two, however long ours is just now."""
+    text: str
+    is_warning: bool = True
+
+
+def others_of(
+    environ: Mapping[str, str],
+    *,
+    preempt_grace_s: float | None,
+    scheduler_grace_s: float | None,
+    has_nccl: bool = False,
+    limited_by: str = "--limit ",
+) -> Others:
+    """What is known before any rank runs."""
+    try:
+        heartbeat_s = float(environ[_HEARTBEAT])
+    except (KeyError, ValueError):
+        heartbeat_s = None
+    is_monitored = environ.get(_MONITORING, "1").lower() not in {"0", "n", "no", "f", "false"}
+    return Others(
+        None,
+        heartbeat_s,
+        preempt_grace_s,
+        scheduler_grace_s,
+        has_nccl,
+        is_monitored,
+        limited_by,
+    )
+
+
+def table(limits: Limits, others: Others) -> list[str]:
+    """One line for each limit: what it is for, how long, and who says so."""
+    rows = [
+        (what, time_text(limit.s), limit.origin or limit.source) for what, limit in _ours(limits)
+    ]
+    rows += [(what, time_text(s), source) for what, s, source in _theirs(others)]
+    return [f"  {what:<22} {time:>8}  {source}" for what, time, source in rows]
+
+
+def misorders(limits: Limits, others: Others) -> list[Misorder]:
+    """Each pair of limits of which the wrong one ends first, and what to do about it.
+
+    For defaults of ours that is one line and no warning: what is learned soon takes their place.
+    """
+    said: list[Misorder] = []
+    late = [
+        (what, limit)
+        for what, limit in _ours(limits)
+        if limit.source != "default" and what not in {FIRST_STEP, STEP}
+    ]
+    for what, limit in late:
+        if others.group_timeout_s and limit.s >= others.group_timeout_s:
+            said.append(_given_up(what, limit, others.group_timeout_s, others.limited_by))
+        if others.heartbeat_s and limit.s >= others.heartbeat_s:
+            text = (
+                f"{_HEARTBEAT}={others.heartbeat_s:g} ends a rank before a stall in {what} "
+                f"is found ({time_text(limit.s)}): raise it above {limit.s:g}"
+            )
+            said.append(Misorder(f"monitor {what}", text))
+    if unlearned := _given_up_unlearned(limits, others):
+        said.append(unlearned)
+    grace_s, ours_s = others.scheduler_grace_s, others.preempt_grace_s
+    if grace_s and ours_s is not None and ours_s > grace_s:
+        text = (
+            f"--preempt-grace {ours_s:g} is longer than the scheduler waits "
+            f"({time_text(grace_s)}): ranks that save longer are killed; lower it, or ask the "
+            "scheduler for more"
+        )
+        said.append(Misorder("grace", text))
+    return said
+
+
+def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Misorder:
+    """What was learned is a multiple of what was seen: a limit below it could be a wrong one."""
+    is_ours = limit.source == "configured"
+    shorter = f", or set {limited_by}{what}={timeout_s / 2:g}" if is_ours else ""
+    text = (
+        f"the process group gives up after {time_text(timeout_s)}, before a stall in "
+        f"{what} is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
+        f"blame nobody; give init_process_group a longer timeout{shorter}"
+    )
+    return Misorder(f"group {timeout_s:g} {what}", text)
+
+
+def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
+    timeout_s = others.group_timeout_s or others.expected_group_s
+    limit = limits.section("", SectionKind.PLAIN)
+    step = limits.by_hand(STEP)
+    if limit.source != "default" or min(limit.s, step.s if step else limit.s) <= timeout_s:
+        return None
+    text = (
+        f"until limits are learned, the process group gives up after {time_text(timeout_s)}"
+        f"{'' if others.group_timeout_s else ', unless the script says otherwise'}, before a "
+        f"stall is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
+        f"blame nobody; {others.limited_by}{STEP}={timeout_s / 2:g} would find it first, once "
+        f"there are steps"
+    )
+    return Misorder(f"group {timeout_s:g}", text, is_warning=False)
+
+
+def _ours(limits: Limits) -> Iterator[tuple[str, Limit]]:
+    yield FIRST_STEP, limits.first_step()
+    yield STEP, limits.step()
+    yield OUTSIDE, limits.section("", SectionKind.PLAIN)
+    if limits.by_hand(HEARTBEAT) is not None:
+        yield HEARTBEAT, limits.heartbeat()
+    for name in sorted(limits.named()):
+        yield name, limits.section(name, SectionKind.PLAIN)
+    yield "other sections", Limit(limits.rules.section_s, "default")
+    yield "checkpoints", Limit(limits.rules.checkpoint_s, "default")
+    yield "evaluation", Limit(limits.rules.evaluation_s, "default")
+
+
+def _theirs(others: Others) -> Iterator[tuple[str, float, str]]:
+    if others.group_timeout_s:
+        yield "process group", others.group_timeout_s, "its timeout"
+    else:
+        backend = "NCCL" if others.has_nccl else "gloo"
+        yield "process group", others.expected_group_s, f"torch's default with {backend}"
+    if others.heartbeat_s:
+        yield "NCCL's monitor", others.heartbeat_s, _HEARTBEAT
+    elif others.has_nccl and others.is_monitored:
+        yield "NCCL's monitor", _NCCL_MONITOR_S, "torch's default"
+    if others.preempt_grace_s is not None:
+        yield "grace when preempted", others.preempt_grace_s, "--preempt-grace"
+    if others.scheduler_grace_s:
+        yield "the scheduler's grace", others.scheduler_grace_s, "[agent] scheduler_grace_s"
+
+
+def time_text(seconds: float) -> str:
+    """A time as people say it."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size or (seconds >= size and seconds % size == 0):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"

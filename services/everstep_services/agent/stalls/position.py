@@ -1,0 +1,441 @@
+"""Where a rank is, for how long it has been there, and how long it may be."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+from everstep_services.agent.stalls.limits import (
+    FIRST_STEP,
+    HEARTBEAT,
+    OUTSIDE,
+    STEP,
+    Limit,
+    Limits,
+    is_by_hand,
+)
+from trainer_sdk.page import (
+    CountedBy,
+    LaneReading,
+    PageReading,
+    RankPhase,
+    SectionKind,
+    SectionReading,
+)
+
+_IDLE_S = 1.0
+"""Who has done nothing for so long is idle."""
+_WAITS_S = 3.0
+"""Who has done nothing for so long, and is in a collective, waits in that."""
+_LATELY_S = 10.0
+"""What was seen of a rank holds so long, if it has not moved."""
+_NEARLY_S = 1.0
+"""What it has not entered so long before it is late, it has not entered in time."""
+_COMPILE = "compile"
+LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
+"""Phases for which others wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What else shows whether a rank works, where its page cannot."""
+
+    idle_s: float | None = None
+    """How long its process has used no processor and moved no bytes; None if nobody looked."""
+    collective_s: float | None = None
+    """When it was last seen to enter another collective."""
+    waits_in: str = ""
+    """The collective that it is in, if it is in one."""
+    is_recorded: bool = False
+    """Its collectives can be read: where `waits_in` is empty, it is in none."""
+    of_all: int | None = None
+    """The last that it has entered of the group in which all ranks are; None if nobody knows."""
+    awaits: int | None = None
+    """The oldest of these that it is in, where it is in no others."""
+
+    @property
+    def collective(self) -> str | None:
+        """The collective that it is in; empty for none, None if nobody knows."""
+        return self.waits_in if self.waits_in or self.is_recorded else None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that is known of one rank at one moment."""
+
+    rank: int
+    born_s: float
+    """When its process was started."""
+    page: PageReading | None = None
+    lanes: tuple[LaneReading, ...] = ()
+    section: Callable[[int], SectionReading] | None = None
+    """What its page says of a section."""
+    threads: Collection[int] | None = None
+    """Its threads, if somebody looked: sections of others will never end, and mean nothing."""
+    signs: Signs = Signs()
+    looked_s: float = 0.0
+    """When these were seen."""
+    compile_idle_s: float = 0.0
+    """For how long what it compiles has computed next to nothing."""
+    trouble: str = ""
+    """Why its page cannot be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is without having made progress since."""
+
+    rank: int
+    phase: str
+    """As in `rank_stalled`."""
+    since_s: float
+    """Since when the limit counts."""
+    limit: Limit
+    section: str | None = None
+    step: int | None = None
+    signal: str = "page"
+    pid: int | None = None
+    waits_in: str | None = None
+    """The collective that it is in; empty for none, None if nobody knows."""
+    entered: int | None = None
+    """It is late, and in no collective: the last that it has entered of the group in which all
+    ranks are; None if nobody knows."""
+    awaits: int | None = None
+    """The one of that group that it does nothing but wait in, if it is known to."""
+    is_under_way: bool = False
+    """It is known to be in no collective, and to work."""
+    ordinary: Limit | None = None
+    """Where torch compiles: the limit that would hold if it did not."""
+    idle_s: float = 0.0
+    """Why that holds: for so long the compilation has computed next to nothing."""
+    moved_s: float | None = None
+    """When it last made progress, where the limit counts from an earlier instant."""
+
+    @property
+    def stopped_s(self) -> float:
+        """Since when it makes no progress: others may wait for it from then on."""
+        return self.since_s if self.moved_s is None else self.moved_s
+
+    def waited_s(self, now: float, blind_s: float = 0.0) -> float:
+        """How long it has made no progress, as far as that was witnessed."""
+        return max(0.0, now - self.since_s - blind_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A rank that is not to be judged, because it said so."""
+
+    rank: int
+    until_s: float | None
+    step: int | None = None
+
+
+def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
+    """Where the rank is; None for one whose script is over."""
+    page = view.page
+    if page is None:
+        return Place(view.rank, "start", view.born_s, _patience(limits.first_step(), view, limits))
+    if page.phase is RankPhase.ENDED:
+        return None
+    step = page.step or None
+    if page.pauses > 0 and not 0 < page.paused_until_s <= now:
+        return Aside(view.rank, page.paused_until_s or None, step)
+    resumed_s = max(
+        page.paused_until_s if page.pauses > 0 else 0.0, page.compiling_s, page.compiled_s
+    )
+    places = _places(view, page, limits, resumed_s)
+    if page.compiling_s:
+        places = [_compiling(place, view, limits, now) for place in places]
+    return _seen(min(places, key=_deadline), view, now)
+
+
+def _deadline(place: Place) -> tuple[float, float]:
+    """When it is late; of those that are at the same time, the one that is closer without torch."""
+    ordinary_s = place.limit.s if place.ordinary is None else place.ordinary.s
+    return place.since_s + place.limit.s, place.since_s + ordinary_s
+
+
+def _seen(place: Place, view: View, now: float) -> Place:
+    """With what was seen of its collectives, if that was lately and since it stopped."""
+    signs = view.signs
+    is_lately = place.stopped_s < view.looked_s and now - view.looked_s <= _LATELY_S
+    if not is_lately or not signs.is_recorded or signs.idle_s is None:
+        return place
+    if signs.waits_in:
+        return replace(place, awaits=signs.awaits if signs.idle_s >= _WAITS_S else None)
+    is_late = view.looked_s >= place.since_s + place.limit.s - _NEARLY_S
+    entered = signs.of_all if is_late else None
+    return replace(place, entered=entered, is_under_way=signs.idle_s < _IDLE_S)
+
+
+def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+    """Wherever it is: by what people have set, and by what is usual.
+
+    Where people let it stay for long, it may also be on its way to its next step for so long.
+    """
+    stays = [*_stays_by_hand(view, page, limits, resumed_s)]
+    spans = [*_spans_by_hand(view, page, limits, resumed_s)]
+    stays_until = max((_deadline(place) for place in stays), default=(0.0, 0.0))
+    for place in _in_phase(view, page, limits, resumed_s):
+        is_met = {place.limit.name} & {span.limit.name for span in spans}
+        if not is_met and (is_by_hand(place.limit) or _deadline(place) >= stays_until):
+            spans.append(place)
+    return [*stays, *spans, *_in_lanes(view, page, limits, resumed_s)]
+
+
+def _in_phase(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+    """On its way to its first step, from heartbeat to heartbeat, or from step to step."""
+    if is_warming_up(page, limits):
+        if page.beats and not page.steps:
+            return [_between_beats(view, page, limits, resumed_s)]
+        return [_before_first_step(view, page, limits, resumed_s)]
+    if page.counted_by is CountedBy.SDK:
+        is_long = _is_in_long_phase(view)
+        return [] if is_long else [_between_steps(view, page, resumed_s, limits.usual_step())]
+    is_by_hand_alone = limits.by_hand(OUTSIDE) is not None or limits.by_hand(STEP) is not None
+    if _live(view) or is_by_hand_alone:
+        return []
+    return [_unmodified(view, page, limits, resumed_s)]
+
+
+def _in_lanes(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+    """In the innermost section of each thread, or outside of all."""
+    if is_warming_up(page, limits):
+        return []
+    return [
+        place
+        for lane in _live(view)
+        if (place := _in_lane(view, page, lane, limits, resumed_s)) is not None
+    ]
+
+
+def is_warming_up(page: PageReading, limits: Limits) -> bool:
+    """It makes its first steps, which may take long."""
+    return page.steps < (limits.rules.warmup_steps or page.warmup or 1)
+
+
+def _compiling(place: Place, view: View, limits: Limits, now: float) -> Place:
+    """It may take as long as a first step, in which torch compiles, too.
+
+    No limit that was learned where it does not compile says anything, also of other threads of
+    the rank: they may wait for the one that does. But one that computes nothing has hung.
+    """
+    section, ordinary = _innermost(view), place.limit
+    idle_s = min(view.compile_idle_s, place.waited_s(now))
+    place = replace(
+        place, phase=_COMPILE, ordinary=ordinary, section=section.name if section else None
+    )
+    if idle_s >= limits.idle_compile_s(ordinary):
+        return replace(place, idle_s=idle_s)
+    longest = max(limits.first_step(), ordinary, key=lambda limit: limit.s)
+    return replace(place, limit=longest)
+
+
+def _live(view: View) -> list[LaneReading]:
+    """The main thread's lane, and those of other threads that are in a section."""
+    return [
+        lane
+        for number, lane in enumerate(view.lanes)
+        if not number or (lane.frames and (view.threads is None or lane.thread in view.threads))
+    ]
+
+
+def _before_first_step(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+    """Sections that come and go, and collectives, are progress."""
+    since_s = _moved_s(view, page, resumed_s)
+    section = _innermost(view)
+    return Place(
+        view.rank,
+        _early(page),
+        since_s,
+        _patience(limits.first_step(), view, limits),
+        section=section.name if section else None,
+        signal=_signal(since_s, view.signs),
+        pid=page.pid,
+        waits_in=view.signs.collective,
+    )
+
+
+def _between_beats(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+    """Heartbeats are all that it says of itself, or it has not made its first step yet."""
+    place = _before_first_step(view, page, limits, resumed_s)
+    limit = _patience(limits.usual_heartbeat(), view, limits)
+    return replace(place, phase=HEARTBEAT, limit=limit)
+
+
+def _in_lane(
+    view: View, page: PageReading, lane: LaneReading, limits: Limits, resumed_s: float
+) -> Place | None:
+    """None where a limit is set by hand: `_stays_by_hand` has it."""
+    assert view.section is not None
+    section = view.section(lane.frames[-1].section if lane.frames else 0)
+    if limits.by_hand(section.name or OUTSIDE) is not None:
+        return None
+    return Place(
+        view.rank,
+        _phase(section),
+        _lane_moved_s(view, page, lane, resumed_s),
+        limits.usual_section(section.name, section.kind),
+        section=section.name or None,
+        step=page.step,
+        pid=page.pid,
+    )
+
+
+def _between_steps(view: View, page: PageReading, resumed_s: float, limit: Limit) -> Place:
+    section = _innermost(view)
+    return Place(
+        view.rank,
+        "step",
+        max(page.progress_s, resumed_s),
+        limit,
+        section=section.name if section else None,
+        step=page.step,
+        pid=page.pid,
+    )
+
+
+def _unmodified(
+    view: View, page: PageReading, limits: Limits, resumed_s: float, limit: Limit | None = None
+) -> Place:
+    """A script that says nothing of itself: steps of its optimizer, and collectives."""
+    signs = view.signs
+    since_s = max(page.progress_s, resumed_s, signs.collective_s or 0.0)
+    works = not signs.waits_in and (signs.idle_s is None or signs.idle_s < _IDLE_S)
+    usual = limits.usual_step() if works else limits.usual_section("", SectionKind.PLAIN)
+    return Place(
+        view.rank,
+        "step",
+        since_s,
+        limit or usual,
+        step=page.step,
+        signal=_signal(since_s, signs),
+        pid=page.pid,
+        waits_in=signs.collective,
+    )
+
+
+def _stays_by_hand(
+    view: View, page: PageReading, limits: Limits, resumed_s: float
+) -> Iterator[Place]:
+    """Each section that is open, however deep, and the time outside of all.
+
+    A section's limit counts from when it was entered: what comes and goes inside does not begin
+    it anew, but a heartbeat of the same thread does.
+    """
+    for lane in _live(view):
+        for frame in lane.frames:
+            assert view.section is not None
+            section = view.section(frame.section)
+            limit = _section_by_hand(section.name, page, limits)
+            if limit is not None:
+                innermost = view.section(lane.frames[-1].section)
+                yield Place(
+                    view.rank,
+                    _phase(innermost if innermost.kind is not SectionKind.PLAIN else section),
+                    max(frame.since_s, lane.beat_s, resumed_s),
+                    limit,
+                    section=section.name,
+                    step=page.step or None,
+                    pid=page.pid,
+                    moved_s=_lane_moved_s(view, page, lane, resumed_s),
+                )
+    limit = limits.by_hand(OUTSIDE)
+    is_open = page.steps > 0 or (
+        page.phase is RankPhase.SCRIPT and not limits.rules.is_outside_late
+    )
+    if limit is not None and is_open and not (view.lanes and view.lanes[0].frames):
+        yield _outside_by_hand(view, page, limits, resumed_s, limit)
+
+
+def _outside_by_hand(
+    view: View, page: PageReading, limits: Limits, resumed_s: float, limit: Limit
+) -> Place:
+    """From the first line of the script on."""
+    if not page.steps:
+        return replace(_before_first_step(view, page, limits, resumed_s), limit=limit)
+    if not view.lanes:
+        return _unmodified(view, page, limits, resumed_s, limit)
+    since_s = _lane_moved_s(view, page, view.lanes[0], resumed_s)
+    return Place(view.rank, "step", since_s, limit, step=page.step, pid=page.pid)
+
+
+def _section_by_hand(name: str, page: PageReading, limits: Limits) -> Limit | None:
+    """A step that may take long has the limit of a first step, if somebody has said so."""
+    if name != STEP or not is_warming_up(page, limits):
+        return limits.by_hand(name)
+    first_step = limits.by_hand(FIRST_STEP)
+    if first_step is None and (limits.rules.warmup_steps or page.warmup):
+        return None
+    return first_step or limits.by_hand(STEP)
+
+
+def _spans_by_hand(
+    view: View, page: PageReading, limits: Limits, resumed_s: float
+) -> Iterator[Place]:
+    """From step to step, and from heartbeat to heartbeat, whatever sections come and go."""
+    if page.is_closed or _is_in_long_phase(view):
+        return
+    step, heartbeat = limits.by_hand(STEP), limits.by_hand(HEARTBEAT)
+    if step is not None and not is_warming_up(page, limits):
+        if page.counted_by is CountedBy.SDK:
+            yield _between_steps(view, page, resumed_s, step)
+        else:
+            yield _unmodified(view, page, limits, resumed_s, step)
+    if heartbeat is not None and page.beats:
+        place = _between_steps(view, page, resumed_s, heartbeat)
+        yield replace(place, phase=HEARTBEAT, step=page.step or None)
+
+
+def _phase(section: SectionReading) -> str:
+    if not section.name:
+        return "step"
+    return "section" if section.kind is SectionKind.PLAIN else section.kind.value
+
+
+def _early(page: PageReading) -> str:
+    return "first_step" if page.phase is RankPhase.SCRIPT else "start"
+
+
+def _moved_s(view: View, page: PageReading, resumed_s: float) -> float:
+    """When it last did anything that can be seen, on its way to its first step."""
+    signs = view.signs
+    moved = [page.progress_s, page.script_s, resumed_s, signs.collective_s or 0.0]
+    return max([*moved, *(lane.moved_s for lane in view.lanes)])
+
+
+def _lane_moved_s(view: View, page: PageReading, lane: LaneReading, resumed_s: float) -> float:
+    is_main = lane is view.lanes[0]
+    return max(lane.moved_s, resumed_s, page.progress_s if is_main else 0.0)
+
+
+def _signal(since_s: float, signs: Signs) -> str:
+    """What has shown its last progress."""
+    return (
+        "collectives"
+        if signs.collective_s is not None and signs.collective_s == since_s
+        else "page"
+    )
+
+
+def _patience(limit: Limit, view: View, limits: Limits) -> Limit:
+    """A rank that works, and does not wait for others, may be on its way to its first step."""
+    signs = view.signs
+    if signs.idle_s is None or signs.idle_s >= _IDLE_S or signs.waits_in or is_by_hand(limit):
+        return limit
+    return replace(limit, s=limit.s * limits.rules.busy_factor)
+
+
+def _is_in_long_phase(view: View) -> bool:
+    section = view.section
+    if section is None:
+        return False
+    return any(
+        section(frame.section).kind is not SectionKind.PLAIN
+        for lane in view.lanes
+        for frame in lane.frames
+    )
+
+
+def _innermost(view: View) -> SectionReading | None:
+    if not view.lanes or not view.lanes[0].frames or view.section is None:
+        return None
+    return view.section(view.lanes[0].frames[-1].section)

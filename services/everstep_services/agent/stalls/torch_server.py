@@ -1,0 +1,63 @@
+"""Asks the server that torch has opened in a rank; its threads answer without any Python."""
+
+import asyncio
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.agent_link import ShortPath
+
+_MOST_BYTES = 32 << 20
+
+
+class NoAnswerError(EverstepError):
+    """The server of a rank has not answered, or not well."""
+
+
+def has_server(folder: Path) -> bool:
+    """The rank of this folder has had torch open its server."""
+    return (folder / layout.WORKER_SOCKET).exists()
+
+
+async def ask(folder: Path, handler: str, within_s: float) -> bytes | None:
+    """What one of its handlers answers; None where there is none, or no good answer in time."""
+    try:
+        return await answer(folder, handler, within_s)
+    except NoAnswerError:
+        return None
+
+
+async def answer(folder: Path, handler: str, within_s: float) -> bytes:
+    """What one of its handlers answers; `NoAnswerError` says why there is no good answer."""
+    try:
+        async with asyncio.timeout(within_s):
+            said = await _asked(str(folder / layout.WORKER_SOCKET), handler)
+    except TimeoutError:
+        raise NoAnswerError(f"no answer within {within_s:.2g} s") from None
+    except OSError as error:
+        raise NoAnswerError(f"torch's server in it is gone: {error.strerror}") from error
+    head, _, body = said.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if status != [b"200"]:
+        line = head.partition(b"\r\n")[0][:60].decode(errors="replace")
+        raise NoAnswerError(f"torch's server in it refused: {line or 'it said nothing'}")
+    return body
+
+
+async def _asked(path: str, handler: str) -> bytes:
+    with ShortPath(path) as short:
+        reader, writer = await asyncio.open_unix_connection(short)
+    try:
+        writer.write(
+            f"POST /handler/{handler} HTTP/1.1\r\n"
+            "Host: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+        )
+        answer = bytearray()
+        while len(answer) < _MOST_BYTES:
+            part = await reader.read(1 << 18)
+            if not part:
+                break
+            answer += part
+        return bytes(answer)
+    finally:
+        writer.close()

@@ -1,0 +1,74 @@
+"""Reads what goodput follows from out of the log of facts, and remembers it by job."""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from sqlalchemy import select
+
+from everstep.messages import Fact, decode, kind_of
+from everstep.messages.codec import BadMessageError
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep_services.history.goodput.ledger import Segment, segments
+from everstep_services.history.goodput.trace import KINDS, Trace
+
+_JOBS_MOST = 512
+"""So many jobs are remembered; the one that was asked about the longest ago is read again."""
+_AT_ONCE = 2000
+_KIND_NAMES = tuple(kind_of(kind) for kind in KINDS)
+
+
+@dataclass(slots=True)
+class _Known:
+    """A job's facts until a place in the log."""
+
+    trace: Trace = field(default_factory=Trace)
+    read_n: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class GoodputReader:
+    """Reads on from where a job was read the last time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def segments(self, job: str, now_s: float) -> list[Segment]:
+        """How a job spent its time until now; empty where no allocation of it is known."""
+        known = self._known.setdefault(job, _Known())
+        self._known.move_to_end(job)
+        while len(self._known) > _JOBS_MOST:
+            self._known.popitem(last=False)
+        async with known.lock:
+            while await self._read_on(job, known):
+                pass
+            return segments(known.trace, now_s)
+
+    async def _read_on(self, job: str, known: _Known) -> bool:
+        """Take some more facts. Returns whether there may be others."""
+        facts = tables.facts.c
+        query = select(facts.n, facts.received_us, facts.body).where(
+            facts.job == job, facts.n > known.read_n, facts.kind.in_(_KIND_NAMES)
+        )
+        async with self._database.read() as connection:
+            rows = (await connection.execute(query.order_by(facts.n).limit(_AT_ONCE))).all()
+        if rows:
+            read = [
+                (fact, row.received_us / 1e6)
+                for row in rows
+                if (fact := _decoded(row.body)) is not None
+            ]
+            known.trace.take((fact for fact, _ in read), (by_s for _, by_s in read))
+            known.read_n = rows[-1].n
+        return len(rows) == _AT_ONCE
+
+
+def _decoded(body: str) -> Fact | None:
+    """The fact; None where this release cannot read it."""
+    try:
+        message = decode(body.encode())
+    except BadMessageError:
+        return None
+    return message if isinstance(message, KINDS) else None

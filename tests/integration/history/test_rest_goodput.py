@@ -1,0 +1,83 @@
+"""REST answers: what each second of allocations was spent on."""
+
+import itertools
+from datetime import timedelta
+
+import httpx2
+import pytest
+
+from tests.integration.conftest import Api
+from tests.integration.history.test_rest_incidents import problem
+from tests.integration.history.test_rest_lists import get
+from tests.unit.history.facts import make
+from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, at
+
+DAY = {"since": BEGAN.isoformat(), "until": (BEGAN + timedelta(days=1)).isoformat()}
+
+
+def second(number: float) -> str:
+    return (BEGAN + timedelta(seconds=number)).isoformat()
+
+
+async def test_a_job_shows_what_its_time_went_to(api: Api, reader: httpx2.AsyncClient) -> None:
+    """A11.4."""
+    await api.add(*TRACE)
+    shown = await get(reader, "jobs/j/goodput")
+    assert {name: lasted_s for name, lasted_s in shown["seconds"].items() if lasted_s} == SECONDS
+    assert shown["wall_s"] == 245
+    assert shown["goodput_ratio"] == pytest.approx(SECONDS["productive"] / 245, abs=1e-6)
+    window = await get(reader, "jobs/j/goodput", since=second(150), until=second(158))
+    assert window["seconds"]["productive"] == 0
+    assert (window["wall_s"], window["seconds"]["restore"]) == (8, 2)
+
+
+async def test_what_is_added_later_counts(api: Api, reader: httpx2.AsyncClient) -> None:
+    for fact in TRACE:
+        await api.add(fact)
+        await get(reader, "jobs/j/goodput") if fact is not TRACE[0] else None
+    shown = await get(reader, "jobs/j/goodput")
+    assert {name: lasted_s for name, lasted_s in shown["seconds"].items() if lasted_s} == SECONDS
+
+
+async def test_the_timeline_has_every_part_in_order(api: Api, reader: httpx2.AsyncClient) -> None:
+    await api.add(*TRACE)
+    parts = (await get(reader, "jobs/j/timeline"))["items"]
+    assert parts[0]["since"].startswith("2026-11-25T08:00:00")
+    assert all(one["until"] == after["since"] for one, after in itertools.pairwise(parts))
+    assert {part["time_class"] for part in parts} == set(SECONDS) - {"straggler_tax"}
+    assert max(part["tax_ratio"] for part in parts) > 0
+    coarse = await get(reader, "jobs/j/timeline", most=10)
+    assert coarse["is_coarse"]
+    assert len(coarse["items"]) < len(parts)
+    assert (coarse["items"][0]["since"], coarse["items"][-1]["until"]) == (
+        parts[0]["since"], parts[-1]["until"],
+    )  # fmt: skip
+
+
+async def test_the_fleet_is_the_sum_of_its_jobs(api: Api, reader: httpx2.AsyncClient) -> None:
+    await api.add(
+        *TRACE,
+        make("job_started", job="k", at=BEGAN),
+        make("allocation_started", job="k", allocation="k1", at=BEGAN),
+        make("allocation_ended", job="k", allocation="k1", at=BEGAN + timedelta(seconds=100)),
+    )
+    fleet = await get(reader, "goodput", **DAY)
+    assert (fleet["jobs"], fleet["wall_s"], fleet["is_cut"]) == (2, 345, False)
+    assert fleet["seconds"]["productive"] == SECONDS["productive"]
+    assert fleet["seconds"]["rendezvous"] == SECONDS["rendezvous"] + 100
+    assert [one["job"] for one in fleet["worst"]] == ["k", "j"]
+    before = {"since": "2020-01-01T00:00:00Z", "until": "2020-01-02T00:00:00Z"}
+    empty = await get(reader, "goodput", **before)
+    assert (empty["jobs"], empty["wall_s"], empty["goodput_ratio"]) == (0, 0, None)
+
+
+async def test_bad_windows_and_unknown_jobs_are_refused(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    await api.add(at(0, "job_started"), *TRACE)
+    assert (await problem(reader, "jobs/nobody/goodput"))[0] == 404
+    assert (await problem(reader, "jobs/nobody/timeline"))[0] == 404
+    status, code, _ = await problem(reader, "goodput", since=second(5), until=second(5))
+    assert (status, code) == (400, "bad_window")
+    assert (await problem(reader, "jobs/j/goodput", since="yesterday"))[0] == 422
+    assert (await problem(reader, "jobs/j/timeline", most=3))[0] == 422

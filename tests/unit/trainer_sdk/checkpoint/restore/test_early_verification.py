@@ -1,0 +1,134 @@
+"""Which images are checked before anybody restores, by real files."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trainer_sdk.checkpoint.restored_states import state
+from tests.unit.trainer_sdk.checkpoint.saved_states import Place
+from tests.waiting import until
+from trainer_sdk.checkpoint.manifest import INDEX, ImageIndex, decode
+from trainer_sdk.checkpoint.restore.choice import StateOffer
+from trainer_sdk.checkpoint.restore.discovery import OFFER, EarlyVerification, see_images
+from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.stored_image import StoredImage
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def steps(ahead: EarlyVerification) -> list[int]:
+    ahead._thread.join()
+    found = [one.identity.step for one in ahead._found]
+    ahead.close()
+    return found
+
+
+def offer(place: Place, step: int) -> StateOffer:
+    return next(one for one in see_images(place.home(0))[0].offers if one.identity.step == step)
+
+
+def test_the_two_newest_are_checked(place: Place) -> None:
+    for step in (10, 20, 30):
+        place.keep(step, 0, state(step))
+    assert steps(EarlyVerification(place.home(0))) == [30, 20]
+
+
+def test_what_is_not_what_was_saved_is_not_given_and_the_next_one_is(place: Place) -> None:
+    place.keep(10, 0, state(10))
+    image = place.keep(20, 0, state(20)) / "image"
+    image.write_bytes(bytes(len(image.read_bytes())))
+    assert steps(EarlyVerification(place.home(0))) == [10]
+
+
+def test_what_the_agent_fetches_meanwhile_is_checked_as_soon_as_it_is_there(place: Place) -> None:
+    place.keep(10, 0, state(10))
+    ahead = EarlyVerification(place.home(0, agent_within_s=30))
+    place.keep(20, 0, state(20), held=True)
+    (place.images(0) / OFFER).write_text('{"round":2,"complete":true}')
+    assert steps(ahead) == [20, 10]
+
+
+def test_who_wants_none_does_not_wait_for_the_agent(place: Place) -> None:
+    ahead = EarlyVerification(place.home(0, agent_within_s=1e6))
+    ahead.close()
+    assert not ahead._thread.is_alive()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator["Slow"]:
+    found = Slow()
+    plain = StoredImage.verify
+
+    def verify(self: StoredImage, is_over: threading.Event | None = None) -> None:
+        found.begun.set()
+        found.may_end.wait(30)
+        plain(self, is_over)
+
+    monkeypatch.setattr(StoredImage, "verify", verify)
+    yield found
+    found.may_end.set()
+
+
+class Slow:
+    """Checks that take as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+
+def test_the_chosen_one_is_waited_for_while_it_is_being_checked(place: Place, slow: Slow) -> None:
+    place.keep(10, 0, state(10))
+    place.keep(20, 0, state(20))
+    ahead = EarlyVerification(place.home(0))
+    slow.begun.wait(30)
+    with ThreadPoolExecutor() as beside:
+        chosen = beside.submit(ahead.image, offer(place, 20))
+        until(lambda: ahead._news._waiters, "it is waited for")  # type: ignore[attr-defined]
+        slow.may_end.set()
+        image = chosen.result(30)
+    assert image is not None
+    image.close()
+    ahead.close()
+
+
+def test_another_one_than_the_chosen_is_not_waited_for(place: Place, slow: Slow) -> None:
+    place.keep(10, 0, state(10))
+    place.keep(20, 0, state(20))
+    ahead = EarlyVerification(place.home(0))
+    slow.begun.wait(30)
+    assert ahead.image(offer(place, 10)) is None
+    slow.may_end.set()
+    assert steps(ahead) == [], "nor is it checked to the end"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_check_that_breaks_off_holds_nobody_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(*_: object) -> None:
+        raise RuntimeError("out of threads")
+
+    monkeypatch.setattr(StoredImage, "verify", verify)
+    place.keep(10, 0, state(10))
+    ahead = EarlyVerification(place.home(0))
+    ahead._thread.join()
+    with ThreadPoolExecutor() as beside:
+        assert beside.submit(ahead.image, offer(place, 10)).result(30) is None
+    ahead.close()
+
+
+def test_an_image_that_nobody_waits_for_is_left(place: Place) -> None:
+    folder = place.keep(10, 0, state(10))
+    index = decode((folder / INDEX).read_bytes(), ImageIndex, "")
+    image, is_over = StoredImage(str(folder), index.identity), threading.Event()
+    image.verify(is_over)
+    image.close()
+    is_over.set()
+    with pytest.raises(UnfitError, match="before it was verified"):
+        image.verify(is_over)

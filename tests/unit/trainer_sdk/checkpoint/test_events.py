@@ -1,0 +1,51 @@
+"""What leaves the process: what agents read and people are told; and what stays out of a writer."""
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from trainer_sdk.bootstrap.agent_link import AgentLink, private_page
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.wire import Checkpointed, Datagram
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, octets: bytes, /) -> int:
+        self.sent.append(msgspec.json.decode(octets, type=Datagram))
+        return len(octets)
+
+
+def test_an_agent_reads_what_is_told() -> None:
+    link, wire = AgentLink({}), Wire()
+    link.attach(private_page(), wire, 3, 1)
+    Reporter(1, link).report("committed", step=9, path="/ckpt/step-9", shards=2)
+    assert wire.sent == [
+        Checkpointed(
+            round=3,
+            rank=1,
+            event="committed",
+            body={"step": 9, "path": "/ckpt/step-9", "shards": 2},
+        )
+    ]
+
+
+def test_without_an_agent_only_people_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = Reporter(4, None)
+    reporter.report("committed", step=9)
+    reporter.warn("step 9 was not saved")
+    assert capsys.readouterr().err == "everstep: rank 4: step 9 was not saved\n"
+
+
+def test_the_writer_imports_no_torch() -> None:
+    """It starts in a tenth of the time, and has a tenth of the memory."""
+    code = (
+        "import sys, trainer_sdk.checkpoint.writer.__main__; "
+        "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,130 @@
+"""Defers signals that a scheduler sends to every process of a step, until the agent has decided.
+
+Slurm and systemd signal the ranks together with their agent. By default such a signal would end
+a rank before the agent can have it save. A handler of the script's own stays what it is; a script
+without one sees the default action in `signal.getsignal`, and its children have it.
+
+The page names the signals that are deferred. The warden ends a rank by one of them only on its
+agent's order, or if nobody but the rank has got it.
+"""
+
+import _signal  # type: ignore[import-not-found]  # `signal` imports more than all of this
+import os
+from _thread import get_ident
+
+from trainer_sdk import layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from trainer_sdk.bootstrap.agent_link import AgentLink
+
+DEFERRED = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
+HELD = (*DEFERRED, _signal.SIGINT)
+"""Blocked in a rank from its birth until it is armed."""
+
+_set, _get = _signal.signal, _signal.getsignal
+_link: "AgentLink | None" = None
+_masks: "dict[int, Any]" = {}
+"""What each thread that is forking had blocked before."""
+_held: "set[int]" = set()
+"""Threads whose next child lets nothing in yet."""
+
+
+def defer(link: "AgentLink") -> None:
+    """Defer what would end this process by default, and let in what was held since its birth.
+
+    In the main thread only, before the script runs.
+    """
+    global _link  # noqa: PLW0603 - a process has one
+    if link.attached:
+        _link = link
+        for number in DEFERRED:
+            if _get(number) == _signal.SIG_DFL:
+                _defer(number)
+        _signal.signal, _signal.getsignal = _signal_set, _signal_seen
+        os.register_at_fork(
+            before=_before_fork, after_in_parent=_after_fork, after_in_child=_end_in_child
+        )
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, HELD)
+
+
+def forking(fork: "Callable[[], None]") -> None:
+    """Have a child forked that lets no deferred signal in until it ignores them."""
+    _held.add(get_ident())
+    try:
+        fork()
+    finally:
+        _held.discard(get_ident())
+
+
+def ignore_in_child() -> None:
+    """In a child of the rank: signals to all processes of the step do nothing to it, either."""
+    for number in DEFERRED:
+        _set(number, _do_nothing)
+        _signal.siginterrupt(number, False)  # noqa: FBT003 - positional only
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, DEFERRED)
+
+
+def _defer(number: int) -> None:
+    _set(number, _came)
+    _signal.siginterrupt(number, False)  # noqa: FBT003 - positional only
+    _mark(number, is_deferred=True)
+
+
+def _came(number: int, _: object) -> None:
+    if _link is not None:
+        _link.say("deferred", f'"number":{number}')
+
+
+def _do_nothing(*_: object) -> None:
+    pass
+
+
+def _signal_set(number: "Any", handler: "Any", /) -> "Any":
+    """As `signal.signal`: the default action of a deferred signal is to be deferred."""
+    before = _set(number, handler)
+    if number in DEFERRED:
+        if isinstance(handler, int) and handler == _signal.SIG_DFL:
+            _defer(number)
+        else:
+            _mark(number, is_deferred=False)
+    return _signal.SIG_DFL if before is _came else before
+
+
+def _signal_seen(number: "Any", /) -> "Any":
+    seen = _get(number)
+    return _signal.SIG_DFL if seen is _came else seen
+
+
+def _mark(number: int, *, is_deferred: bool) -> None:
+    if _link is None:
+        return
+    others = _link.words[layout.DEFERRED] & ~(1 << number)
+    _link.words[layout.DEFERRED] = others | is_deferred << number
+
+
+def _before_fork() -> None:
+    """What is sent to the child from its first moment on waits until the child has its own."""
+    if _link is not None:
+        _masks[get_ident()] = _signal.pthread_sigmask(_signal.SIG_BLOCK, DEFERRED)
+
+
+def _after_fork() -> None:
+    mask = _masks.pop(get_ident(), None)
+    if mask is not None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+
+def _end_in_child() -> None:
+    """A process that the script forks is no rank: it ends as under any launcher."""
+    global _link  # noqa: PLW0603 - as above
+    _link = None
+    _signal.signal, _signal.getsignal = _set, _get
+    for number in DEFERRED:
+        if _get(number) is _came:
+            _set(number, _signal.SIG_DFL)
+    if get_ident() not in _held:
+        _after_fork()

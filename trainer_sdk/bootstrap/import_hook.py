@@ -1,0 +1,76 @@
+"""Does something once the script has imported a module, without importing it."""
+
+import sys
+
+TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    from trainer_sdk.bootstrap.agent_link import AgentLink
+
+_COMPILER = "torch._dynamo.callback"
+
+
+def when_imported(name: str, then: "Callable[[], None]") -> None:
+    """Do it now if the module is loaded, else when it is; where that never happens, nothing."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _WhenItComes(name, then))
+
+
+def watch_compiling(link: "AgentLink") -> None:
+    """Show in the rank's page when torch compiles, as soon as it can."""
+
+    def listen() -> None:
+        from trainer_sdk import compilation  # most scripts compile nothing
+
+        compilation.listen(sys.modules[_COMPILER], link)
+
+    when_imported(_COMPILER, listen)
+
+
+class _WhenItComes:
+    """Finds nothing; it lets the others find the module, and acts when its body has run."""
+
+    def __init__(self, name: str, then: "Callable[[], None]") -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = _found_by_others(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, self._then)
+        return spec
+
+
+def _found_by_others(
+    name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+) -> "ModuleSpec | None":
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _call_after(loader: "Any", then: "Callable[[], None]") -> None:
+    body = loader.exec_module
+
+    def exec_module(module: "ModuleType") -> None:
+        del loader.exec_module
+        body(module)
+        then()
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:
+        return  # a loader that cannot be changed: what was to be done is not, nothing else is lost

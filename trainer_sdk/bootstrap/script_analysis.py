@@ -1,0 +1,207 @@
+"""What can be known of a script before it runs, from its text alone."""
+
+import ast
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import resolve_name
+from itertools import islice
+
+from trainer_sdk.wire import RankCommand
+
+_MOST_FILES = 20
+_MOST_BYTES = 2**20
+"""Of a script, and of all the user's modules that it imports: nobody waits for more to be read."""
+_TORCH, _OPTIM, _DDP = "torch", "optim", "DistributedDataParallel"
+_NEEDING = (
+    "torch.optim.",
+    "torch.utils.checkpoint.",
+    "torch.distributed.fsdp.",
+    "torch.distributed.tensor.",
+)
+"""Modules that import dynamo once they are used, and what is in them."""
+_BASE = "Optimizer"
+"""Of all optimizers; it does not need dynamo by itself (see `sparing`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the ranks will run. Without a text that can be read it imports nothing."""
+
+    folder: str
+    """What it will find first on its path."""
+    package: str
+    """What its relative imports start from; empty where it may have none."""
+    tree: ast.Module
+
+    def imports(self) -> tuple[str, ...]:
+        """What it imports at its top level and an installer has put there.
+
+        The user's own modules are not among them: they may look at the rank's environment.
+        """
+        found = (name for name in _top_level(self.tree.body) if self._is_installed(name))
+        return tuple(dict.fromkeys(found))
+
+    def needs_dynamo(self) -> bool:
+        """Whether its ranks will import `torch._dynamo`, as far as the text tells.
+
+        They do if its code, or that of a module of the user's that it imports, uses DDP, FSDP2,
+        DTensor, activation checkpoints, or more of `torch.optim` than the base class. What stands
+        in texts and comments, or only for a type checker, does not count.
+        """
+        return _needs_dynamo(self.tree) or any(_needs_dynamo(tree) for tree in self._beside())
+
+    def _beside(self) -> Iterator[ast.Module]:
+        names = (name for node in _running(self.tree) for name in _imported(node, self.package))
+        origins = dict.fromkeys(_origin(name, [self.folder]) for name in names)
+        left = _MOST_BYTES
+        for path in islice((one for one in origins if one.endswith(".py")), _MOST_FILES):
+            source = _source(path, left)
+            left -= len(source)
+            yield _parsed(source)
+
+    def _is_installed(self, name: str) -> bool:
+        origin = _origin(name, [self.folder, *sys.path])
+        paths = sysconfig.get_paths()
+        roots = {paths["purelib"], paths["platlib"]}
+        return any(origin.startswith(os.path.join(root, "")) for root in roots) or (
+            f"{os.sep}dist-packages{os.sep}" in origin
+        )
+
+
+def read_script(command: RankCommand, cwd: str) -> Script:
+    """The script of a command. What is wrong with it the ranks will say."""
+    if command.kind == "module":
+        path, package = _module(command.target, cwd)
+        return Script(cwd, package, _parsed(_source(path, _MOST_BYTES)))
+    path = os.path.join(cwd, command.target)
+    folder = os.path.dirname(os.path.realpath(path))
+    return Script(folder, "", _parsed(_source(path, _MOST_BYTES)))
+
+
+def _module(target: str, cwd: str) -> tuple[str, str]:
+    """The file that `python -m` runs, and its package."""
+    for name in (target, f"{target}.__main__"):
+        origin = _origin(name, [cwd, *sys.path])
+        if origin and os.path.basename(origin) != "__init__.py":
+            return origin, name.rpartition(".")[0]
+    return "", ""
+
+
+def _source(path: str, most: int) -> bytes:
+    """A file's text; empty where there is none to be read, or more than that."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(most + 1)
+    except OSError:
+        return b""
+    return text if len(text) <= most else b""
+
+
+def _parsed(source: bytes) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the text: each rank says it
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last: nested too deeply
+        return ast.Module([], [])
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            yield statement.module
+        elif isinstance(statement, ast.Try):
+            yield from _top_level(statement.body)
+
+
+def _running(tree: ast.Module) -> Iterator[ast.AST]:
+    """Each node of the code, but not what only a type checker reads."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns") or (name == "body" and _is_for_types(node)):
+                continue
+            values = value if isinstance(value, list) else [value]
+            waiting += [one for one in values if isinstance(one, ast.AST)]
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            return True
+        case _:
+            return False
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[str]:
+    """What an import names, in full; of `from x import y` both `x` and `x.y`: it may be either."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        try:
+            base = resolve_name("." * node.level + (node.module or ""), package)
+        except ImportError:
+            return  # beyond its package
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _needs_dynamo(tree: ast.Module) -> bool:
+    code = list(_running(tree))
+    torch = {
+        alias.asname or _TORCH
+        for node in code
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == _TORCH or (alias.name.startswith(f"{_TORCH}.") and not alias.asname)
+    }
+    bases = {
+        id(node.value) for node in code if isinstance(node, ast.Attribute) and node.attr == _BASE
+    }
+    return any(
+        (_is_needing(node, torch) and id(node) not in bases) or _is_ddp(node) for node in code
+    )
+
+
+def _is_needing(node: ast.AST, torch: set[str]) -> bool:
+    """Whether a node imports of such a module, or takes `optim` from what is torch in this file."""
+    match node:
+        case ast.Attribute():
+            return (
+                node.attr == _OPTIM and isinstance(node.value, ast.Name) and node.value.id in torch
+            )
+        case ast.ImportFrom(module="torch.optim" | "torch.optim.optimizer", level=0):
+            return any(alias.name != _BASE for alias in node.names)
+        case _:
+            return any(f"{name}.".startswith(_NEEDING) for name in _imported(node, ""))
+
+
+def _is_ddp(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == _DDP
+    parts = [name.split(".") for name in _imported(node, "")]
+    return any((name[0], name[-1]) == (_TORCH, _DDP) for name in parts)
+
+
+def _origin(name: str, path: Sequence[str]) -> str:
+    """Where a module is, found without running any of its parents."""
+    search: Sequence[str] = path
+    spec = None
+    for depth in range(1, name.count(".") + 2):
+        try:
+            spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), search)
+        except (ImportError, KeyError, ValueError):
+            return ""  # a part of a namespace package, for one, asks for a parent that was imported
+        if spec is None:
+            return ""
+        search = spec.submodule_search_locations or ()
+    return (spec.origin or "") if spec is not None else ""

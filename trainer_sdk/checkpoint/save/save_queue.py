@@ -1,0 +1,487 @@
+"""The saves of a rank: begun, given to its writer, waited for, finalized in their order.
+
+One queue a rank. The training calls it, and so does a thread that hears the writer. Its calls
+return at once, but for those that are asked to wait.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from trainer_sdk.checkpoint import arguments
+from trainer_sdk.checkpoint.events import Reporter, SaveEvents
+from trainer_sdk.checkpoint.restore.choice import Tier
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.request import NotBegun, OnError, Save, SaveError, Timeouts
+from trainer_sdk.checkpoint.save.writer_process import WriterGoneError, WriterProcess
+from trainer_sdk.checkpoint.storage.port import StorageError
+from trainer_sdk.checkpoint.writer.protocol import (
+    BufferFilled,
+    FromWriter,
+    GiveUpSave,
+    HurrySave,
+    ImageKept,
+    NextWindow,
+    PartWritten,
+    SaveDone,
+    SaveFailed,
+    SaveProgress,
+    SaveStage,
+    ToWriter,
+    WriteFile,
+    WriteState,
+)
+from trainer_sdk.checkpoint.writer.publication import abandon
+
+_BUSY = "an earlier save was not durable yet"
+_MOST_ATTEMPTS = 3
+_IN_VAIN = frozenset(
+    {"other_owner", "other_launch", "taken", "other_rank", "changed", "copy", "late", "no_writer"}
+)
+_GONE_WITHIN_S = 5.0
+
+
+class SaveQueue:
+    """The saves of one rank, and its writer."""
+
+    def __init__(
+        self,
+        rank: int,
+        reporter: Reporter,
+        on_error: OnError = "warn",
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._rank = rank
+        self._events = SaveEvents(rank, reporter, on_error)
+        self._on_error = on_error
+        self._timeouts = timeouts or Timeouts()
+        self._last = 0
+        self._is_skipping = False
+        self._failure: SaveError | None = None
+        """That of the last save, where the script has not been given it."""
+        self._beginner: int | None = None
+        """The thread that is beginning a save."""
+        self._writer: WriterProcess | None = None
+        self._abandoning: threading.Thread | None = None
+        self._lock = threading.RLock()
+        """Held while several saves are looked at."""
+        self._saves: dict[int, Save] = {}
+        """By their numbers, the oldest first; until they are finalized."""
+        self.last_good: int | None = None
+        """The newest step that this rank knows to be visible."""
+
+    @property
+    def unfinished(self) -> int:
+        """How many were begun and are not finalized."""
+        return len(self._saves)
+
+    @contextmanager
+    def beginning(self, step: int | None, place: str = "") -> Generator[NotBegun | None]:
+        """None if a save may begin; a save that interrupts another would wait for it for ever."""
+        if self._beginner == threading.get_ident():
+            reason = (
+                "it interrupts another save, as a signal handler does: have the handler set a "
+                "flag, and save when that one has returned"
+            )
+            yield self.refuse(step, "copy", reason, place=place)
+            return
+        self._beginner = threading.get_ident()
+        try:
+            yield None
+        finally:
+            self._beginner = None
+
+    def begin(
+        self,
+        step: int | None,
+        buffer: Buffer,
+        finalize: tuple[Callable[[], None], ...],
+        called_at: float,
+    ) -> Save:
+        """Add a save to the queue, and reserve its buffer."""
+        with self._lock:
+            self._last += 1
+            if self._is_skipping:
+                self._is_skipping = False
+                self._events.goes_on()
+            buffer.is_free = False
+            save = Save(self._last, step, buffer, finalize, called_at)
+            self._saves[save.number] = save
+            return save
+
+    def refuse(
+        self,
+        step: int | None,
+        stage: SaveStage,
+        reason: str,
+        *,
+        place: str = "",
+        is_told: bool = False,
+        is_known: bool = False,
+    ) -> NotBegun:
+        """Refuse a save; `on_error` decides what follows.
+
+        `is_told`: the agent has heard of it already; `is_known`: people have, too.
+        """
+        failed = SaveFailed(save=0, stage=stage, reason=reason, place=place)
+        if not (is_told or is_known):
+            last_good = self.last_good
+            self._events.failed(step, failed, tier="global", attempt=1, last_good=last_good)
+        error = SaveError(self._rank, step, failed)
+        if self._on_error == "fatal":
+            raise error
+        self._failure = error
+        if not is_known:
+            self._events.given_up(error)
+        return NotBegun(step, reason, error)
+
+    def waiting_places(self) -> list[str]:
+        """The places of the saves that are not durable yet."""
+        with self._lock:
+            return [one.place for one in self._saves.values() if one.result is None]
+
+    def skip(self, step: int) -> NotBegun:
+        """Skip a save, as earlier ones use all buffers; reported once until a save begins."""
+        self.hurry()
+        with self._lock:
+            waiting = [one for one in self._saves.values() if one.result is None]
+            if waiting and not self._is_skipping:
+                self._is_skipping = True
+                self._events.skipped(step, waiting)
+        return NotBegun(
+            step, f"the save of step {waiting[0].step} is not durable yet" if waiting else _BUSY
+        )
+
+    # The writer.
+
+    @property
+    def writer_pid(self) -> int | None:
+        """The process of the writer, if there is one."""
+        writer = self._writer
+        return writer.pid if writer is not None and writer.is_alive else None
+
+    def warm(self) -> None:
+        """Have a writer ready."""
+        with self._lock, suppress(WriterGoneError):
+            self._ready_writer()
+
+    def send_ahead(self, save: Save, order: WriteState) -> None:
+        """Send a save that is still being copied: a writer that is there begins with that."""
+        with self._lock:
+            if save.result is None and self.writer_pid is not None:
+                save.order = msgspec.structs.replace(order, is_filling=True)
+                self._send(save)
+
+    def filled(self, save: Save, end: int) -> None:
+        """Tell the writer that all bytes before `end` are, or were, in the buffer."""
+        with self._lock:
+            save.news_at = time.monotonic()
+            self._tell_of(save, BufferFilled(save=save.number, end=end))
+
+    def send(self, save: Save, order: WriteState | WriteFile) -> None:
+        """Have a save written whose buffer, or first window, is complete; unless it is over."""
+        with self._lock:
+            is_begun, save.order = save.is_filling and save.is_sent, order
+            if is_begun and isinstance(order, WriteState):
+                whole = BufferFilled(save=save.number, end=order.image_bytes, stall_s=order.stall_s)
+                self._tell_of(save, whole)
+            elif save.result is None:
+                self._send(save)
+
+    def hurry(self) -> None:
+        """The training waits: have all saves written without a limit of bytes a second."""
+        with self._lock:
+            for save in self._saves.values():
+                if not save.is_urgent:  # once: a writer that takes no word would hold us up
+                    save.is_urgent = True
+                    self._tell_of(save, HurrySave(save=save.number))
+
+    def fail(self, save: Save, failed: SaveFailed) -> None:
+        """Fail a save, unless the writer has all of it already."""
+        with self._lock:
+            if not save.is_sent or save.is_filling or save.is_in_waves:
+                self._fail(save, failed)
+
+    def fail_late(self, save: Save, within_s: float) -> None:
+        """Fail a save for which the end of the training has waited long enough."""
+        late = f"it was not durable within {within_s:g} s of the end of the training"
+        with self._lock:
+            if save.is_sent and save.has_buffer and not save.is_filling:
+                self._kill_writer()  # it would write what the next save has in the same memory
+            self._fail(save, _failed(save, late, "late"), is_stuck=True)
+
+    # The ends of saves.
+
+    def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
+        """Call the `finalize` functions of saves that are over, in order; the saves' numbers.
+
+        A failed save raises here if `on_error` is "fatal". With `blocking`, wait for all saves.
+        """
+        deadline = None if within_s is None else time.monotonic() + within_s
+        if blocking:
+            self.hurry()
+        finalized: list[int] = []
+        while (save := next(iter(self._saves.values()), None)) is not None:
+            if blocking:
+                save.over.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if not save.over.is_set():
+                break
+            self._finalize(save)
+            if not isinstance(save.result, SaveError):
+                finalized.append(save.number)
+            elif self._on_error == "fatal":
+                self._failure = None  # the caller is given it
+                raise save.result
+        return finalized
+
+    def await_all(self) -> SaveError | None:
+        """Wait for all saves, at most `exit_within_s`; the failure that must end the training.
+
+        None if `on_error` is "warn"; the failure of the last save if it is "retry"; any failure
+        if it is "fatal".
+        """
+        within_s = self._timeouts.exit_within_s
+        self.hurry()
+        deadline = time.monotonic() + within_s
+        failure = self._failure
+        for save in list(self._saves.values()):
+            if not save.over.wait(max(0.0, deadline - time.monotonic())):
+                self.fail_late(save, within_s)
+            failure = self._unsaid_after(save, failure)
+        return None if self._on_error == "warn" else failure
+
+    def close(self, abort: bool = False) -> SaveError | None:
+        """Wait for unfinished saves, or abandon them; then end the writer.
+
+        All `finalize` functions are called; the first error of theirs is raised at the end.
+        """
+        failure = None if abort else self.await_all()
+        self._end_writer()
+        raised: list[Exception] = []
+        for save in list(self._saves.values()):
+            try:
+                self._finalize(save)
+            except Exception as error:  # noqa: BLE001 - it is the training's
+                raised.append(error)
+        self._failure = None
+        if raised:
+            raise raised[0]
+        return failure
+
+    def _finalize(self, save: Save) -> None:
+        with self._lock:
+            if self._saves.pop(save.number, None) is None:
+                return  # by another thread
+        self._failure = self._unsaid_after(save, self._failure)
+        if not isinstance(save.result, SaveError):
+            for call in save.finalize:
+                call()
+
+    def _unsaid_after(self, save: Save, failure: SaveError | None) -> SaveError | None:
+        if isinstance(save.result, SaveError):
+            return save.result
+        return None if save.lasts and self._on_error == "retry" else failure
+
+    def _end_writer(self) -> None:
+        """End the writer, and abandon the saves that it still has."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        with self._lock:
+            for save in self._saves.values():
+                if save.result is None:
+                    failed = _failed(save, "the training has abandoned it", "aborted")
+                    self._settle(save, SaveError(self._rank, save.step, failed))
+        if self._abandoning is not None:
+            self._abandoning.join(_GONE_WITHIN_S)
+
+    # The writer's lines, in the thread that hears it.
+
+    def _hear(self, line: FromWriter) -> None:
+        with self._lock:
+            save = self._saves.get(line.save)
+            if save is None or save.result is not None:
+                return
+            save.news_at = time.monotonic()
+            if not save.waits_for:
+                self._goes_on(save)
+            self._act_on(save, line)
+
+    def _act_on(self, save: Save, line: FromWriter) -> None:
+        match line:
+            case SaveProgress():
+                save.stage, save.waits_for = line.stage, line.waits_for
+            case NextWindow():
+                save.windows.put(None)
+            case ImageKept():
+                self._kept(save, line)
+            case PartWritten():
+                self._written(save, line)
+            case SaveDone():
+                self._done(save, line)
+            case SaveFailed():
+                self._fail(save, line)
+
+    def _kept(self, save: Save, line: ImageKept) -> None:
+        assert isinstance(save.order, WriteState)
+        save.buffer.holds = save.order.identity
+        self._events.kept(save, save.order, line)
+
+    def _written(self, save: Save, line: PartWritten) -> None:
+        save.stage, save.write_s, save.is_written = "publish", line.write_s, True
+        if self._on_error != "retry":
+            save.leave_buffer()
+        if isinstance(save.order, WriteState) and save.order.root:
+            self._events.written(save, save.order, line)
+        elif isinstance(save.order, WriteState):
+            self._settle(save, SaveDone(save=save.number, place=save.place))
+
+    def _done(self, save: Save, line: SaveDone) -> None:
+        if isinstance(save.order, WriteState):
+            self.last_good = max(save.step or 0, self.last_good or 0)
+            self._events.done(save, save.order, line)
+        self._settle(save, line)
+
+    # Delays and timeouts.
+
+    def _look(self, now: float) -> None:
+        """Look at all saves; called about once a second while there is a writer."""
+        with self._lock:
+            for save in list(self._saves.values()):
+                if save.retry_at is not None and now >= save.retry_at:
+                    self._send(save)
+                elif save.is_sent:
+                    self._look_at(save, now)
+
+    def _look_at(self, save: Save, now: float) -> None:
+        within_s = self._timeouts.write_within_s + save.least_s
+        # The writer itself gives up the other ranks after as long; then there is a rest for it.
+        most_s = 2 * within_s + self._timeouts.delayed_after_s
+        if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
+            self._kill_writer()
+            self._fail_sent(f"the writer was not done within {now - save.sent_at:.0f} s", "timeout")
+        elif now >= self._next_word_at(save):
+            save.told_lag_s = now - save.called_at
+            is_first, save.is_delayed = not save.is_delayed, True
+            waiting = [one for one in self._saves.values() if one.is_sent]
+            self._events.delayed(save, waiting, is_first=is_first)
+
+    def _next_word_at(self, save: Save) -> float:
+        """When its delay is reported next: after `delayed_after_s`, then at each doubling."""
+        if save.is_delayed:
+            return save.called_at + 2 * save.told_lag_s
+        # While it waits for others, there is news all the time, but no progress.
+        since = save.sent_at if save.waits_for else save.news_at
+        return since + self._timeouts.delayed_after_s
+
+    def _goes_on(self, save: Save) -> None:
+        if save.is_delayed:
+            save.is_delayed = False
+            self._events.goes_on()
+
+    # Sending, and failures.
+
+    def _send(self, save: Save) -> None:
+        assert save.order is not None
+        save.retry_at = None
+        save.sent_at = save.news_at = time.monotonic()
+        save.stage = "write"
+        try:
+            writer = self._ready_writer()
+            writer.send(save.order)
+            if save.is_urgent:
+                writer.send(HurrySave(save=save.number))
+        except WriterGoneError as error:
+            self._fail(save, _failed(save, str(error), "no_writer"))
+
+    def _tell_of(self, save: Save, line: ToWriter) -> None:
+        """Send a line about a save, if the writer works on it."""
+        if save.is_sent and self._writer is not None:
+            self._writer.send(line)
+
+    def _ready_writer(self) -> WriterProcess:
+        if self._writer is None or not self._writer.is_alive:
+            self._writer = WriterProcess(self._hear, self._lost, self._look)
+        return self._writer
+
+    def _kill_writer(self) -> None:
+        writer, self._writer = self._writer, None  # it may hang where even SIGKILL waits
+        if writer is not None:
+            writer.kill()
+
+    def _lost(self, gone: WriterGoneError) -> None:
+        with self._lock:
+            self._fail_sent(str(gone), "writer_died")
+
+    def _fail_sent(self, reason: str, error: str) -> None:
+        """Fail all saves that the writer had."""
+        for save in [one for one in self._saves.values() if one.is_sent]:
+            self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
+
+    def _fail(self, save: Save, failed: SaveFailed, *, is_stuck: bool = False) -> None:
+        """Fail a save, or retry it. `is_stuck`: the storage hangs, and would hang this rank."""
+        if save.result is not None:
+            return
+        order = save.order
+        tier: Tier = "global" if isinstance(order, WriteState) and order.root else "memory"
+        self._events.failed(
+            save.step, failed, tier=tier, attempt=save.attempts, last_good=self.last_good
+        )
+        may_retry = self._on_error == "retry" and failed.error not in _IN_VAIN
+        if may_retry and not save.is_in_waves and save.attempts < _MOST_ATTEMPTS:
+            self._retry(save, failed)
+            return
+        error = SaveError(self._rank, save.step, failed)
+        self._events.given_up(error)
+        self._settle(save, error)
+        if isinstance(order, WriteState) and order.root and not is_stuck:
+            self._abandon(order, failed.reason)
+
+    def _retry(self, save: Save, failed: SaveFailed) -> None:
+        save.attempts += 1
+        if save.is_filling:
+            save.retry_at = math.inf  # when it is whole
+        elif failed.error in ("writer_died", "timeout"):
+            self._send(save)  # now, as the writer's thread ends
+        else:
+            save.retry_at = time.monotonic() + save.attempts
+
+    def _settle(self, save: Save, result: SaveDone | SaveError) -> None:
+        save.result, save.retry_at = result, None
+        self._goes_on(save)
+        waits_for_more = save.is_filling or save.is_in_waves
+        if self._writer is not None and waits_for_more and isinstance(result, SaveError):
+            self._writer.send(GiveUpSave(save=save.number))
+        save.leave_buffer()
+        save.over.set()
+        save.windows.put(None)
+
+    def _abandon(self, order: WriteState, reason: str) -> None:
+        """Tell the other ranks, by a file; if the storage refuses it, they wait for a timeout."""
+        if order.identity.world_size == 1:
+            return
+
+        def tell() -> None:
+            with suppress(StorageError):
+                abandon(order.root, order.saving, order.identity.step, order.rank, reason)
+
+        telling = threading.Thread(target=tell, name="everstep-abandon", daemon=True)
+        with suppress(RuntimeError):  # at the end of the interpreter no thread is to be had
+            telling.start()
+            self._abandoning = telling
+
+
+def _failed(save: Save, reason: str, error: str) -> SaveFailed:
+    return SaveFailed(
+        save=save.number, stage=save.stage, reason=reason, error=error, place=save.place
+    )
+
+
+def waiting(blocking: object, within_s: object) -> tuple[bool, float | None]:
+    """Check the arguments of a wait."""
+    bound = None if within_s is None else arguments.seconds("within_s", within_s)
+    return arguments.truth("blocking", blocking), bound

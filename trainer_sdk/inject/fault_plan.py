@@ -1,0 +1,43 @@
+"""Faults that a variable asks for: `exit@30:rank=1,amount=3; stall@50:target=forward,for=5`."""
+
+from collections.abc import Iterator, Mapping
+
+from trainer_sdk import layout
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
+
+VARIABLE = "EVERSTEP_INJECT"
+_WORDS = ("rank", "round", "for", "amount", "target")
+
+
+def planned(environ: Mapping[str, str]) -> Iterator[tuple[int, FaultRequest]]:
+    """What this rank is to do to itself, after which step; in the first round if none is named."""
+    for text in environ.get(VARIABLE, "").split(";"):
+        if text.strip():
+            found = _read(text.strip(), environ)
+            if found is not None:
+                yield found
+
+
+def _read(text: str, environ: Mapping[str, str]) -> tuple[int, FaultRequest] | None:
+    head, _, tail = text.partition(":")
+    name, _, step = head.partition("@")
+    said = dict(_pair(text, part) for part in tail.split(",") if part)
+    try:
+        wished = fault_request(
+            name,
+            for_s=float(said["for"]) if "for" in said else None,
+            amount=int(said["amount"]) if "amount" in said else None,
+            target=said.get("target", ""),
+        )
+        here = int(said.get("rank", environ.get("RANK", "0"))) == int(environ.get("RANK", "0"))
+        now = int(said.get("round", "1")) == int(environ.get(layout.ROUND_VARIABLE, "1"))
+        return (int(step), wished) if here and now else None
+    except ValueError as error:
+        raise BadFaultError(f"{VARIABLE}: {text!r} is no FAULT@STEP:…: {error}") from error
+
+
+def _pair(text: str, part: str) -> tuple[str, str]:
+    name, _, value = part.strip().partition("=")
+    if name not in _WORDS or not value:
+        raise BadFaultError(f"{VARIABLE}: {part.strip()!r} in {text!r}: use {', '.join(_WORDS)}")
+    return name, value

@@ -1,0 +1,60 @@
+"""One thread of a rank that waits for faults from its agent, on a socket in the rank's folder.
+
+The agent sends a line; the rank says whether it can have that fault; the agent records it, and
+says `go`. Only the user of the job can reach the folder.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
+from trainer_sdk.inject.catalogue import BadFaultError, fault_request
+from trainer_sdk.inject.rank_faults import check, make
+
+_FOR_THREADS_ONLY = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+_MOST_BYTES = 4096
+_WITHIN_S = 10.0
+
+
+def listen(link: AgentLink) -> None:
+    """Until the process ends, or forks: a child does not listen."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with ShortPath(os.path.join(link.folder, layout.INJECTION_SOCKET)) as path:
+        server.bind(path)
+    server.listen(4)
+    name = "everstep-injection"
+    threading.Thread(target=_serve, args=(server, link), name=name, daemon=True).start()
+
+
+def _serve(server: socket.socket, link: AgentLink) -> None:
+    # Signals are for the main thread; here they would cut short what a fault waits for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FOR_THREADS_ONLY)
+    while True:
+        peer, _ = server.accept()
+        with peer, contextlib.suppress(OSError):
+            peer.settimeout(_WITHIN_S)
+            _hear(peer, link)
+
+
+def _hear(peer: socket.socket, link: AgentLink) -> None:
+    try:
+        asked: dict[str, Any] = json.loads(peer.recv(_MOST_BYTES))
+        wished = fault_request(
+            asked["fault"],
+            for_s=asked.get("for_s"),
+            amount=asked.get("amount"),
+            target=asked.get("target", ""),
+        )
+        check(wished)
+    except (BadFaultError, KeyError, TypeError, ValueError) as error:
+        peer.sendall(json.dumps({"refused": str(error)}).encode())
+        return
+    peer.sendall(b'{"refused":""}')
+    if peer.recv(_MOST_BYTES) == b"go":
+        make(wished, lambda: link.words)

@@ -1,0 +1,182 @@
+"""The faults that a process makes in itself. Each may be called from any of its threads."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from trainer_sdk import layout
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
+from trainer_sdk.inject.main_thread import in_main_thread
+
+_FOR_EVER_S = 10 * 365 * 86400.0
+_LOOK_EVERY_S = 0.001
+_GROW_EVERY_S = 0.05
+_MB = 1 << 20
+_CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
+_STACK_BYTES = 1 << 16
+_CYCLES_A_SECOND = 1.5e9
+_SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
+
+PageWords = Callable[[], "memoryview[int]"]
+"""The page of this process."""
+
+
+class InjectedError(RuntimeError):
+    """Raised on purpose, to test what follows."""
+
+    def __init__(self, text: str = "a fault that was injected on purpose") -> None:
+        super().__init__(text)
+
+
+def check(wish: FaultRequest) -> None:
+    """`BadFaultError` if this process cannot have this fault."""
+    name = wish.fault.name
+    if wish.fault.place == "agent":
+        raise BadFaultError(f"{name} is made by an agent: use `everstep inject {name}`")
+    if name in {"exception", "stall"}:
+        session = sys.modules.get("trainer_sdk.rank_session")
+        if session is None or session._own is None:  # noqa: SLF001 - it would open one
+            raise BadFaultError(
+                f"{name} needs a script that has opened its session (trainer_sdk.session()); "
+                f"others can have async_exception or hang"
+            )
+    if name in {"gpu_sleep", "gpu_error"}:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            raise BadFaultError(f"{name} needs a process that uses CUDA: this one does not")
+
+
+def make(wish: FaultRequest, words: PageWords) -> None:
+    """Make the fault. Returns when it is made, where anything returns; it then ends by itself."""
+    for_s = _FOR_EVER_S if wish.for_s is None else wish.for_s
+    number = _SIGNALS.get(wish.fault.name)
+    if number is not None:
+        os.kill(os.getpid(), number)
+        return
+    match wish.fault.name:
+        case "exception" | "stall":
+            _at_session(wish, for_s)
+        case "slow":
+            _beside(_slow, words, wish.amount / 1000, for_s)
+        case "memory_leak":
+            _beside(_grow, wish.amount, for_s)
+        case "gpu_sleep" | "gpu_error":
+            _harm_gpu(wish.fault.name, for_s)
+        case "exit":
+            os._exit(wish.amount)
+        case "stop":
+            _stop(wish.for_s)
+        case name:
+            _OTHERS[name](for_s)
+
+
+def _raise() -> None:
+    raise InjectedError
+
+
+def _at_session(wish: FaultRequest, for_s: float) -> None:
+    from trainer_sdk.inject import session_hooks  # a script without a session needs none of it
+
+    if wish.target:
+        session_hooks.inside_next(wish.target, lambda: time.sleep(for_s))
+    else:
+        session_hooks.before_next(_raise)
+
+
+def _raise_in_main_thread() -> None:
+    ident = threading.main_thread().ident
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(ident or 0), ctypes.py_object(InjectedError)
+    )
+
+
+def _beside(target: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=target, args=arguments, name="everstep-fault", daemon=True).start()
+
+
+def _slow(words: PageWords, by_s: float, for_s: float) -> None:
+    ends, made = time.monotonic() + for_s, words()[layout.STEP]
+    while time.monotonic() < ends:
+        now = words()[layout.STEP]
+        if now != made:
+            made = now
+            in_main_thread(lambda: time.sleep(by_s))
+        time.sleep(_LOOK_EVERY_S)
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _hold_gil(for_s: float) -> None:
+    """A call into C that does not let go of the lock. A signal may cut it short: call again."""
+    wait = ctypes.PyDLL(None).nanosleep
+    left = _Span(int(for_s), int(for_s % 1 * 1e9))
+    while wait(ctypes.byref(left), ctypes.byref(left)):
+        pass
+
+
+def _wait_in_kernel(for_s: float) -> None:
+    """As a parent does in vfork: uninterruptible, until a child that shares its memory ends.
+
+    The child runs nothing but C's `sleep`, on a stack of its own. A kill ends the wait.
+    """
+    libc = ctypes.CDLL(None)
+    stack = ctypes.create_string_buffer(_STACK_BYTES)
+    top = (ctypes.addressof(stack) + _STACK_BYTES) & ~15
+    flags = _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD
+    child = libc.clone(
+        ctypes.cast(libc.sleep, ctypes.c_void_p),
+        ctypes.c_void_p(top),
+        ctypes.c_int(flags),
+        ctypes.c_void_p(max(1, round(for_s))),
+    )
+    if child > 0:
+        os.waitpid(child, 0)
+
+
+def _grow(mb_a_second: int, for_s: float) -> None:
+    ends, began = time.monotonic() + for_s, time.monotonic()
+    most = _free_mb() // 2
+    leaked: list[bytes] = []
+    while (now := time.monotonic()) < ends:
+        while len(leaked) < min(most, mb_a_second * (now - began)):
+            leaked.append(b"\1" * _MB)  # written to: what is only zero takes no memory
+        time.sleep(_GROW_EVERY_S)
+
+
+def _free_mb() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("MemAvail")) // 1024
+
+
+def _stop(for_s: float | None) -> None:
+    """Somebody else has to wake it up."""
+    rank = os.getpid()
+    if for_s is not None:
+        words = ["sh", "-c", f"sleep {for_s:g}; kill -CONT {rank}"]
+        os.posix_spawnp("sh", words, os.environ)  # noqa: TID251 - that of the rank
+    os.kill(rank, signal.SIGSTOP)
+
+
+def _harm_gpu(name: str, for_s: float) -> None:
+    torch = sys.modules["torch"]
+    if name == "gpu_sleep":
+        torch.cuda._sleep(int(for_s * _CYCLES_A_SECOND))  # noqa: SLF001 - torch's own, for tests
+    else:
+        torch._assert_async(torch.zeros(1, dtype=torch.bool, device="cuda"))  # noqa: SLF001
+
+
+_OTHERS: Mapping[str, Callable[[float], object]] = {
+    "async_exception": lambda _: _raise_in_main_thread(),
+    "signal_exception": lambda _: in_main_thread(_raise),
+    "abort": lambda _: os.abort(),
+    "segfault": lambda _: ctypes.string_at(0),
+    "hang": lambda for_s: in_main_thread(lambda: time.sleep(for_s)),
+    "stuck": lambda for_s: in_main_thread(lambda: _wait_in_kernel(for_s)),
+    "hold_gil": _hold_gil,
+}

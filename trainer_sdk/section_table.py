@@ -1,0 +1,263 @@
+"""All sections of a rank, and where each of its threads is."""
+
+from _thread import RLock, _local, get_native_id
+from _weakref import ref
+
+from trainer_sdk import layout
+from trainer_sdk.sdk_log import quoted, warn_once
+from trainer_sdk.sections import (
+    DeviceSection,
+    Lane,
+    LongSection,
+    Section,
+    TimedDeviceSection,
+    TimedSection,
+    seconds_of,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from trainer_sdk.device_timer import DeviceTimer
+
+SECOND_NS = 1_000_000_000
+_KINDS = {
+    "plain": layout.KIND_PLAIN,
+    "checkpoint": layout.KIND_CHECKPOINT,
+    "evaluation": layout.KIND_EVALUATION,
+}
+_CHECKPOINTS = ("checkpoint", "ckpt", "save", "saving")
+_EVALUATIONS = ("eval", "valid")
+
+
+class SectionTable:
+    """What sections there are, and the lanes of the threads that are in them."""
+
+    def __init__(self, words: "memoryview[int]") -> None:
+        self.words = words
+        self.here = _local()
+        """Of each thread its `lane`, which goes with it."""
+        self.here.lane = self.main = Lane(words, 0, get_native_id())
+        """That of the thread that makes the steps."""
+        self.only: Lane | None = self.main
+        """The one lane, while there is only one."""
+        self.sections: dict[str, Section] = {}
+        self.long_s = 0.0
+        """Spent in long phases since the last step."""
+        self.stepped = 0.0
+        """When the last step was finished."""
+        self.fresh = 0.0
+        """Before this the training was paused, or had not made its first step."""
+        self.is_cpu_timed = False
+        """Plain sections measure the processor time of their thread."""
+        self.device: DeviceTimer | None = None
+        """It measures the time of plain sections on the accelerator."""
+        self._learns = False
+        self._misuses = 0
+        self._lock = RLock()  # a signal handler may come in between
+        self._lanes = [ref(self.main)]
+        self._others: Section | None = None
+        self._show(layout.OUTSIDE, "", layout.KIND_PLAIN)
+
+    def section(self, name: str, kind: str = "") -> Section:
+        """The section of that name, always the same one."""
+        name, kind = str(name) or "(unnamed)", str(kind)
+        with self._lock:
+            known = self.sections.get(name)
+            if known is not None:
+                return known
+            if kind and kind not in _KINDS:
+                self.misused(f"a section is plain, checkpoint or evaluation, and not {kind!r}")
+            number = len(self.sections) + 1
+            if number >= layout.OTHERS:
+                return self._other(name)
+            made = self._add(number, name, _KINDS.get(kind, kind_of(name)))
+            self.sections[name] = made
+            return made
+
+    def end(self, name: str) -> None:
+        """Leave a section of this thread, and whatever is still open inside it."""
+        section = self.sections.get(name)
+        if section is None:
+            self.never_begun(name)
+        else:
+            section.leave()
+
+    def leave_all(self, lane: Lane) -> None:
+        """Leave every section that this thread is in."""
+        opened = lane.opened
+        if len(opened) > layout.DEEPEST:
+            self.misused(f"section {opened[-1][0].name!r} is begun again and again, and not ended")
+        for section, _ in reversed(opened):
+            section.leave()
+
+    def leave_long_phase(self, lane: Lane, since: float) -> None:
+        """The thread has left its outermost section of a long phase."""
+        if lane is self.main:
+            self.long_s += lane.moved - max(since, self.stepped)
+            self.progress(lane.moved)
+
+    def progress(self, now: float) -> None:
+        """The rank has got further."""
+        seconds_of(self.words)[layout.PROGRESS_S] = now
+
+    def note_gap(self, lane: Lane, now: float) -> None:
+        """Never before was the main thread outside all sections for so long."""
+        gap = now - self.typical_since(lane.moved)
+        if gap > lane.longest_gap:
+            lane.longest_gap = gap
+            seconds_of(self.words)[layout.SECTIONS_AT + layout.SECTION_LONGEST_S] = gap
+
+    def typical_since(self, since: float) -> float:
+        """When the part began of which one learns: not with a pause, and not with a compilation."""
+        return max(since, self.fresh, self.words[layout.COMPILED_NS] / SECOND_NS)
+
+    def lane(self) -> Lane:
+        """Where the sections of this thread are."""
+        lane: Lane | None = getattr(self.here, "lane", None)
+        return self._new_lane() if lane is None else lane
+
+    def lead(self) -> None:
+        """Make the lane of this thread the first: it makes the steps."""
+        lane = self.lane()
+        with self._lock:
+            if lane is not self.main:
+                self.main.place(self.words, lane.number)
+                lane.place(self.words, 0)
+                self.main = lane
+
+    def begin_learning(self, now: float) -> None:
+        """The first step is made: what happens from here on is typical."""
+        with self._lock:
+            self._learns = True
+            self.fresh = now
+            self.main.longest_gap = 0.0
+            for section in self._all():
+                section.begin_learning()
+
+    def time_cpu(self, *, is_wanted: bool) -> None:
+        """From now on plain sections measure the processor time of their thread, or do not."""
+        with self._lock:
+            self.is_cpu_timed = is_wanted
+            for lane in self._alive():
+                lane.forget_cpu()
+            self._change_sections()
+
+    def time_device(self, timer: "DeviceTimer | None") -> None:
+        """From now on plain sections measure their time on the accelerator, or do not."""
+        with self._lock:
+            self.device = timer
+            self._change_sections()
+
+    def give_up_device(self, error: Exception) -> None:
+        """Measure no time on the accelerator any more: it cannot be done."""
+        self.time_device(None)
+        warn_once(f"times on the accelerator are not measured any more: {quoted(error)}")
+
+    def go_on(self, now: float) -> None:
+        """A pause is over: nothing that it interrupted has taken the time that it took."""
+        self.progress(now)
+        self.fresh = now
+        self.long_s = 0.0
+        if self.stepped:
+            self.stepped = now
+        for lane in self._alive():
+            lane.move(now)
+
+    def never_begun(self, name: str) -> None:
+        """A section is ended that this thread is not in."""
+        self.misused(f"section {name!r} was ended, but had not begun in this thread, or had ended")
+
+    def misused(self, text: str) -> None:
+        """A call that makes no sense changes nothing; it is counted, and said once."""
+        self._count_misuse()
+        warn_once(text)
+
+    def detach(self, words: "memoryview[int]") -> None:
+        """Write elsewhere: this process is a fork of the rank, and has this thread alone."""
+        self.words = words
+        self._lock = RLock()
+        self.main = self.only = self.lane()
+        self.main.place(words, 0)
+        self._lanes = [ref(self.main)]
+        self.time_device(None)  # a fork cannot use what its parent has of CUDA
+        for section in self._all():
+            section.place(words)
+
+    def _all(self) -> list[Section]:
+        named = list(self.sections.values())
+        return named if self._others is None else [*named, self._others]
+
+    def _other(self, name: str) -> Section:
+        if self._others is None:
+            self._others = self._add(layout.OTHERS, "(others)", layout.KIND_EVALUATION)
+            warn_once(
+                f"there are more than {layout.OTHERS - 1} names of sections; {name!r} and all that "
+                f"follow count as one: use fewer, without numbers in them"
+            )
+        self._count_misuse()
+        return self._others
+
+    def _count_misuse(self) -> None:
+        self._misuses += 1
+        self.words[layout.MISUSES] = self._misuses
+
+    def _add(self, number: int, name: str, kind: int) -> Section:
+        self._show(number, name, kind)
+        made = LongSection if kind else self._plain()
+        return made(self, number, name, learns=self._learns)
+
+    def _plain(self) -> type[Section]:
+        """Which class plain sections have."""
+        if self.device is not None:
+            return TimedDeviceSection if self.is_cpu_timed else DeviceSection
+        return TimedSection if self.is_cpu_timed else Section
+
+    def _change_sections(self) -> None:
+        plain = self._plain()
+        for section in self.sections.values():
+            if not isinstance(section, LongSection):
+                section.__class__ = plain
+
+    def _show(self, number: int, name: str, kind: int) -> None:
+        at = layout.NAMES_AT + number * layout.NAME_WORDS
+        write_text(self.words, at, name, layout.NAME_BYTES)
+        at = layout.SECTIONS_AT + number * layout.SECTION_WORDS
+        self.words[at + layout.SECTION_KIND] = kind
+        self.words[layout.SECTIONS] = number + 1  # the last: the reader waits for it
+
+    def _new_lane(self) -> Lane:
+        with self._lock:
+            alive = self._alive()
+            taken = {lane.number for lane in [self.main, *alive]}
+            free = (number for number in range(layout.LANES) if number not in taken)
+            # More threads than there are lanes: these are timed, but not shown.
+            lane = Lane(self.words, next(free, None), get_native_id())
+            self._lanes = [ref(one) for one in [*alive, lane]]
+            self.only = None
+            self.here.lane = lane
+            return lane
+
+    def _alive(self) -> list[Lane]:
+        """Those of threads that have not ended."""
+        return [lane for known in self._lanes if (lane := known()) is not None]
+
+
+def kind_of(name: str) -> int:
+    """What a section is for, as its name tells: by the beginnings of its words."""
+    words = "".join(one if one.isalpha() else " " for one in name.lower()).split()
+    if any(word.startswith(_CHECKPOINTS) for word in words):
+        return layout.KIND_CHECKPOINT
+    if any(word.startswith(_EVALUATIONS) or word == "val" for word in words):
+        return layout.KIND_EVALUATION
+    return layout.KIND_PLAIN
+
+
+def write_text(words: "memoryview[int]", at: int, text: str, most: int) -> None:
+    """Write a text into words: shortened to whole characters, and ended by zeros."""
+    octets = text.encode(errors="replace")
+    if len(octets) > most:
+        octets = octets[: most - 3].decode(errors="ignore").encode() + "…".encode()
+    octets = octets.ljust(most, b"\0")
+    for word in range(most // 8):
+        part = octets[word * 8 : word * 8 + 8]
+        words[at + word] = int.from_bytes(part, "little", signed=True)
