@@ -51,7 +51,9 @@ class Api:
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
         new_token: str = "",
+        is_record: bool = False,
     ) -> None:
+        self.is_record = is_record
         self._new_token = new_token
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s

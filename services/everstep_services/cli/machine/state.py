@@ -140,9 +140,12 @@ class StateDir:
 
     def _is_held(self) -> bool:
         try:
-            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except PermissionError as error:
+            text = f"{self.path / _LOCK} cannot be read: {error.strerror}"
+            raise CliError(text, Exit.FORBIDDEN) from error
         except OSError as error:
             raise CliError(f"{self.path / _LOCK} cannot be read: {error.strerror}") from error
         try:

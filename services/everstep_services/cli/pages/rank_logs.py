@@ -14,7 +14,7 @@ import msgspec
 from everstep.observe.printable import printable_line
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.api.location import find_api
+from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import find_state_dir
@@ -225,10 +225,13 @@ def print_logs(
     if files:
         print_lines(invocation, wanted.job, past_lines(files, wanted.last))
         return
-    place = find_api(invocation)
-    if place is None:
-        raise _not_here(folder, wanted)
-    with place.open() as api:
+    try:
+        api = open_record(invocation)
+    except CliError as error:
+        if error.code is not Exit.UNREACHABLE:
+            raise
+        raise _not_here(folder, wanted) from error
+    with api:
         print_lines(invocation, wanted.job, kept_lines(api, wanted))
 
 

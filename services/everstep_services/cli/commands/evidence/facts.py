@@ -28,13 +28,14 @@ def command(invocation: Invocation, /, *, follow: bool, **asked: Any) -> None:
     With -f only what happens from now on, or since a moment. A lost connection is opened again
     where it broke off.
     """
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_api, open_record
     from everstep_services.cli.pages.facts import print_live, print_past, wanted
 
     if follow and (asked["until"] is not None or asked["limit"] is not None):
         raise click.UsageError("-f goes on for ever: it takes no --until and no --limit")
-    with open_api(invocation) as api:
-        if follow:
+    if follow:
+        with open_api(invocation) as api:
             print_live(invocation, api, wanted(**asked))
-        else:
+    else:
+        with open_record(invocation) as api:
             print_past(invocation, api, wanted(**asked))

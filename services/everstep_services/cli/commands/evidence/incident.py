@@ -25,10 +25,10 @@ def command() -> None:
 @click.pass_obj
 def show(invocation: Invocation, *, job: str, incident: str | None) -> None:
     """Show an incident of a job, by its id or the beginning of it; without one, the newest."""
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.incidents.story import find_incident, print_incident
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_incident(invocation, find_incident(api, job, incident))
 
 
@@ -91,7 +91,7 @@ def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
     ends of logs, and the evidence with its hashes. Secrets that are known as such are left out;
     read it before you send it.
     """
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError
     from everstep_services.cli.output import echo, say
     from everstep_services.cli.pages.incidents.report.html import html
@@ -99,7 +99,7 @@ def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
     from everstep_services.cli.pages.incidents.report.sections import report_of
     from everstep_services.cli.pages.incidents.story import find_named
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         document = report_of(api, find_named(api, named))
     text = html(document) if invocation.output == "html" else markdown(document)
     if file is None:

@@ -30,7 +30,7 @@ def command(  # noqa: PLR0913  each is an option
     limit: int,
 ) -> None:
     """List incidents, of one job or of all, the newest first."""
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.jobs import print_incidents
 
     asked = {
@@ -39,5 +39,5 @@ def command(  # noqa: PLR0913  each is an option
         "node": node,
         "since": None if since is None else since.isoformat(),
     }
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_incidents(invocation, api, job, asked, limit)

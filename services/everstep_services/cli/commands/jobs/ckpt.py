@@ -76,10 +76,10 @@ def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> N
 
         print_shelf(invocation, where, limit)
         return
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_checkpoints
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_checkpoints(invocation, api, where, tier, limit)
 
 
@@ -97,10 +97,10 @@ def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> 
 
         print_shelved(invocation, where, step)
         return
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_checkpoint
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_checkpoint(invocation, api, where, step, tier)
 
 
@@ -136,10 +136,10 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 @click.pass_obj
 def locate(invocation: Invocation, *, job: str, step: int | None) -> None:
     """Say what a job's next round would restore, and from where."""
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_located
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_located(invocation, api, job, step)
 
 
@@ -306,10 +306,10 @@ def _do(
 
 
 def _path(invocation: Invocation, job: str, step: int) -> str:
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import found_in
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         path = found_in(api, job, step, "global")["path"]
     if not path:
         raise CliError(f"step {step} of {job} is in no file: wait for its save", Exit.NOT_FOUND)

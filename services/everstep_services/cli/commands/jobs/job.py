@@ -16,8 +16,8 @@ def command() -> None:
 @click.pass_obj
 def show(invocation: Invocation, *, job: str) -> None:
     """Show how a job is, its last rounds, who takes part, and its last incidents."""
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.jobs import print_job
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_job(invocation, api, job)

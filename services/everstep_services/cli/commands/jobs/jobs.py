@@ -23,9 +23,9 @@ def command(
     limit: int,
 ) -> None:
     """List jobs, the newest first."""
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.jobs import print_jobs
 
     asked = {"state": list(state) or None, "user": user, "label": list(label) or None, "q": query}
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_jobs(invocation, api, asked, limit)

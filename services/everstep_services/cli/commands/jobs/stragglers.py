@@ -76,16 +76,21 @@ def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
     median of its role group, late by how much it enters collectives after the others, waits
     what it waits for others. --history shows every finding, from the record.
     """
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_api, open_record
+    from everstep_services.cli.output import say
     from everstep_services.cli.pages.ranks import watch_ranks
     from everstep_services.cli.pages.stragglers import job as job_page
 
-    what = _what(asked)
+    view = _view(asked)
     job, most = asked["job"], asked["limit"]
-    with open_api(invocation) as api:
+    opened = open_api if watch else open_record
+    with opened(invocation) as api:
+        if api.is_record and view == "now":
+            say("how the ranks compare now is known only while a service runs; past findings:")
+            view = "history"
 
         def print_it() -> None:
-            match what:
+            match view:
                 case "now":
                     job_page.print_now(invocation, api, job, asked["role"], most)
                 case "history":
@@ -96,7 +101,7 @@ def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
                     params = {"measure": asked["measure"], "section": asked["section"]}
                     job_page.print_map(invocation, api, job, params, most)
                 case _:
-                    assert_never(what)
+                    assert_never(view)
 
         if watch:
             watch_ranks(print_it, every_s=_EVERY_S)
@@ -104,7 +109,7 @@ def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
             print_it()
 
 
-def _what(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
+def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
     """Which of the three views the options ask for."""
     is_map = bool(asked["timings"] or asked["measure"] or asked["section"])
     if asked["measure"] and asked["section"]:

@@ -20,10 +20,10 @@ def command() -> None:
 @click.pass_obj
 def show(invocation: Invocation, *, node: str) -> None:
     """Show how a node stands and why, and what was found on it last."""
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.nodes import print_node
 
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_node(invocation, api, node)
 
 

@@ -37,7 +37,7 @@ def command(  # noqa: PLR0913  each is an option
 
     Strikes are counted over all jobs, within health's window.
     """
-    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.nodes import print_nodes
 
     asked = {
@@ -49,5 +49,5 @@ def command(  # noqa: PLR0913  each is an option
         "excluded": "true" if excluded else None,
         "q": query,
     }
-    with open_api(invocation) as api:
+    with open_record(invocation) as api:
         print_nodes(invocation, api, asked, limit)
