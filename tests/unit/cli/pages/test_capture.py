@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.archive import Member, pack
-from everstep_services.agent.collectors.kinds import KINDS
+from everstep_services.agent.settings import KINDS
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.pages.capture import CaptureRequest, await_pieces, fetch

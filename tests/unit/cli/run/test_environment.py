@@ -12,7 +12,7 @@ from everstep_services.cli.run.arguments import UsageError
 from everstep_services.cli.run.environment import address_towards, is_elsewhere
 from everstep_services.cli.run.fingerprint import fingerprint, masked
 from everstep_services.cli.run.plan_check import record
-from tests.unit.cli.run_plans import BUS, plan, refused
+from tests.unit.agent.run_plans import BUS, plan, refused
 
 
 @pytest.mark.parametrize(
