@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ from everstep.store.tokens import Scope
 from everstep_services.catalog.replica import CatalogReplica
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.__main__ import main
+from everstep_services.history.api.app import create_app
+from everstep_services.history.notifications.service import Notifications
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.unit.history.story import JOB, whole
@@ -42,6 +46,7 @@ class ServedStory:
         scope: Scope = "read",
         catalog: CatalogSettings | None = None,
         answers: Sequence[Answers] = (),
+        notify: NotifySettings | None = None,
     ) -> None:
         """Where there are settings for it, a catalog answers, too, and so do `answers`."""
         self._folder = folder
@@ -50,6 +55,7 @@ class ServedStory:
         self._scope: Scope = scope
         self._catalog = catalog
         self._answers = answers
+        self._notify = notify or NotifySettings()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.arguments: list[str] = []
@@ -79,6 +85,8 @@ class ServedStory:
             await upgrade(database)
             api = Api(database, FactLog(database, fold), SystemClock())
             await api.open(failed_logins_per_minute=10**6)
+            notifications = Notifications(self._notify, api.bus, SystemClock())
+            api.app = create_app(replace(api.context, notifications=notifications))
             blob = await api.bus.blobs.put(JOB, TAILS["stderr"].encode())
             await api.add(*whole(blob), *self._more)
             for beat in self._beats:

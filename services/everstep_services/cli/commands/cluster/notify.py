@@ -29,7 +29,7 @@ def test(invocation: Invocation, *, target: str | None) -> None:
     from everstep_services.cli.api.location import open_api
 
     with open_api(invocation) as api:
-        answers = api.post("notifications:test", {"target": target})["targets"]
+        answers = api.post("notifications/test", {"target": target})["targets"]
     if invocation.output is None:
         for one in answers:
             word = "ok" if one["is_taken"] else "failed"

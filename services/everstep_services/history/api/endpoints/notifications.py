@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])
 
 
-@router.post("/notifications:test", summary="Send a test message", responses=responses(409))
+@router.post("/notifications/test", summary="Send a test message", responses=responses(409))
 async def test_notifications(
     context: Ctx, by: Operator, wanted: NotificationTestWanted
 ) -> NotificationTest:
