@@ -78,7 +78,7 @@ async def _is_recorded(path: Path, plan: RunPlan) -> bool:
     record = RecordFile(path)
     try:
         async with record.read() as connection:
-            ends = [(await connection.execute(one)).scalar() for one in (of_job, of_allocation)]
+            ends = [(await connection.execute(query)).scalar() for query in (of_job, of_allocation)]
     except (StoreError, SQLAlchemyError):  # its schema is not there yet
         return False
     finally:
