@@ -10,7 +10,7 @@ from trainer_sdk.section_table import SectionTable, write_text
 _NAME_WORDS = layout.VALUE_NAME_BYTES // 8
 
 
-class Metrics:
+class ReportedMetrics:
     """What was reported last, by name."""
 
     def __init__(self, words: "memoryview[int]", table: SectionTable) -> None:

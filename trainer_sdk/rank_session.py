@@ -8,7 +8,7 @@ from trainer_sdk import layout
 from trainer_sdk.agent_lookup import own_link
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.group_timeout import group_timeout_ns
-from trainer_sdk.metrics import Metrics
+from trainer_sdk.metrics import ReportedMetrics
 from trainer_sdk.pauses import Pause, Pauses
 from trainer_sdk.sdk_log import quoted
 from trainer_sdk.section_table import SECOND_NS, SectionTable
@@ -51,7 +51,7 @@ class Session:
         self._words = link.words
         self._table = SectionTable(link.words)
         self._sections = self._table.sections
-        self._metrics = Metrics(link.words, self._table)
+        self._metrics = ReportedMetrics(link.words, self._table)
         self._pauses = Pauses(link, self._table)
         self._seconds = seconds_of(link.words)
         self._step = self._steps = 0
