@@ -22,6 +22,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'trainer_sdk' has no attribute '{name}'")
     import importlib
 
-    found = getattr(importlib.import_module(f"trainer_sdk.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"trainer_sdk.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

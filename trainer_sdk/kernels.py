@@ -97,8 +97,8 @@ class KernelTrace:
         """The kernels that took the most time since the last call, at most 32; begins anew."""
         with self._lock:
             kernels, self._kernels = self._kernels, {}
-        figures = [_figures(name, one) for name, one in kernels.items()]
-        figures.sort(key=lambda one: -one["count"] * one["average_s"])
+        figures = [_figures(name, kernel) for name, kernel in kernels.items()]
+        figures.sort(key=lambda entry: -entry["count"] * entry["average_s"])
         return figures[:TOLD_MOST]
 
     def _take(self, activity: Any) -> None:

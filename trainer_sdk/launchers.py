@@ -155,12 +155,12 @@ def launcher_of(pid: int, place: LaunchedRank) -> int:
     begins = os.fsencode(f"{_rank_variable(place)}=")
     while True:
         pid = _parent_of(pid)
-        if pid <= 1 or not any(one.startswith(begins) for one in _environ_of(pid)):
+        if pid <= 1 or not any(variable.startswith(begins) for variable in _environ_of(pid)):
             return pid if pid > 1 else 0
 
 
 def _rank_variable(place: LaunchedRank) -> str:
-    return next(one.rank for one in _LAUNCHERS if one.launcher == place.launcher)
+    return next(names.rank for names in _LAUNCHERS if names.launcher == place.launcher)
 
 
 def _environ_of(pid: int) -> list[bytes]:

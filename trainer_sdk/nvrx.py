@@ -72,8 +72,8 @@ class SectionTimeouts:
     @property
     def are_valid(self) -> bool:
         """Whether they are known."""
-        known = all(limit is not None for limit in self.section.values())
-        return known and self.out_of_section is not None
+        are_known = all(limit is not None for limit in self.section.values())
+        return are_known and self.out_of_section is not None
 
 
 @dataclass
@@ -192,8 +192,8 @@ class RankMonitorClient:
         place = self._open.index(section)
         inner = self._open[place + 1 :]
         self._session.end(section)
-        for one in inner:  # they ended with it, and go on
-            self._session.begin(one)
+        for ended_with_it in inner:  # they ended with it, and go on
+            self._session.begin(ended_with_it)
         del self._open[place]
         self._ended.add(section)
 

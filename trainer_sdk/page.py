@@ -216,7 +216,7 @@ class PageView:
             seconds = words.cast("B").cast("d")
             at = layout.RINGS_AT + number * layout.RING_ENTRIES
             first = max(after, count - layout.RING_ENTRIES)
-            places = (at + (one & (layout.RING_ENTRIES - 1)) for one in range(first + 1, count + 1))
+            places = (at + (end & (layout.RING_ENTRIES - 1)) for end in range(first + 1, count + 1))
             return tuple(_plausible(seconds[place]) for place in places)
 
     def step_durations(self) -> tuple[float, ...]:
@@ -225,7 +225,7 @@ class PageView:
             steps = words[layout.STEPS]
             first = max(1, steps - layout.RING_ENTRIES)  # the first one has no beginning
             seconds = words.cast("B").cast("d")
-            places = (one & (layout.STEPS_ENTRIES - 1) for one in range(first + 1, steps + 1))
+            places = (step & (layout.STEPS_ENTRIES - 1) for step in range(first + 1, steps + 1))
             return tuple(_plausible(seconds[layout.STEPS_AT + place]) for place in places)
 
     def take(
@@ -261,7 +261,7 @@ class PageView:
                 steps=_step_endings(words, seconds, steps),
                 sections=sections,
                 counts={
-                    number: _newest(found, ended[number]) for number, found in sections.items()
+                    number: _newest(endings, ended[number]) for number, endings in sections.items()
                 },
                 cpu_s={number: times for number, (_, times) in cpu.items()},
                 cpu_counts={number: count for number, (count, _) in cpu.items()},
@@ -389,10 +389,10 @@ _MOST_S = layout.SECTIONS_MOST * layout.FRAME_STEP
 
 def _values(words: "memoryview[int]") -> Iterable[int]:
     """Where each value begins."""
-    known = words[layout.VALUES]
-    if not 0 <= known <= layout.VALUES_MOST:
-        raise BadPageError(f"it has {known} values")
-    return (layout.VALUES_AT + one * layout.VALUE_WORDS for one in range(known))
+    count = words[layout.VALUES]
+    if not 0 <= count <= layout.VALUES_MOST:
+        raise BadPageError(f"it has {count} values")
+    return (layout.VALUES_AT + number * layout.VALUE_WORDS for number in range(count))
 
 
 def _reading(words: "memoryview[int]") -> PageReading:
@@ -430,10 +430,10 @@ def _reading(words: "memoryview[int]") -> PageReading:
 
 
 def _known(words: "memoryview[int]") -> int:
-    known = words[layout.SECTIONS]
-    if not 0 <= known <= layout.SECTIONS_MOST:
-        raise BadPageError(f"it names {known} sections")
-    return known
+    count = words[layout.SECTIONS]
+    if not 0 <= count <= layout.SECTIONS_MOST:
+        raise BadPageError(f"it names {count} sections")
+    return count
 
 
 def _count(words: "memoryview[int]", place: int) -> int:
@@ -457,8 +457,10 @@ def _step_endings(
     took = (layout.STEPS_AT, layout.STEPS_ENTRIES)
     endings = _endings(words, seconds, layout.STEPS, took, layout.ENDS_AT, after)
     if words[layout.COUNTED_BY] == layout.BY_SDK:
-        return tuple(one if one.took_s else replace(one, took_s=None) for one in endings)
-    return tuple(replace(one, took_s=None) for one in endings)
+        return tuple(
+            ending if ending.took_s else replace(ending, took_s=None) for ending in endings
+        )
+    return tuple(replace(ending, took_s=None) for ending in endings)
 
 
 def _endings(
@@ -472,17 +474,17 @@ def _endings(
     """The ends after `after` that both rings agree on: what is written meanwhile is left out."""
     took_at, entries = took
     count = _count(words, count_at)
-    found = []
-    for one in range(max(after, count - entries, 0) + 1, count + 1):
-        took_s = _plausible(seconds[took_at + (one & (entries - 1))])
-        is_kept = one > count - _ENDS
-        ended_s = _plausible(seconds[ends_at + (one & (_ENDS - 1))]) if is_kept else None
-        found.append((one, took_s, ended_s))
+    ends = []
+    for number in range(max(after, count - entries, 0) + 1, count + 1):
+        took_s = _plausible(seconds[took_at + (number & (entries - 1))])
+        is_kept = number > count - _ENDS
+        ended_s = _plausible(seconds[ends_at + (number & (_ENDS - 1))]) if is_kept else None
+        ends.append((number, took_s, ended_s))
     newest = _count(words, count_at) + 1  # it may be written already
     return tuple(
-        SectionEnd(one, took_s, ended_s if one > newest - _ENDS else None)
-        for one, took_s, ended_s in found
-        if one > newest - entries
+        SectionEnd(number, took_s, ended_s if number > newest - _ENDS else None)
+        for number, took_s, ended_s in ends
+        if number > newest - entries
     )
 
 
@@ -503,16 +505,16 @@ def _times(
     count = _count(words, place)
     at = rings_at + number * entries
     numbers = range(max(after, count - entries) + 1, count + 1)
-    found = [(one, _plausible(seconds[at + (one & (entries - 1))])) for one in numbers]
+    times = [(entry, _plausible(seconds[at + (entry & (entries - 1))])) for entry in numbers]
     kept = _count(words, place) + 1 - entries  # the next one may be written already
-    return count, tuple(took_s for one, took_s in found if one > kept)
+    return count, tuple(took_s for entry, took_s in times if entry > kept)
 
 
-def _one_of(names: Mapping[int, N], word: int, what: str) -> N:
+def _one_of(names: Mapping[int, N], word: int, field: str) -> N:
     try:
         return names[word]
     except KeyError:
-        raise BadPageError(f"it has a {what} {word}") from None
+        raise BadPageError(f"it has a {field} {word}") from None
 
 
 def _progress_s(words: "memoryview[int]") -> float:
@@ -537,10 +539,10 @@ def _lane(words: "memoryview[int]", at: int) -> LaneReading:
             moved_s = max(moved_s, since_s)
             break
         frames.append(OpenSection(int(section), since_s))
-    known = _known(words)  # the last: the rank may have named another one meanwhile
+    section_count = _known(words)  # the last: the rank may have named another one meanwhile
     for frame in frames:
-        if frame.section >= known:
-            raise BadPageError(f"a thread is in section {frame.section} of {known}")
+        if frame.section >= section_count:
+            raise BadPageError(f"a thread is in section {frame.section} of {section_count}")
     if at == layout.LANES_AT:
         moved_s = max(moved_s, _progress_s(words))
     since_s = frames[-1].since_s if frames else 0.0

@@ -54,7 +54,7 @@ class Pauses:
         for_s = self._seconds(for_s)
         pause = Pause(self, 0.0 if for_s is None else now + for_s)
         with self._lock:
-            self._open = [one for one in self._open if not one.until or one.until > now]
+            self._open = [other for other in self._open if not other.until or other.until > now]
             is_first = not self._open
             self._open.append(pause)
             self._show()
@@ -90,7 +90,7 @@ class Pauses:
     def _show(self) -> None:
         """A reader in between sees a pause that is too long rather than none."""
         words = self._table.words
-        ends = [one.until for one in self._open]
+        ends = [pause.until for pause in self._open]
         until = max(ends) if ends and all(ends) else 0.0
         words[layout.PAUSED_UNTIL_NS] = int(until * SECOND_NS)
         words[layout.PAUSED] = len(ends)

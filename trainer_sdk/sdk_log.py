@@ -46,11 +46,11 @@ def _configured_logger() -> "Logger | None":
     return logger if logger.hasHandlers() else None
 
 
-def quoted(said: object) -> str:
+def quoted(value: object) -> str:
     """As JSON, shortened; whatever it is."""
     from json import dumps  # only what is rare is said so
 
     try:
-        return dumps(str(said)[:_LONGEST])
+        return dumps(str(value)[:_LONGEST])
     except Exception:  # noqa: BLE001 - a `__str__` of the script's own
-        return f'"{type(said).__name__}"'
+        return f'"{type(value).__name__}"'

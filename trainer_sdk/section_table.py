@@ -62,9 +62,9 @@ class SectionTable:
         """The section of that name, always the same one."""
         name, kind = str(name) or "(unnamed)", str(kind)
         with self._lock:
-            known = self.sections.get(name)
-            if known is not None:
-                return known
+            section = self.sections.get(name)
+            if section is not None:
+                return section
             if kind and kind not in _KINDS:
                 self.misused(f"a section is plain, checkpoint or evaluation, and not {kind!r}")
             number = len(self.sections) + 1
@@ -232,19 +232,19 @@ class SectionTable:
             free = (number for number in range(layout.LANES) if number not in taken)
             # More threads than there are lanes: these are timed, but not shown.
             lane = Lane(self.words, next(free, None), get_native_id())
-            self._lanes = [ref(one) for one in [*alive, lane]]
+            self._lanes = [ref(other) for other in [*alive, lane]]
             self.only = None
             self.here.lane = lane
             return lane
 
     def _alive(self) -> list[Lane]:
         """Those of threads that have not ended."""
-        return [lane for known in self._lanes if (lane := known()) is not None]
+        return [lane for reference in self._lanes if (lane := reference()) is not None]
 
 
 def kind_of(name: str) -> int:
     """What a section is for, as its name tells: by the beginnings of its words."""
-    words = "".join(one if one.isalpha() else " " for one in name.lower()).split()
+    words = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
     if any(word.startswith(_CHECKPOINTS) for word in words):
         return layout.KIND_CHECKPOINT
     if any(word.startswith(_EVALUATIONS) or word == "val" for word in words):

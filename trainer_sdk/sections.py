@@ -366,7 +366,9 @@ class LongSection(Section):
         lane = self._table.lane()
         since = next((since for section, since in reversed(lane.opened) if section is self), None)
         super().__exit__()
-        if since is not None and not any(isinstance(one, LongSection) for one, _ in lane.opened):
+        if since is not None and not any(
+            isinstance(section, LongSection) for section, _ in lane.opened
+        ):
             self._table.leave_long_phase(lane, since)
 
     leave = __exit__

@@ -45,12 +45,12 @@ class Watch:
     @property
     def sections(self) -> Mapping[str, Spent]:
         """Every section that was entered, by name."""
-        found = {}
+        spent = {}
         for number, section in enumerate(self._page.sections()):
             if section.name:
                 longest_s = max(self._page.durations(number, 0), default=0.0)
-                found[section.name] = Spent(section.count, longest_s)
-        return found
+                spent[section.name] = Spent(section.count, longest_s)
+        return spent
 
     @property
     def open(self) -> Mapping[int, tuple[str, ...]]:

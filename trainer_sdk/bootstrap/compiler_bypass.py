@@ -27,15 +27,15 @@ def spare_compiler() -> None:
     asks = _code_of_asking()
     if asks is None:
         return  # a torch that asks in another way: nothing is lost but the time
-    asking = {name: one for name, one in vars(Optimizer).items() if _code(one) is asks}
-    plain = {name: _plain(one) for name, one in asking.items()}
-    for name, one in plain.items():
-        setattr(Optimizer, name, one)
+    asking = {name: method for name, method in vars(Optimizer).items() if _code(method) is asks}
+    plain = {name: _plain(method) for name, method in asking.items()}
+    for name, method in plain.items():
+        setattr(Optimizer, name, method)
 
     def restore() -> None:
-        for name, one in asking.items():
+        for name, method in asking.items():
             if vars(Optimizer).get(name) is plain[name]:
-                setattr(Optimizer, name, one)
+                setattr(Optimizer, name, method)
 
     when_imported(_DYNAMO, restore)
 

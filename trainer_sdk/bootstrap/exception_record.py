@@ -99,12 +99,12 @@ def _place(error: BaseException) -> str:
 
 
 def _frames(trace: TracebackType | None) -> "list[tuple[str, int, str]]":
-    found: list[tuple[str, int, str]] = []
+    frames: list[tuple[str, int, str]] = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        found.append((code.co_filename, trace.tb_lineno, code.co_name))
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
-    return found
+    return frames
 
 
 def _is_installed(path: str) -> bool:

@@ -97,8 +97,8 @@ def _serve(
 def _why_not(request: Fork, imports: ImportWatch) -> Unfit | None:
     if reason := why_unsafe():
         return Unfit(reason=reason)
-    found = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
-    return next((unfit for unfit in found if unfit is not None), None)
+    verdicts = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
+    return next((unfit for unfit in verdicts if unfit is not None), None)
 
 
 def _requests(channel: "Channel[ForgePlan | Fork]") -> Iterator[Fork]:

@@ -35,7 +35,7 @@ class ImportFinding:
 
     modules: tuple[str, ...]
     """The module, and those that were just importing it, the innermost first."""
-    what: str
+    action: str
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class ImportWatch:
     """Variables that each rank has for itself."""
     environ: Any
     """`os.environ`: its class is another one meanwhile."""
-    found: list[ImportFinding] = field(default_factory=list)
+    findings: list[ImportFinding] = field(default_factory=list)
     generators: list[random.Random] = field(default_factory=list)
     """Those that were seeded by the system: another process would have drawn other numbers."""
     _read: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
@@ -92,12 +92,12 @@ class ImportWatch:
         for name, readers in self._read.items():
             if name in _HANDLED or rank.get(name) == self._before.get(name):
                 continue
-            self.found += [ImportFinding(modules, f"reads {name}") for modules in readers]
+            self.findings += [ImportFinding(modules, f"reads {name}") for modules in readers]
         return self.verdict()
 
     def verdict(self) -> Unfit | None:
         """What has to be left to the ranks, and what need not be."""
-        if not self.found:
+        if not self.findings:
             return None
         tainted = self._tainted()
         named = sorted({_top(name, tainted) for name in tainted})
@@ -133,7 +133,7 @@ class ImportWatch:
         if modules and len(readers) < _NAMED_MOST:
             readers.append(modules)
         if modules and name in self.own:
-            self.found.append(ImportFinding(modules, f"reads {name}"))
+            self.findings.append(ImportFinding(modules, f"reads {name}"))
 
     def iterates(self, names: Iterable[str]) -> Iterator[str]:
         """Somebody goes through all variables."""
@@ -152,30 +152,30 @@ class ImportWatch:
             if a is None:
                 self.generators.append(generator)
             else:
-                self.generators = [one for one in self.generators if one is not generator]
+                self.generators = [other for other in self.generators if other is not generator]
 
         return seeded
 
     def _look_at(self, module: ModuleType) -> None:
         asked_pid, pid = module.__name__ in self._asked_pid, str(self._getpid())
         for name, value in list(vars(module).items()):
-            what = ""
+            action = ""
             if isinstance(value, dict):
                 is_copy = module.__name__ in self._iterated and self._before.keys() <= value.keys()
-                what = f"keeps a copy of the environment ({name})" if is_copy else ""
+                action = f"keeps a copy of the environment ({name})" if is_copy else ""
             elif isinstance(value, str | PurePath) and len(str(value)) <= _LONGEST_NAME:
                 if asked_pid and re.search(rf"(?<!\d){pid}(?!\d)", str(value)):
-                    what = f"makes a name from the process id ({name})"
+                    action = f"makes a name from the process id ({name})"
                 elif _is_of_now(str(value)):
-                    what = f"makes a name from the time ({name})"
-            if what:
-                self.found.append(ImportFinding((module.__name__,), what))
+                    action = f"makes a name from the time ({name})"
+            if action:
+                self.findings.append(ImportFinding((module.__name__,), action))
 
     # -- what follows ----------------------------------------------------------------------------
 
     def _tainted(self) -> set[str]:
         """Those modules, and whatever holds something of theirs."""
-        tainted = {name for finding in self.found for name in finding.modules}
+        tainted = {name for finding in self.findings for name in finding.modules}
         modules = list(self.new_modules())
         while True:
             more = {
@@ -196,10 +196,12 @@ class ImportWatch:
                 yield name
 
     def _reason(self) -> str:
-        first = self.found[0].modules
-        deeds = dict.fromkeys(one.what for one in self.found if one.modules[0] == first[0])
+        first = self.findings[0].modules
+        deeds = dict.fromkeys(
+            finding.action for finding in self.findings if finding.modules[0] == first[0]
+        )
         shown = ", ".join(list(deeds)[:_NAMED_MOST]).replace(", reads ", ", ")
-        more = len({one.modules[0] for one in self.found}) - 1
+        more = len({finding.modules[0] for finding in self.findings}) - 1
         others = f", and so do {more} more that come with it" if more else ""
         outer = first[-1].partition(".")[0]
         by = f", which {outer} imports," if outer != first[0] else ""
@@ -230,7 +232,7 @@ def _watched(imports: ImportWatch) -> Any:
 
 def _importing() -> tuple[str, ...]:
     """The modules whose bodies are running, the innermost first."""
-    found: list[str] = []
+    modules: list[str] = []
     frame = sys._getframe(2)  # noqa: SLF001
     while frame.f_back is not None:
         if frame.f_code.co_name == "<module>":
@@ -238,9 +240,9 @@ def _importing() -> tuple[str, ...]:
             if name == "__main__":
                 break  # below it is the forge itself
             if name in sys.modules:
-                found.append(name)
+                modules.append(name)
         frame = frame.f_back
-    return tuple(found)
+    return tuple(modules)
 
 
 def _is_of_now(text: str) -> bool:

@@ -50,11 +50,11 @@ def _import_all(plan: ForgePlan, imports: ImportWatch, done: Preloaded) -> None:
         for name in dict.fromkeys((*ours, *names, *plan.besides)):
             if _is_left_out(name, plan.without):
                 continue
-            known = frozenset(sys.modules)
+            loaded = frozenset(sys.modules)
             with _uncollected() if name in ours else nullcontext():
                 fit = _import(name, done, named=name in names)
             if name not in ours:
-                imports.look(known)
+                imports.look(loaded)
             if not fit:
                 break
     finally:

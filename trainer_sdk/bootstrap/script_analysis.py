@@ -43,8 +43,8 @@ class Script:
 
         The user's own modules are not among them: they may look at the rank's environment.
         """
-        found = (name for name in _top_level(self.tree.body) if self._is_installed(name))
-        return tuple(dict.fromkeys(found))
+        installed = (name for name in _top_level(self.tree.body) if self._is_installed(name))
+        return tuple(dict.fromkeys(installed))
 
     def needs_dynamo(self) -> bool:
         """Whether its ranks will import `torch._dynamo`, as far as the text tells.
@@ -59,7 +59,7 @@ class Script:
         names = (name for node in _running(self.tree) for name in _imported(node, self.package))
         origins = dict.fromkeys(_origin(name, [self.folder]) for name in names)
         left = _MOST_BYTES
-        for path in islice((one for one in origins if one.endswith(".py")), _MOST_FILES):
+        for path in islice((origin for origin in origins if origin.endswith(".py")), _MOST_FILES):
             source = _source(path, left)
             left -= len(source)
             yield _parsed(source)
@@ -131,7 +131,7 @@ def _running(tree: ast.Module) -> Iterator[ast.AST]:
             if name in ("annotation", "returns") or (name == "body" and _is_for_types(node)):
                 continue
             values = value if isinstance(value, list) else [value]
-            waiting += [one for one in values if isinstance(one, ast.AST)]
+            waiting += [child for child in values if isinstance(child, ast.AST)]
 
 
 def _is_for_types(node: ast.AST) -> bool:

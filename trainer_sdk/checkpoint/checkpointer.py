@@ -155,17 +155,17 @@ class Checkpointer:
         is_allowed = os.environ.get(layout.FRESH_VARIABLE) == "1"  # noqa: TID251 - as above
         is_allowed = arguments.truth("allow_fresh_start", allow_fresh_start) or is_allowed
         with torch.inference_mode(mode=False), torch.no_grad():  # what is made is trained on
-            found = self._restorer.restore(
+            restored = self._restorer.restore(
                 state, step=step, allow_fresh_start=is_allowed, strict=strict
             )
-        if found is not None:
-            if found.choice.published:
-                self._last_step, self._last_save = found.step, None
-            self._session.start_at(found.step)
+        if restored is not None:
+            if restored.choice.published:
+                self._last_step, self._last_save = restored.step, None
+            self._session.start_at(restored.step)
             self._is_prepared = True
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._saver.prepare(state, found.choice.identity, self._restorer.round)
-        return found
+                self._saver.prepare(state, restored.choice.identity, self._restorer.round)
+        return restored
 
     def check_loss(self, loss: SupportsFloat) -> None:
         """Check the loss of a step: NaN soon after a restore quarantines what was loaded."""

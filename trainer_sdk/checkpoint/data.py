@@ -72,13 +72,13 @@ class RngState:
 
     def state_dict(self) -> dict[str, Any]:
         """Where they all are."""
-        found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        generators: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
         if "numpy" in sys.modules:
             name, keys, *rest = sys.modules["numpy"].random.get_state()
-            found["numpy"] = (name, keys.tobytes(), *rest)
+            generators["numpy"] = (name, keys.tobytes(), *rest)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            found["cuda"] = torch.cuda.get_rng_state()
-        self._asked = (found,)
+            generators["cuda"] = torch.cuda.get_rng_state()
+        self._asked = (generators,)
         return {self._key: self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -90,15 +90,15 @@ class RngState:
                 "world size"
             )
             return
-        found = whole[0]
-        random.setstate(found["python"])
-        torch.set_rng_state(found["torch"])
-        if "numpy" in found and "numpy" in sys.modules:
+        generators = whole[0]
+        random.setstate(generators["python"])
+        torch.set_rng_state(generators["torch"])
+        if "numpy" in generators and "numpy" in sys.modules:
             numpy: Any = sys.modules["numpy"]
-            name, keys, *rest = found["numpy"]
+            name, keys, *rest = generators["numpy"]
             numpy.random.set_state((name, numpy.frombuffer(keys, dtype="uint32"), *rest))
-        if "cuda" in found and torch.cuda.is_available():
-            torch.cuda.set_rng_state(found["cuda"])
+        if "cuda" in generators and torch.cuda.is_available():
+            torch.cuda.set_rng_state(generators["cuda"])
 
 
 class PositionedSampler:
@@ -186,16 +186,16 @@ class PositionedSampler:
         self._consumed = state["place"][0]
 
     def _samples(self, at: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < self._batch_size:
-            epoch, begin = divmod(at + len(found), self._size)
+        samples: list[int] = []
+        while len(samples) < self._batch_size:
+            epoch, begin = divmod(at + len(samples), self._size)
             if not self._shuffle:
-                end = min(self._size, begin + self._batch_size - len(found))
-                found += range(begin, end)
+                end = min(self._size, begin + self._batch_size - len(samples))
+                samples += range(begin, end)
             else:
                 order = self._order_of(epoch)
-                found += order[begin : begin + self._batch_size - len(found)].tolist()
-        return found
+                samples += order[begin : begin + self._batch_size - len(samples)].tolist()
+        return samples
 
     def _order_of(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -208,7 +208,7 @@ class PositionedSampler:
 
 def has_position(state: Iterable[object]) -> bool:
     """Among these objects is one that says where the data goes on."""
-    return any(getattr(one, "is_data_position", False) for one in state)
+    return any(getattr(part, "is_data_position", False) for part in state)
 
 
 def _place() -> tuple[int, int]:

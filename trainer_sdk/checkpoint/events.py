@@ -46,8 +46,8 @@ class Reporter:
     def report(self, event: Event, **body: object) -> None:
         """Send an event to the agent; `body` has the fields that the agent cannot know."""
         if self._link is not None:
-            said = msgspec.json.encode(body).decode()
-            self._link.say("checkpointed", f'"event":"{event}","body":{said}')
+            encoded = msgspec.json.encode(body).decode()
+            self._link.say("checkpointed", f'"event":"{event}","body":{encoded}')
 
     def warn(self, text: str) -> None:
         """Print one line for people."""
@@ -168,7 +168,7 @@ class SaveEvents:
         self._delay(0.0, (), "it goes on")
 
     def _delay(self, lag_s: float, waiting: Sequence[Save], reason: str) -> None:
-        size = sum(one.buffer.size for one in waiting)
+        size = sum(save.buffer.size for save in waiting)
         self._reporter.report(
             "delayed", lag_s=lag_s, waiting=len(waiting), waiting_bytes=size, reason=reason
         )

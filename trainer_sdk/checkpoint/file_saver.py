@@ -179,8 +179,8 @@ def _file_at(path: str) -> str:
     if os.path.islink(where):
         where = os.path.realpath(where)
     if os.path.lexists(where) and not os.path.isfile(where):
-        what = "leads to itself" if os.path.islink(where) else "is not a regular file"
-        raise ValueError(f"{path} {what}, and would be replaced: use torch.save, or another path")
+        flaw = "leads to itself" if os.path.islink(where) else "is not a regular file"
+        raise ValueError(f"{path} {flaw}, and would be replaced: use torch.save, or another path")
     return where
 
 

@@ -36,15 +36,15 @@ def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") 
     makes up differs at the next launch.
     """
     place = launchers.launched_rank(environ)
-    found = arguments.job(job or launchers.given_job_of(environ)) or _ALONE
+    name = arguments.job(job or launchers.given_job_of(environ)) or _ALONE
     counted = environ.get(layout.ROUND_VARIABLE)
     number = counted or (place.round if place is not None else 0)
     images = environ.get(layout.IMAGES_VARIABLE, "")
     restarts = place.restarts if place is not None else 0
     if not images:
-        images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
+        images = _own_folder(name if name != _ALONE else f"{name}-{_short(root or os.getcwd())}")
         return JobContext(
-            found,
+            name,
             int(number),
             images,
             has_keeper=False,
@@ -52,7 +52,7 @@ def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") 
             restarts=restarts,
         )
     return JobContext(
-        found,
+        name,
         int(number),
         images,
         has_keeper=True,

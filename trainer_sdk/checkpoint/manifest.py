@@ -89,7 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         """Of all files."""
-        return sum(one.size_bytes for one in self.files)
+        return sum(file.size_bytes for file in self.files)
 
 
 class ImageEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -122,14 +122,14 @@ Document = TypeVar("Document", RankPart, Manifest, ImageIndex)
 
 def encode(document: RankPart | Manifest | ImageIndex) -> bytes:
     """The document as JSON, whose last field is the hash of all before it."""
-    said = msgspec.json.encode(document).removesuffix(b"}")
-    return said + _CHECK + hash_of(said).encode() + _END
+    body = msgspec.json.encode(document).removesuffix(b"}")
+    return body + _CHECK + hash_of(body).encode() + _END
 
 
 def decode(octets: bytes, of: type[Document], place: str) -> Document:
     """The document that was written; `BadManifestError` names `place` if it has changed."""
-    said, _, check = octets.rpartition(_CHECK)
-    if check != hash_of(said).encode() + _END:
+    body, _, check = octets.rpartition(_CHECK)
+    if check != hash_of(body).encode() + _END:
         raise BadManifestError(f"{place} is not what was written: it is cut short, or has changed")
     try:
         document = msgspec.json.decode(octets, type=of)

@@ -31,8 +31,8 @@ class RankGroup:
         padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: len(octets)] = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
         return [
-            msgspec.json.decode(said[: int(length)].numpy().tobytes(), type=of)
-            for said, length in zip(self._all(padded), lengths, strict=True)
+            msgspec.json.decode(gathered[: int(length)].numpy().tobytes(), type=of)
+            for gathered, length in zip(self._all(padded), lengths, strict=True)
         ]
 
     def follow(self, own: Said, of: type[Said]) -> Said:
@@ -41,18 +41,18 @@ class RankGroup:
             return own
         octets = bytearray(msgspec.json.encode(own))
         length = self._first(torch.tensor([len(octets)], device="cpu"))
-        said = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+        received = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
         if self.rank == 0:
-            said = torch.frombuffer(octets, dtype=torch.uint8)
-        return msgspec.json.decode(self._first(said).numpy().tobytes(), type=of)
+            received = torch.frombuffer(octets, dtype=torch.uint8)
+        return msgspec.json.decode(self._first(received).numpy().tobytes(), type=of)
 
     def highest(self, own: Sequence[int]) -> list[int]:
         """The highest value over all ranks, for each of these numbers."""
         if self._group is None:
             return list(own)
-        said = torch.tensor(own, device="cpu")
-        dist.all_reduce(said, dist.ReduceOp.MAX, self._group)
-        return [int(one) for one in said]
+        numbers = torch.tensor(own, device="cpu")
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group)
+        return [int(number) for number in numbers]
 
     def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
         assert self._group is not None

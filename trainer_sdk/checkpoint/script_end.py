@@ -69,7 +69,7 @@ def script_ended(code: int) -> "SaveError | None":
     _code = code
     if code:
         return None
-    failures = [one.await_all() for one in _open]
+    failures = [saver.await_all() for saver in _open]
     failure = next(filter(None, failures), None)
     if failure is not None:
         _code = _FAILED
@@ -79,7 +79,7 @@ def script_ended(code: int) -> "SaveError | None":
 
 def _leave() -> None:
     is_failing = bool(_code) or getattr(sys, "last_value", None) is not None
-    failures = [_left(one, is_failing=is_failing) for one in _open.copy()]
+    failures = [_left(saver, is_failing=is_failing) for saver in _open.copy()]
     failure = next(filter(None, failures), None)
     if failure is not None and not is_failing:
         sys.last_value = failure  # later exit handlers look there

@@ -102,7 +102,7 @@ def _announce(wished: FaultRequest, link: AgentLink) -> None:
     lasts = "null" if wished.for_s is None else f"{wished.for_s!r}"
     fields = f'"fault":"{wished.fault.name}","lasts_s":{lasts},"target":{quoted(wished.target)}'
     link.say("injected", fields)
-    os.write(2, f"everstep: injecting {wished.fault.name}: {wished.fault.what}\n".encode())
+    os.write(2, f"everstep: injecting {wished.fault.name}: {wished.fault.effect}\n".encode())
 
 
 def _at_step(step: int, wished: FaultRequest, link: AgentLink) -> None:

@@ -20,7 +20,7 @@ class FaultKind:
 
     name: str
     place: FaultSite
-    what: str
+    effect: str
     also: tuple[str, ...] = ()
     """Other names: NVRx's."""
     lasts: bool = False
@@ -91,12 +91,12 @@ _NAMES = {name: fault for fault in _ALL for name in (fault.name, *fault.also)}
 
 def fault_named(text: str) -> FaultKind:
     """The fault of this name, NVRx's name for it among them."""
-    found = _NAMES.get(text.strip().lower().replace("-", "_"))
-    if found is None:
+    fault = _NAMES.get(text.strip().lower().replace("-", "_"))
+    if fault is None:
         close = get_close_matches(text, _NAMES, n=1)
         near = f"; did you mean {close[0]}?" if close else f": there are {', '.join(FAULTS)}"
         raise BadFaultError(f"there is no fault {text!r}{near}")
-    return found
+    return fault
 
 
 def fault_request(

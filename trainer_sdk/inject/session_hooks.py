@@ -54,9 +54,9 @@ def _replace(owner: type, names: tuple[str, ...], before: _Moment, after: _Momen
 
     def called(this: Any, *args: Any, **kwargs: Any) -> Any:
         _comes(before, this)
-        found = original(this, *args, **kwargs)
+        result = original(this, *args, **kwargs)
         _comes(after, this)
-        return found
+        return result
 
     for name in names:
         _originals.append((owner, name, getattr(owner, name)))

@@ -94,14 +94,16 @@ class Agreement:
     def look(self) -> StateOffers:
         """All offers of all ranks."""
         sights = self._group.gather(self._own_sight(), Sight)
-        for one in sights:
-            rounds = (each.round for each in (*(of.identity for of in one.offers), *one.suspect))
+        for sight in sights:
+            rounds = (
+                each.round for each in (*(of.identity for of in sight.offers), *sight.suspect)
+            )
             self.last_round = max(self.last_round, *rounds, 0)
             # Ranks of one node say the same of what its memory has lost.
-            self.passed += [each for each in one.passed if each not in self.passed]
-            self.failed_at |= set(one.failed_at)
-            self.past = max(self.past, one.past)
-            self.unsure = self.unsure or one.unsure
+            self.passed += [each for each in sight.passed if each not in self.passed]
+            self.failed_at |= set(sight.failed_at)
+            self.past = max(self.past, sight.past)
+            self.unsure = self.unsure or sight.unsure
         return StateOffers.of(sights, self._step)
 
     def newest(self, field: StateOffers) -> RestoreChoice | None:
@@ -121,20 +123,26 @@ class Agreement:
         field = self._of_this_layout(field, target)
         while True:
             field, choice = self._chosen(field)
-            known = {one.step for one in self.passed}
-            self.passed += [one for one in missing(field, choice) if one.step not in known]
+            rejected_steps = {rejected.step for rejected in self.passed}
+            self.passed += [
+                rejected
+                for rejected in missing(field, choice)
+                if rejected.step not in rejected_steps
+            ]
             if choice is None:
                 return None
             verdicts = self._group.gather(self._judge(choice, target), tuple[_Unfit, ...])
-            unfit = [(rank, one) for rank, each in enumerate(verdicts) for one in each]
+            unfit = [
+                (rank, unfit_offer) for rank, each in enumerate(verdicts) for unfit_offer in each
+            ]
             if not unfit:
                 return choice
             self._pass_over(unfit)
-            field = field.without([(rank, one.offer) for rank, one in unfit])
+            field = field.without([(rank, unfit_offer.offer) for rank, unfit_offer in unfit])
 
     def newer(self, step: int) -> list[int]:
         """The later steps that this rank has seen."""
-        return sorted(one for one in self._steps if one > step)
+        return sorted(later for later in self._steps if later > step)
 
     def others(self) -> str:
         """The steps that this rank has seen, in words."""
@@ -143,9 +151,9 @@ class Agreement:
 
     def source(self, offer: StateOffer) -> StoredImage | StoredShards:
         """The verified state of an offer; of the global tier, this rank's share is verified."""
-        known = self._sources.get(offer)
-        if known is not None:
-            return known
+        source = self._sources.get(offer)
+        if source is not None:
+            return source
         if offer.tier != GLOBAL:
             return self._sources.setdefault(offer, self._image(offer))
         assert self._context.storage is not None
@@ -163,22 +171,22 @@ class Agreement:
     def _pass_over(self, unfit: Sequence[tuple[int, _Unfit]]) -> None:
         """Reject these; damage in a file is reported once, by the first rank that found it."""
         told = set()
-        for rank, one in sorted(unfit, key=lambda each: not each[1].is_corrupt):
-            if one.offer in told:
+        for rank, unfit_offer in sorted(unfit, key=lambda each: not each[1].is_corrupt):
+            if unfit_offer.offer in told:
                 continue
-            identity, tier, path = one.offer.identity, one.offer.tier, ""
-            is_corrupt = one.is_corrupt and tier == GLOBAL
+            identity, tier, path = unfit_offer.offer.identity, unfit_offer.offer.tier, ""
+            is_corrupt = unfit_offer.is_corrupt and tier == GLOBAL
             if tier == GLOBAL:
-                told.add(one.offer)
-                path = self._path(one.offer.place)
+                told.add(unfit_offer.offer)
+                path = self._path(unfit_offer.offer.place)
             if is_corrupt and rank == self._group.rank:
-                self._condemn(one.offer.place, identity, one.reason)
+                self._condemn(unfit_offer.offer.place, identity, unfit_offer.reason)
             self.passed.append(
                 RejectedState(
                     step=identity.step,
                     tier=tier,
                     rank=rank,
-                    reason=one.reason,
+                    reason=unfit_offer.reason,
                     path=path,
                     is_corrupt=is_corrupt,
                 )
@@ -198,8 +206,8 @@ class Agreement:
         """Close all files."""
         if self._early is not None:
             self._early.close()
-        for one in self._sources.values():
-            one.close()
+        for source in self._sources.values():
+            source.close()
 
     def _own_sight(self) -> Sight:
         late = wait_for_agent(self._context)
@@ -207,7 +215,7 @@ class Agreement:
             sight, self._forms = see_images(self._context)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             sight = Sight().with_passed(0, MEMORY, self._group.rank, _said(error))
-        self._steps |= {one.identity.step for one in sight.offers}
+        self._steps |= {offer.identity.step for offer in sight.offers}
         if not sight.offers:
             sight = sight.with_more(lost_images(self._context))
         return sight.with_more(Sight(unsure=late)).with_more(self._published())
@@ -220,8 +228,8 @@ class Agreement:
             names = published_steps(self._context.storage)
         except Exception as error:  # noqa: BLE001 - likewise
             return Sight().with_passed(0, GLOBAL, 0, _said(error))
-        self._steps |= {step for one in names if (step := step_of(one)) is not None}
-        self._names = [one for one in names if self._step in (None, step_of(one))]
+        self._steps |= {step for name in names if (step := step_of(name)) is not None}
+        self._names = [name for name in names if self._step in (None, step_of(name))]
         return self._next_page()
 
     def _next_page(self) -> Sight:
@@ -232,9 +240,9 @@ class Agreement:
             seen = see_published(self._context.storage, self._context.job, page)
         except Exception as error:  # noqa: BLE001 - likewise
             return Sight().with_passed(step_of(page[0]) or 0, GLOBAL, 0, _said(error))
-        for one in seen.passed:
-            if one.is_corrupt:
-                self._condemn(step_name(one.step), None, one.reason)
+        for rejected in seen.passed:
+            if rejected.is_corrupt:
+                self._condemn(step_name(rejected.step), None, rejected.reason)
         return seen
 
     def _older(self) -> tuple[StateOffer, ...]:

@@ -88,11 +88,11 @@ def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str
     deadline = monotonic() + context.agent_within_s
     while context.images is not None and context.agent_within_s:
         try:
-            said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+            offering = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
         except (OSError, msgspec.DecodeError):
-            said = None
-        if said is not None and said.round >= context.round:
-            return "" if said.complete or said.is_sure else said.reason
+            offering = None
+        if offering is not None and offering.round >= context.round:
+            return "" if offering.complete or offering.is_sure else offering.reason
         if monotonic() > deadline:
             return f"the agent has fetched nothing within {context.agent_within_s:g} s"
         if is_over.wait(_LOOK_EVERY_S):
@@ -109,14 +109,16 @@ def lost_images(context: RestoreContext) -> Sight:
     if context.images is None or not context.agent_within_s:
         return Sight()
     try:
-        said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+        offering = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
     except (OSError, msgspec.DecodeError):
         return Sight()
-    if said.complete or said.lost is None:
+    if offering.complete or offering.lost is None:
         return Sight()
     return Sight(
         passed=(
-            RejectedState(step=said.lost.step, tier=_own_tier(context), reason=said.lost.reason),
+            RejectedState(
+                step=offering.lost.step, tier=_own_tier(context), reason=offering.lost.reason
+            ),
         )
     )
 
@@ -147,7 +149,7 @@ def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
         offers=tuple(offers),
         passed=tuple(passed),
         suspect=tuple(suspect),
-        failed_at=tuple(one for one in failed_at if one is not None),
+        failed_at=tuple(step for step in failed_at if step is not None),
     )
     return sight, forms
 
@@ -159,8 +161,8 @@ def _own_tier(context: RestoreContext) -> Tier:
 
 def published_steps(storage: Storage) -> list[str]:
     """The names of all steps in the global tier, newest first."""
-    found = [(step, name) for name in storage.folders() if (step := step_of(name)) is not None]
-    return [name for _, name in sorted(found, reverse=True)]
+    steps = [(step, name) for name in storage.folders() if (step := step_of(name)) is not None]
+    return [name for _, name in sorted(steps, reverse=True)]
 
 
 def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
@@ -199,10 +201,10 @@ def _passed(storage: Storage, name: str, reason: str, *, is_corrupt: bool = Fals
 
 
 def _past(manifest: Manifest) -> JobPast:
-    said = manifest.user
+    texts = manifest.user
     try:
         return JobPast(
-            float(said.get(RAN_S, 0.0)), int(said.get(FAILURES, 0)), int(said.get(RESTARTS, 0))
+            float(texts.get(RAN_S, 0.0)), int(texts.get(FAILURES, 0)), int(texts.get(RESTARTS, 0))
         )
     except ValueError:
         return JobPast()
@@ -265,9 +267,9 @@ def _offer(
         ("rank", index.rank, context.rank),
         ("a world of size", identity.world_size, context.world_size),
     )
-    for what, saved, wanted in told:
+    for field, saved, wanted in told:
         if saved != wanted:
-            raise UnfitError(f"{folder} is of {what} {saved}, and this is {what} {wanted}")
+            raise UnfitError(f"{folder} is of {field} {saved}, and this is {field} {wanted}")
     if context.round and identity.round > context.round:
         raise UnfitError(
             f"{folder} is of round {identity.round}, and this is round {context.round}"
@@ -319,7 +321,7 @@ class EarlyVerification:
     def _verify(self) -> None:
         wait_for_agent(self._context, self._is_over)
         sight, _ = see_images(self._context)
-        newest = sorted(sight.offers, key=lambda one: one.identity.age, reverse=True)
+        newest = sorted(sight.offers, key=lambda offer: offer.identity.age, reverse=True)
         for offer in newest[:_MOST]:
             with self._news:
                 if self._is_over.is_set():

@@ -79,14 +79,14 @@ class LossWatch:
             return
         self._left = 0
         step, tier = self._loaded.identity.step, self._loaded.tier
-        said = f"the loss is {value} at step {self._step}"
+        finding = f"the loss is {value} at step {self._step}"
         if self._step in self._loaded.failed_before:
             raise BadLossError(
-                f"{said}, as it was after another checkpoint: look at the data of that step and "
+                f"{finding}, as it was after another checkpoint: look at the data of that step and "
                 "at the learning rate; no checkpoint is to blame, and none is quarantined"
             )
         after = self._step - step
-        reason = f"{said}, {after} step{'s' if after > 1 else ''} after loading step {step}"
+        reason = f"{finding}, {after} step{'s' if after > 1 else ''} after loading step {step}"
         self._mark = Mark(by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step)
         self.mark()
         if self._loaded.round:
@@ -118,7 +118,7 @@ class LossWatch:
         except StorageError as error:
             self._reporter.warn(f"what was saved since the load cannot be quarantined: {error}")
             return []
-        return [one for one in names if (step_of(one) or 0) > own.identity.step]
+        return [name for name in names if (step_of(name) or 0) > own.identity.step]
 
     def _mark_image(self, folder: Path, mark: Mark) -> None:
         try:

@@ -127,11 +127,11 @@ class Restore:
     def _check_asked(self) -> None:
         """`RestoreError` unless all ranks ask for the same."""
         asked = self._group.gather((self._step, self._is_strict), tuple[int | None, bool])
-        for rank, one in enumerate(asked):
-            if one != asked[0]:
+        for rank, wish in enumerate(asked):
+            if wish != asked[0]:
                 raise RestoreError(
                     f"rank 0 restores with step={asked[0][0]} and strict={asked[0][1]}, and rank "
-                    f"{rank} with step={one[0]} and strict={one[1]}: give all ranks the same"
+                    f"{rank} with step={wish[0]} and strict={wish[1]}: give all ranks the same"
                 )
 
     def _has_never_been_one(self) -> bool:
@@ -150,7 +150,9 @@ class Restore:
         own = self._together(f"loading step {choice.identity.step} broke off", read)
         reads = self._group.gather(own, _Read)
         took_s = monotonic() - self._began
-        passed = [one for one in self._agreement.passed if one.step >= choice.identity.step]
+        passed = [
+            rejected for rejected in self._agreement.passed if rejected.step >= choice.identity.step
+        ]
         self._say_restored(choice, passed, reads, took_s)
         offer = choice.offers[self._group.rank]
         kept, ignored = target.kept, self._agreement.source(offer).ignored
@@ -172,15 +174,15 @@ class Restore:
         if not self._is_strict:
             every = self._group.gather(kept, tuple[str, ...])
             kept = tuple({key for own in every for key in own})
-        said = []
+        parts = []
         if kept:
-            said.append(f"{len(kept)} stay as the training has them ({named(kept)})")
+            parts.append(f"{len(kept)} stay as the training has them ({named(kept)})")
         if ignored:
-            said.append(
+            parts.append(
                 f"{len(ignored)} have no place in the state to load into ({named(ignored)})"
             )
-        if said and not self._group.rank:
-            self._reporter.warn(f"step {step} is restored in part: {'; '.join(said)}")
+        if parts and not self._group.rank:
+            self._reporter.warn(f"step {step} is restored in part: {'; '.join(parts)}")
 
     def _say_restored(
         self,
@@ -207,7 +209,7 @@ class Restore:
             took_s=took_s,
             rejected=passed[:_MOST],
             saved_world_size=None if saved == self._group.size else saved,
-            path=next((self._path(one.place) for one in choice.published), ""),
+            path=next((self._path(published.place) for published in choice.published), ""),
         )
 
     def _start_fresh(self, cause: str) -> None:
@@ -250,7 +252,7 @@ class Restore:
         except StorageError:
             return ""  # the listing of our own failed, too, and was reported
 
-    def _together(self, what: str, work: Callable[[], Made]) -> Made:
+    def _together(self, failure: str, work: Callable[[], Made]) -> Made:
         """Do this on all ranks; if it fails on one rank, all raise `RestoreError`."""
         made: Made | None = None
         cause: Exception | None = None
@@ -258,12 +260,12 @@ class Restore:
             made = work()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             cause = error
-        said = "" if cause is None else f"{type(cause).__name__}: {cause}"
-        errors = self._group.gather(said, str)
-        broken = [f"rank {rank}: {one}" for rank, one in enumerate(errors) if one]
+        error_text = "" if cause is None else f"{type(cause).__name__}: {cause}"
+        errors = self._group.gather(error_text, str)
+        broken = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text]
         if broken:
             raise RestoreError(
-                f"{what}, on {len(broken)} of {len(errors)} ranks: {broken[0]}"
+                f"{failure}, on {len(broken)} of {len(errors)} ranks: {broken[0]}"
             ) from cause
         assert made is not None
         return made
@@ -273,28 +275,28 @@ class Restore:
         return f"{self._context.storage.url}/{name}"
 
     def _places(self) -> str:
-        found = [] if self._context.storage is None else [self._context.storage.url]
+        places = [] if self._context.storage is None else [self._context.storage.url]
         if self._context.images is not None:
-            found.append(
+            places.append(
                 f"the {'disks' if is_on_disk(self._context.images) else 'memory'} of the nodes"
             )
-        return " and ".join(found)
+        return " and ".join(places)
 
 
 def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+    tiers: list[dict[str, object]] = []
     for tier in NEAREST_FIRST:
-        own = [read for one, read in zip(choice.offers, reads, strict=True) if one.tier == tier]
+        own = [read for offer, read in zip(choice.offers, reads, strict=True) if offer.tier == tier]
         if own:
-            found.append(
+            tiers.append(
                 {
                     "tier": tier,
                     "ranks": len(own),
-                    "size_bytes": sum(one.size_bytes for one in own),
-                    "read_s": max(one.read_s for one in own),
+                    "size_bytes": sum(read.size_bytes for read in own),
+                    "read_s": max(read.read_s for read in own),
                 }
             )
-    return found
+    return tiers
 
 
 def _why(passed: Sequence[RejectedState]) -> str:
@@ -303,9 +305,9 @@ def _why(passed: Sequence[RejectedState]) -> str:
 
 def _list(passed: Sequence[RejectedState]) -> str:
     """A few rejected states, in words."""
-    said = "; ".join(f"step {one.step}: {one.reason}" for one in passed[:_SAID])
+    text = "; ".join(f"step {rejected.step}: {rejected.reason}" for rejected in passed[:_SAID])
     more = len(passed) - _SAID
-    return f"{said}; and {more} more" if more > 0 else said
+    return f"{text}; and {more} more" if more > 0 else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,27 +377,27 @@ class Restorer:
         self, state: LiveState, *, step: int | None, allow_fresh_start: bool, strict: bool
     ) -> Restored | None:
         """Load the newest state that all ranks have, or this step. All ranks call it together."""
-        one = Restore(
+        restore = Restore(
             self._context, self._group, self._reporter, step, self._early, is_strict=strict
         )
         self._early = None
-        found = one.restore(state, allow_fresh_start=allow_fresh_start)
-        if found is not None:
-            self._past = found.past
+        restored = restore.restore(state, allow_fresh_start=allow_fresh_start)
+        if restored is not None:
+            self._past = restored.past
             if not self._is_counted:
-                self._round = max(self.round, found.last_round + 1)
+                self._round = max(self.round, restored.last_round + 1)
                 if self._root:
                     _rounds[self._root] = self._round
             loaded = LoadedState(
-                identity=found.choice.identity,
-                tier=found.tier,
+                identity=restored.choice.identity,
+                tier=restored.tier,
                 round=self.round,
                 images=self._context.images,
                 storage=self._context.storage,
-                failed_before=found.failed_at,
+                failed_before=restored.failed_at,
             )
             self._watch = LossWatch(loaded, self._reporter, self._group.rank, WITHIN_STEPS)
-        return found
+        return restored
 
     def see_loss(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
         """Check the loss of a step; NaN soon after a load quarantines what was loaded."""

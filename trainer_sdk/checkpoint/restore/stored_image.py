@@ -69,10 +69,10 @@ class StoredImage:
         octets = torch.empty(0, dtype=torch.uint8, device="cpu")
         if mapping is not None:
             octets = torch.frombuffer(mapping, dtype=torch.uint8)
-        found = _hash(octets.numpy().data, is_over)
-        if found != index.hash:
+        content_hash = _hash(octets.numpy().data, is_over)
+        if content_hash != index.hash:
             raise UnfitError(
-                f"{path} is not what was saved: its hash is {found}, and was {index.hash}"
+                f"{path} is not what was saved: its hash is {content_hash}, and was {index.hash}"
             )
         self._index, self._told = index, told
         self._mapping, self._octets = mapping, octets
@@ -89,12 +89,12 @@ class StoredImage:
                 )
         forms = forms_of(self._index)
         saved = {key: form for key, form in forms.items() if form is not None}
-        others = {one.key: one for one in self._index.entries if not one.dtype}
+        others = {entry.key: entry for entry in self._index.entries if not entry.dtype}
         self._values.clear()
         target.begin_with(forms)
         wanted = {
-            key: (one.dtype, tuple(local(one).shape))
-            for key, one in target.tensors.items()
+            key: (tensor.dtype, tuple(local(tensor).shape))
+            for key, tensor in target.tensors.items()
             if key not in others  # a sparse or quantized one, which torch has written
         }
         self.ignored = check_fit(target, wanted, saved, others)
@@ -126,10 +126,10 @@ class StoredImage:
 
     def _check_index(self) -> None:
         try:
-            found = (self._folder / INDEX).read_bytes()
+            present = (self._folder / INDEX).read_bytes()
         except OSError as error:
             raise self._overwritten() from error
-        if found != self._told:
+        if present != self._told:
             raise self._overwritten()
 
     def _overwritten(self) -> UnfitError:
@@ -137,12 +137,14 @@ class StoredImage:
 
     def _copy(self, entry: ImageEntry, live: torch.Tensor) -> None:
         is_direct = live.is_cpu and live.is_contiguous()
-        found = live
+        filled = live
         if not is_direct:
-            found = torch.empty(live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda)
-        fill(found.view(-1).view(torch.uint8), self._bytes(entry))
+            filled = torch.empty(
+                live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda
+            )
+        fill(filled.view(-1).view(torch.uint8), self._bytes(entry))
         if not is_direct:
-            fill(live, found)
+            fill(live, filled)
 
     def _bytes(self, entry: ImageEntry) -> torch.Tensor:
         assert self._octets is not None
@@ -163,7 +165,7 @@ class StoredImage:
 
 def forms_of(index: ImageIndex) -> dict[str, Form | None]:
     """The form of each tensor in an image, and None for each other value."""
-    return {one.key: _form(one) if one.dtype else None for one in index.entries}
+    return {entry.key: _form(entry) if entry.dtype else None for entry in index.entries}
 
 
 def _hash(octets: memoryview, is_over: threading.Event | None) -> str:

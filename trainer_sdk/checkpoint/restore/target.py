@@ -45,7 +45,7 @@ def _at_rest(optimizer: Optimizer) -> Generator[None]:
     """Set rates and gradients to zero, and restore them afterwards."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     rates = [group.get("lr") for group in groups]
-    gradients = [(one, one.grad) for one in _parameters(optimizer)]
+    gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
     try:
         for parameter, _ in gradients:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -69,15 +69,15 @@ def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[i
     parameters = _parameters(optimizer)
     tree: dict[Any, Any] = {}
     for key, form in saved.items():
-        number, *path = (int(one) if one.isdigit() else one for one in key.split("."))
+        number, *path = (int(part) if part.isdigit() else part for part in key.split("."))
         if not isinstance(number, int) or number >= len(parameters) or not path:
             continue
         holder = tree.setdefault(number, {})
-        for one in path[:-1]:
-            holder = holder.setdefault(one, {})
+        for part in path[:-1]:
+            holder = holder.setdefault(part, {})
         holder[path[-1]] = None if form is None else _zeros(form, parameters[number])
     return {
-        number: {name: _with_lists(one) for name, one in values.items()}
+        number: {name: _with_lists(value) for name, value in values.items()}
         for number, values in tree.items()
     }
 
@@ -96,14 +96,14 @@ def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
 def _with_lists(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
-    inner = {name: _with_lists(one) for name, one in values.items()}
+    inner = {name: _with_lists(inner_values) for name, inner_values in values.items()}
     if inner.keys() == set(range(len(inner))):
         return [inner[number] for number in range(len(inner))]
     return inner
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class Target:
@@ -119,17 +119,21 @@ class Target:
         self._state = state
         self.is_strict = is_strict
         """All of it must be among what was saved, and the other way round."""
-        self._made = {name: one for name, one in state.items() if is_blank(one)}
-        self._open = {name: one for name, one in self._made.items() if not give_state(one)}
+        self._made = {name: part for name, part in state.items() if is_blank(part)}
+        self._open = {
+            name: optimizer for name, optimizer in self._made.items() if not give_state(optimizer)
+        }
         """Optimizers whose state is made as the checkpoint has it."""
         self._optional = [f"{name}.state." for name in self._made]
-        self._optional += [f"{name}." for name, one in state.items() if _says(one, "may_be_absent")]
+        self._optional += [
+            f"{name}." for name, part in state.items() if _says(part, "may_be_absent")
+        ]
         self._of_one_world = [
-            f"{name}." for name, one in state.items() if _says(one, "of_one_world")
+            f"{name}." for name, part in state.items() if _says(part, "of_one_world")
         ]
         self._dicts = {
-            name: one.state_dict() if isinstance(one, Stateful) else one
-            for name, one in state.items()
+            name: part.state_dict() if isinstance(part, Stateful) else part
+            for name, part in state.items()
         }
         self._saved = saved
         self._loaded: set[str] = set()
@@ -171,7 +175,7 @@ class Target:
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """By the name of the part."""
-        return {name: one for name, one in self._state.items() if isinstance(one, Optimizer)}
+        return {name: part for name, part in self._state.items() if isinstance(part, Optimizer)}
 
     @property
     def values(self) -> dict[str, Any]:
@@ -181,19 +185,19 @@ class Target:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors, which are filled in place."""
-        return {key: one for key, one in self.values.items() if isinstance(one, torch.Tensor)}
+        return {key: value for key, value in self.values.items() if isinstance(value, torch.Tensor)}
 
     def tensors_of(self, name: str) -> Iterator[torch.Tensor]:
         """The tensors of one part."""
         inside = f"{name}."
-        return (one for key, one in self.tensors.items() if key.startswith(inside))
+        return (tensor for key, tensor in self.tensors.items() if key.startswith(inside))
 
     @property
     def pieces(self) -> tuple[StatePiece, ...]:
         """The form of its tensors, as ranks send it to each other."""
         tensors = {
-            key: one
-            for key, one in self.tensors.items()
+            key: tensor
+            for key, tensor in self.tensors.items()
             if not self._saved or key in self._saved or not self.is_optional(key)
         }
         return read_form(FlatState(tensors, dict.fromkeys(tensors, ()))).pieces
@@ -212,15 +216,15 @@ class Target:
 
     def why_unfit(self, values: Mapping[str, object]) -> str:
         """Why one of its objects cannot go on from these values, if there is one that says so."""
-        for name, one in self._state.items():
-            if hasattr(one, "why_unfit"):
+        for name, part in self._state.items():
+            if hasattr(part, "why_unfit"):
                 inside = f"{name}."
                 own = {
                     key.removeprefix(inside): value
                     for key, value in values.items()
                     if key.startswith(inside)
                 }
-                why = one.why_unfit(own)
+                why = part.why_unfit(own)
                 if why:
                     return f"{name}: {why}"
         return ""
@@ -251,14 +255,14 @@ class Target:
     def finish(self) -> None:
         """Hand the loaded state to the objects that it came from."""
         self._prune()
-        for name, one in self._state.items():
+        for name, part in self._state.items():
             if self._is_kept_whole(name):
                 if name in self._made:
                     self._made[name].state.clear()
-            elif isinstance(one, Stateful):
-                if not _is_filled(one, self._dicts[name]):
+            elif isinstance(part, Stateful):
+                if not _is_filled(part, self._dicts[name]):
                     with _as_made(self.tensors_of(name)):
-                        one.load_state_dict(self._dicts[name])
+                        part.load_state_dict(self._dicts[name])
             else:
                 self._state[name] = self._dicts[name]
 
@@ -273,7 +277,10 @@ class Target:
         for name in self._made.keys() - self._open.keys():
             states = self._dicts[name]["state"]
             for number, values in list(states.items()):
-                if any(f"{name}.state.{number}.{one}" not in self._loaded for one in values):
+                if any(
+                    f"{name}.state.{number}.{value_name}" not in self._loaded
+                    for value_name in values
+                ):
                     del states[number]
 
     def undo(self) -> None:
@@ -290,7 +297,7 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 def _as_made(tensors: Iterable[torch.Tensor]) -> Any:
     """The mode in which tensors may be changed; elsewhere torch refuses those for inference."""
-    return torch.inference_mode(any(one.is_inference() for one in tensors))
+    return torch.inference_mode(any(tensor.is_inference() for tensor in tensors))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -298,27 +305,27 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _is_filled(one: object, values: Any) -> bool:
+def _is_filled(part: object, values: Any) -> bool:
     """Its own tensors were loaded into, and nothing of it wants to know: all is done.
 
     A module would copy every parameter onto itself, which takes as long as loading it.
     """
-    if not isinstance(one, Module):
+    if not isinstance(part, Module):
         return False
-    if type(one).load_state_dict is not Module.load_state_dict:
+    if type(part).load_state_dict is not Module.load_state_dict:
         return False
-    for inner in one.modules():
+    for inner in part.modules():
         if inner._load_state_dict_pre_hooks or inner._load_state_dict_post_hooks:  # noqa: SLF001 - torch has no public way to know
             return False
-    own = {local(tensor).data_ptr() for tensor in (*one.parameters(), *one.buffers())}
+    own = {local(tensor).data_ptr() for tensor in (*part.parameters(), *part.buffers())}
     return all(
         isinstance(value, torch.Tensor) and local(value).data_ptr() in own
         for value in values.values()
     )
 
 
-def _says(one: object, name: str) -> bool:
-    return bool(getattr(one, name, False))
+def _says(part: object, name: str) -> bool:
+    return bool(getattr(part, name, False))
 
 
 def _leaves(holder: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -335,8 +342,9 @@ def _leaves(holder: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
 def _is_whole(values: list[Any]) -> bool:
     """Torch keeps a list as one value unless there are tensors or dicts somewhere in it."""
     return not any(
-        isinstance(one, (torch.Tensor, Mapping)) or (isinstance(one, list) and not _is_whole(one))
-        for one in values
+        isinstance(value, (torch.Tensor, Mapping))
+        or (isinstance(value, list) and not _is_whole(value))
+        for value in values
     )
 
 
@@ -351,8 +359,8 @@ def check_fit(
     """
     lacking = _lacking(target, wanted, saved, others)
     unlike = [key for key, form in wanted.items() if key in saved and saved[key] != form]
-    left_over = [one for one in saved if one not in target.of_all and one not in wanted]
-    unread = [one for one in others if one not in target.of_all and not target.is_of_rank(one)]
+    left_over = [key for key in saved if key not in target.of_all and key not in wanted]
+    unread = [key for key in others if key not in target.of_all and not target.is_of_rank(key)]
     if target.is_strict:
         _refuse("lacks", lacking)
         _refuse("has, and the state to load into lacks,", left_over)
@@ -370,8 +378,8 @@ def _lacking(
     target: Target, wanted: Mapping[str, Form], saved: Mapping[str, Form], others: Collection[str]
 ) -> list[str]:
     plain = target.values.keys() - target.tensors.keys()
-    lacking = [one for one in wanted if one not in saved and not target.is_optional(one)]
-    lacking += [one for one in plain if one not in others and not target.is_optional(one)]
+    lacking = [key for key in wanted if key not in saved and not target.is_optional(key)]
+    lacking += [key for key in plain if key not in others and not target.is_optional(key)]
     for key in lacking:
         if target.is_of_one_world(key):
             raise UnfitError(
@@ -386,8 +394,8 @@ def _keep_optimizers(target: Target, differing: Collection[str]) -> None:
     """One whose parameters are others is loaded whole or not at all: it knows them by number."""
     for name in target.optimizers:
         inside = f"{name}."
-        if any(one.startswith(inside) for one in differing):
-            target.keep([one for one in target.values if one.startswith(inside)])
+        if any(key.startswith(inside) for key in differing):
+            target.keep([key for key in target.values if key.startswith(inside)])
 
 
 def check_parameters(target: Target, values: Mapping[str, object]) -> None:
@@ -404,14 +412,14 @@ def check_parameters(target: Target, values: Mapping[str, object]) -> None:
 
 def check_values(target: Target, values: Mapping[str, object]) -> None:
     """Every object of the live state that can tell may go on from these."""
-    why = target.why_unfit({key: one for key, one in values.items() if not target.is_kept(key)})
+    why = target.why_unfit({key: value for key, value in values.items() if not target.is_kept(key)})
     if why:
         raise UnfitError(why)
 
 
-def _refuse(what: str, keys: list[str]) -> None:
+def _refuse(difference: str, keys: list[str]) -> None:
     if keys:
-        raise UnfitError(f"it {what} {named(keys)} (strict=False loads the rest)")
+        raise UnfitError(f"it {difference} {named(keys)} (strict=False loads the rest)")
 
 
 def named(keys: Collection[str]) -> str:

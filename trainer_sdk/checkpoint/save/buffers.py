@@ -64,7 +64,7 @@ def _of_machine() -> int:
     except OSError:
         return _NEVER
     return next(
-        (int(one.split()[1]) << 10 for one in lines if one.startswith("MemAvailable")), _NEVER
+        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), _NEVER
     )
 
 
@@ -78,16 +78,16 @@ def _of_group() -> int:
         return _NEVER
     if most == "max":
         return _NEVER
-    cache = sum(int(one.split()[1]) for one in details if one.startswith(("inactive_file ",)))
+    cache = sum(int(line.split()[1]) for line in details if line.startswith(("inactive_file ",)))
     return max(0, int(most) - used + cache)
 
 
 class NoRoomError(Exception):
     """There is not enough memory for a save; nothing was begun."""
 
-    def __init__(self, place: str, needed_bytes: int, room_bytes: int, said: str = "") -> None:
+    def __init__(self, place: str, needed_bytes: int, room_bytes: int, reason: str = "") -> None:
         super().__init__(
-            said
+            reason
             or f"{place} has {room_bytes >> 20} MiB left, and the save needs "
             f"{-(-needed_bytes >> 20)} MiB there: give more (--shm-size or --memory of a "
             "container), or memory_limit to save in waves"
@@ -200,11 +200,11 @@ class Buffer:
         return available_bytes(self._descriptor if self.folder else None)
 
     def _no_room(self, place: str, size: int, room: int) -> NoRoomError:
-        said = (
+        reason = (
             f"the disk of {place} has {room >> 20} MiB left, and the save needs "
             f"{-(-size >> 20)} MiB there: free some space, or have local_root on a larger disk"
         )
-        return NoRoomError(place, size, room, said if self._is_on_disk else "")
+        return NoRoomError(place, size, room, reason if self._is_on_disk else "")
 
     def _open(self, size: int) -> int:
         if self.folder:
@@ -227,13 +227,14 @@ class Arena:
         names = _NAMES[:count]
         on_disk = bool(folder) and is_on_disk(os.path.dirname(os.path.dirname(folder)))
         self.buffers = [
-            Buffer(os.path.join(folder, one) if folder else "", is_on_disk=on_disk) for one in names
+            Buffer(os.path.join(folder, name) if folder else "", is_on_disk=on_disk)
+            for name in names
         ]
 
     def restored(self, state: RestoredState) -> None:
         """Note the state that was restored: newer images are overwritten first."""
-        for one in self.buffers:
-            one.is_left = one.holds is not None and one.holds.age > state.identity.age
+        for buffer in self.buffers:
+            buffer.is_left = buffer.holds is not None and buffer.holds.age > state.identity.age
         if self._folder:
             with suppress(OSError):  # the agent will send what nobody needs, no more
                 mark_restored(Path(self._folder), state)
@@ -247,17 +248,19 @@ class Arena:
 
         What the training has left does not count: another rank may not have it.
         """
-        whole = [one for one in self.buffers if one.holds is not None and not one.is_left]
+        whole = [
+            buffer for buffer in self.buffers if buffer.holds is not None and not buffer.is_left
+        ]
         newest = max(whole, key=_age, default=None) if self._folder else None
-        return [one for one in self.buffers if one.is_free and one is not newest]
+        return [buffer for buffer in self.buffers if buffer.is_free and buffer is not newest]
 
     def close(self, *, keeps_images: bool) -> None:
         """Release the memory; images stay with `keeps_images`."""
-        for one in self.buffers:
+        for buffer in self.buffers:
             if keeps_images:
-                one.close()
+                buffer.close()
             else:
-                one.remove()
+                buffer.remove()
         if self._lock < 0:
             return
         if not keeps_images:
@@ -332,14 +335,14 @@ def _is_held_here(folder: str) -> bool:
     """Whether this process has the lock."""
     with suppress(FileNotFoundError):
         there = os.stat(os.path.join(folder, _LOCK))
-        return any(os.path.samestat(os.fstat(one), there) for one in _locks)
+        return any(os.path.samestat(os.fstat(lock), there) for lock in _locks)
     return False
 
 
 def _let_go() -> None:
     """In a forked child, as of a data loader: it may outlive its rank for seconds."""
-    for one in _locks:
-        os.close(one)
+    for lock in _locks:
+        os.close(lock)
     _locks.clear()
 
 

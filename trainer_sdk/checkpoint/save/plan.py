@@ -105,11 +105,14 @@ def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -
     """Plan with all ranks, which all call it; `with_all` puts a rank's whole state in its image."""
     local, error = _form_of(flat)
     told = group.gather(_Told(local.pieces, mark, error), _Told)
-    for rank, one in enumerate(told):
-        if one.error:
-            raise PlanError(f"rank {rank} has a state that cannot be saved: {one.error}")
+    for rank, description in enumerate(told):
+        if description.error:
+            raise PlanError(f"rank {rank} has a state that cannot be saved: {description.error}")
     planner = DefaultSavePlanner()
-    plans, metadata = planner._create_global_plan([_as_torch(one.pieces) for one in told])  # noqa: SLF001 - the public one keeps plans for the whole process
+    # The public one keeps plans for the whole process.
+    plans, metadata = planner._create_global_plan(  # noqa: SLF001
+        [_as_torch(description.pieces) for description in told]
+    )
     mine = _kept(local.pieces, plans[group.rank])
     placed, file_bytes = _place(local.pieces, mine, 0)
     file_bytes = _up(file_bytes, PAGE_BYTES)
@@ -130,7 +133,7 @@ def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -
         image_bytes=image_bytes,
         entries=msgspec.json.encode(_entries(local.pieces, placed)) if with_all else b"",
         metadata=_pickled(metadata) if group.rank == 0 else b"",
-        layout=layout_of([one.pieces for one in told]),
+        layout=layout_of([description.pieces for description in told]),
         mark=told[0].mark,
     )
 
@@ -142,11 +145,15 @@ def shard_name(rank: int) -> str:
 
 def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
     """The hash of keys, shapes, dtypes and shardings of all ranks."""
-    said = [
-        [(one.key, one.dtype, one.shape, one.offsets, one.sizes) for one in rank if one.dtype]
+    forms = [
+        [
+            (piece.key, piece.dtype, piece.shape, piece.offsets, piece.sizes)
+            for piece in rank
+            if piece.dtype
+        ]
         for rank in pieces
     ]
-    return hash_of(msgspec.json.encode(said))
+    return hash_of(msgspec.json.encode(forms))
 
 
 def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
@@ -161,8 +168,8 @@ def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
 
 def _as_torch(pieces: Sequence[StatePiece]) -> SavePlan:
     return SavePlan(
-        [_write_item(one) for one in pieces],
-        planner_data={one.key: one.path for one in pieces},
+        [_write_item(piece) for piece in pieces],
+        planner_data={piece.key: piece.path for piece in pieces},
     )
 
 
@@ -184,7 +191,7 @@ def _write_item(piece: StatePiece) -> WriteItem:
 
 def _kept(pieces: Sequence[StatePiece], plan: SavePlan) -> list[int]:
     wanted = {item.index for item in plan.items}
-    return [number for number, one in enumerate(pieces) if _index(one) in wanted]
+    return [number for number, piece in enumerate(pieces) if _index(piece) in wanted]
 
 
 def _index(piece: StatePiece) -> MetadataIndex:
@@ -221,19 +228,19 @@ def _place_bare(
 def _storage_data(
     told: Sequence[_Told], plans: Sequence[SavePlan]
 ) -> dict[MetadataIndex, _StorageInfo]:
-    found = {}
-    for rank, (one, plan) in enumerate(zip(told, plans, strict=True)):
-        for placed in _place(one.pieces, _kept(one.pieces, plan), 0)[0]:
+    places = {}
+    for rank, (description, plan) in enumerate(zip(told, plans, strict=True)):
+        for placed in _place(description.pieces, _kept(description.pieces, plan), 0)[0]:
             begin = placed.offset - len(placed.head)
             length = len(placed.head) + placed.length + len(placed.tail)
-            index = _index(one.pieces[placed.number])
-            found[index] = _StorageInfo(shard_name(rank), begin, length)
-    return found
+            index = _index(description.pieces[placed.number])
+            places[index] = _StorageInfo(shard_name(rank), begin, length)
+    return places
 
 
 def _entries(pieces: Sequence[StatePiece], placed: Sequence[PlacedPiece]) -> tuple[ImageEntry, ...]:
-    times = Counter(one.key for one in pieces)
-    return tuple(_entry(pieces[one.number], one, times) for one in placed)
+    times = Counter(piece.key for piece in pieces)
+    return tuple(_entry(pieces[place.number], place, times) for place in placed)
 
 
 def _entry(piece: StatePiece, placed: PlacedPiece, times: Mapping[str, int]) -> ImageEntry:
@@ -261,11 +268,11 @@ def fill(buffer: Buffer, plan: Plan) -> None:
     """Write the parts of a buffer that are the same at each save."""
     octets, pieces = buffer.octets, plan.local.pieces
     buffer.targets = []
-    for one in plan.placed:
-        end = one.offset + one.length
-        put(buffer, one.offset - len(one.head), one.head, len(one.head))
-        put(buffer, end, one.tail, len(one.tail))
-        buffer.targets.append(_as_tensor(octets[one.offset : end], pieces[one.number]))
+    for placed in plan.placed:
+        end = placed.offset + placed.length
+        put(buffer, placed.offset - len(placed.head), placed.head, len(placed.head))
+        put(buffer, end, placed.tail, len(placed.tail))
+        buffer.targets.append(_as_tensor(octets[placed.offset : end], pieces[placed.number]))
     put(buffer, plan.image_bytes, plan.beside, plan.beside_bytes)
     buffer.filled_for = plan
 
@@ -304,27 +311,29 @@ def window_for(plan: Plan, limit_bytes: int) -> int:
 
 def stretches(plan: Plan, flat: FlatState, values: dict[int, bytes]) -> list[FileStretch]:
     """The stretches of the whole file."""
-    found = []
+    whole = []
     for placed in plan.placed:
         octets = values.get(placed.number)
-        found.append(_of_bytes(placed.offset - len(placed.head), placed.head))
+        whole.append(_of_bytes(placed.offset - len(placed.head), placed.head))
         if octets is None:
             bare = partial(_bare, flat, plan.local.indices[placed.number])
-            found.append(FileStretch(placed.offset, placed.length, bare))
+            whole.append(FileStretch(placed.offset, placed.length, bare))
         else:
-            found.append(_of_bytes(placed.offset, octets))
-        found.append(_of_bytes(placed.offset + placed.length, placed.tail))
-    return [one for one in found if one.length]
+            whole.append(_of_bytes(placed.offset, octets))
+        whole.append(_of_bytes(placed.offset + placed.length, placed.tail))
+    return [stretch for stretch in whole if stretch.length]
 
 
 def fill_window(window: torch.Tensor, at: int, whole: list[FileStretch]) -> None:
     """Fill a window that begins at `at`."""
     end = at + len(window)
     window.zero_()
-    for one in whole:
-        first, last = max(one.begin, at), min(one.begin + one.length, end)
+    for stretch in whole:
+        first, last = max(stretch.begin, at), min(stretch.begin + stretch.length, end)
         if first < last:
-            window[first - at : last - at].copy_(one.make()[first - one.begin : last - one.begin])
+            window[first - at : last - at].copy_(
+                stretch.make()[first - stretch.begin : last - stretch.begin]
+            )
 
 
 def windows(size: int, window: int) -> Iterator[tuple[int, int]]:
@@ -339,5 +348,5 @@ def _of_bytes(begin: int, octets: bytes) -> FileStretch:
 
 
 def _bare(flat: FlatState, index: MetadataIndex) -> torch.Tensor:
-    found: torch.Tensor = found_at(flat, index)
-    return found.contiguous().reshape(-1).view(torch.uint8)
+    tensor: torch.Tensor = found_at(flat, index)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -130,18 +130,18 @@ class Preparation:
     def ready(self, request: SaveRequest, state: Mapping[str, Any]) -> PreparedSave | NotBegun:
         """Prepare a save on all ranks, or on none; then the reason was reported."""
         if self._has_no_place(request):
-            _, _, *said = self._together([0, 0, *_bounds(request)], None)
-            return self._refused(request, said) or self._refused_a_place(request)
+            _, _, *highest = self._together([0, 0, *_bounds(request)], None)
+            return self._refused(request, highest) or self._refused_a_place(request)
         flat = self._flatten(state)
         plan = self.plan
         values = self._values(plan, flat) if plan is not None and flat is not None else None
         buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
         if plan is not None and values is not None:
             buffer, hindrance = self._buffer(request, plan)
-        is_new, worst, *said = self._together(
+        is_new, worst, *highest = self._together(
             [values is None, hindrance, *_bounds(request)], buffer
         )
-        if (refused := self._refused(request, said)) is not None:
+        if (refused := self._refused(request, highest)) is not None:
             _release(buffer)
             return refused
         if is_new and worst != _Hindrance.BROKEN and flat is not None:
@@ -218,7 +218,7 @@ class Preparation:
         """The pieces that are copied as bytes, by number; None if the plan does not fit."""
         if plan.local.fingerprint != flat.fingerprint:
             return None
-        found = {}
+        values = {}
         for number in plan.values:
             index = plan.local.indices[number]
             try:
@@ -230,8 +230,8 @@ class Preparation:
                 return None
             if not fits(len(octets), plan.local.pieces[number].length):
                 return None
-            found[number] = octets
-        return found
+            values[number] = octets
+        return values
 
     def _buffer(self, request: SaveRequest, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
         deadline = time.monotonic() + (self._setup.timeouts.exit_within_s if request.wait else 0.0)
@@ -256,12 +256,12 @@ class Preparation:
         """Allocate the memory of all spare buffers, in a thread."""
 
         def make() -> None:
-            for one in self.arena.spare():
+            for buffer in self.arena.spare():
                 with self._fitting, suppress(NoRoomError):
-                    if self.plan is plan and one.is_free:
-                        one.fit(self._size_for(plan))
-                        if one.holds is None and not self._window(plan):
-                            fill(one, plan)
+                    if self.plan is plan and buffer.is_free:
+                        buffer.fit(self._size_for(plan))
+                        if buffer.holds is None and not self._window(plan):
+                            fill(buffer, plan)
 
         self._making = threading.Thread(target=make, name="everstep-memory", daemon=True)
         self._making.start()

@@ -39,10 +39,10 @@ class SaveError(Exception):
     """A save has failed; earlier checkpoints are untouched."""
 
     def __init__(self, rank: int, step: int | None, failed: SaveFailed) -> None:
-        what = "a file" if step is None else f"step {step}"
+        subject = "a file" if step is None else f"step {step}"
         where = f" of {failed.place}" if failed.place else ""
         super().__init__(
-            f"rank {rank}: the save of {what} failed at {failed.stage}{where}: {failed.reason}"
+            f"rank {rank}: the save of {subject} failed at {failed.stage}{where}: {failed.reason}"
         )
         self.failed = failed
 
@@ -70,8 +70,8 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name in ("delayed_after_s", "write_within_s", "exit_within_s"):
-            found = arguments.seconds(name, getattr(self, name))
-            object.__setattr__(self, name, found)
+            seconds = arguments.seconds(name, getattr(self, name))
+            object.__setattr__(self, name, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,5 +245,5 @@ class SaveHandle:
 
     def __repr__(self) -> str:
         about = f", {self.reason!r}" if self.reason else ""
-        what = "file" if self.step is None else f"step {self.step}"
-        return f"<SaveHandle {what}: {self.state}{about}>"
+        subject = "file" if self.step is None else f"step {self.step}"
+        return f"<SaveHandle {subject}: {self.state}{about}>"

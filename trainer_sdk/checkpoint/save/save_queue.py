@@ -142,13 +142,13 @@ class SaveQueue:
     def waiting_places(self) -> list[str]:
         """The places of the saves that are not durable yet."""
         with self._lock:
-            return [one.place for one in self._saves.values() if one.result is None]
+            return [save.place for save in self._saves.values() if save.result is None]
 
     def skip(self, step: int) -> NotBegun:
         """Skip a save, as earlier ones use all buffers; reported once until a save begins."""
         self.hurry()
         with self._lock:
-            waiting = [one for one in self._saves.values() if one.result is None]
+            waiting = [save for save in self._saves.values() if save.result is None]
             if waiting and not self._is_skipping:
                 self._is_skipping = True
                 self._events.skipped(step, waiting)
@@ -367,7 +367,7 @@ class SaveQueue:
         elif now >= self._next_word_at(save):
             save.told_lag_s = now - save.called_at
             is_first, save.is_delayed = not save.is_delayed, True
-            waiting = [one for one in self._saves.values() if one.is_sent]
+            waiting = [other for other in self._saves.values() if other.is_sent]
             self._events.delayed(save, waiting, is_first=is_first)
 
     def _next_word_at(self, save: Save) -> float:
@@ -419,7 +419,7 @@ class SaveQueue:
 
     def _fail_sent(self, reason: str, error: str) -> None:
         """Fail all saves that the writer had."""
-        for save in [one for one in self._saves.values() if one.is_sent]:
+        for save in [sent for sent in self._saves.values() if sent.is_sent]:
             self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
 
     def _fail(self, save: Save, failed: SaveFailed, *, is_stuck: bool = False) -> None:

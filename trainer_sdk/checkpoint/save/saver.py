@@ -117,7 +117,7 @@ class Saver:
             fill(buffer, ready.plan)
 
         now, later = self._copies(ready)
-        is_on_host = all(one.source.is_cpu for one in (*now, *later))
+        is_on_host = all(copy.source.is_cpu for copy in (*now, *later))
         # A copy is slower while the disk reads: if the training waits, the writer begins later.
         next_at = 0.0 if later else _ALONE * order.file_bytes
 

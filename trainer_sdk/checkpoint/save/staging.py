@@ -48,10 +48,12 @@ class OwnedTensors:
     def add(self, optimizers: Iterable[Any]) -> list[Any]:
         """Add optimizers; those that are new."""
         alive = self._alive()
-        new = [one for one in optimizers if not any(one is known for known in alive)]
+        new = [
+            optimizer for optimizer in optimizers if not any(optimizer is other for other in alive)
+        ]
         if new or len(alive) < len(self._optimizers):
             self._known.clear()  # also of memory that is another tensor's now
-        self._optimizers = [weakref.ref(one) for one in (*alive, *new)]
+        self._optimizers = [weakref.ref(optimizer) for optimizer in (*alive, *new)]
         self._storages = None
         return new
 
@@ -63,32 +65,36 @@ class OwnedTensors:
             return before[1]
         if self._storages is None:
             self._storages = _storages_of(self._alive())
-        found = not source.is_inference() and _storage(source) in self._storages
-        self._known[key] = address, found
-        return found
+        is_owned = not source.is_inference() and _storage(source) in self._storages
+        self._known[key] = address, is_owned
+        return is_owned
 
     def _alive(self) -> list[Any]:
-        return [one for known in self._optimizers if (one := known()) is not None]
+        return [
+            optimizer for reference in self._optimizers if (optimizer := reference()) is not None
+        ]
 
 
 def _storages_of(optimizers: Iterable[Any]) -> set[int]:
-    found: set[int] = set()
+    storages: set[int] = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            found.update(_storage(one) for one in group["params"])
+            storages.update(_storage(parameter) for parameter in group["params"])
         for state in optimizer.state.values():
-            found.update(_storage(one) for one in state.values() if isinstance(one, torch.Tensor))
-    return found
+            storages.update(
+                _storage(value) for value in state.values() if isinstance(value, torch.Tensor)
+            )
+    return storages
 
 
 def optimizers_in(state: Iterable[object]) -> list[Any]:
     """The optimizers among these objects; not what is around one and takes no hooks itself."""
-    return [one for one in state if _takes_hooks(one)]
+    return [part for part in state if _takes_hooks(part)]
 
 
-def _takes_hooks(found: Any) -> bool:
+def _takes_hooks(part: Any) -> bool:
     try:
-        found.register_step_pre_hook(_nothing).remove()
+        part.register_step_pre_hook(_nothing).remove()
     except AttributeError:
         return False
     return True
@@ -108,11 +114,11 @@ class Samples:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._numbers: dict[torch.dtype, list[int]] = {}
-        for number, one in enumerate(tensors):
-            self._numbers.setdefault(one.dtype, []).append(number)
+        for number, tensor in enumerate(tensors):
+            self._numbers.setdefault(tensor.dtype, []).append(number)
         with torch.no_grad():
             self._values = {
-                kind: torch.cat([_some(tensors[one]) for one in numbers])
+                kind: torch.cat([_some(tensors[number]) for number in numbers])
                 for kind, numbers in self._numbers.items()
             }
 
@@ -126,8 +132,8 @@ class Samples:
         """The number of the first tensor whose samples differ, bit by bit. Both are on the host."""
         for kind, numbers in self._numbers.items():
             ours, theirs = (
-                one._values[kind].view(torch.uint8).view(len(numbers), -1)  # noqa: SLF001 - ours
-                for one in (self, other)
+                samples._values[kind].view(torch.uint8).view(len(numbers), -1)  # noqa: SLF001 - ours
+                for samples in (self, other)
             )
             if not torch.equal(ours, theirs):
                 return numbers[int((ours != theirs).any(1).nonzero()[0])]
@@ -135,12 +141,12 @@ class Samples:
 
 
 def _some(tensor: torch.Tensor) -> torch.Tensor:
-    found = tensor if tensor.dtype in _JOINED else tensor.view(torch.uint8)
-    step = (found.numel() - 1) // (POINTS - 1)
-    if found.is_contiguous():
-        return found.as_strided((POINTS,), (step,))
-    at = torch.arange(POINTS, device=found.device) * step
-    return found[torch.unravel_index(at, found.shape)]
+    values = tensor if tensor.dtype in _JOINED else tensor.view(torch.uint8)
+    step = (values.numel() - 1) // (POINTS - 1)
+    if values.is_contiguous():
+        return values.as_strided((POINTS,), (step,))
+    at = torch.arange(POINTS, device=values.device) * step
+    return values[torch.unravel_index(at, values.shape)]
 
 
 class ChangedError(Exception):
@@ -214,16 +220,18 @@ class Stager:
 
     def watch(self, optimizers: Iterable[Any]) -> None:
         """Have these optimizers wait until all is copied, before they change anything."""
-        self._hooks += [one.register_step_pre_hook(self._before_step) for one in optimizers]
+        self._hooks += [
+            optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers
+        ]
 
     def copy(self, now: Sequence[TensorCopy], staging: Staging) -> None:
         """Copy `now`, and remember the rest."""
         self.settle()
         self._present = staging
-        for one in now:
-            if not one.source.is_cpu:
+        for copy in now:
+            if not copy.source.is_cpu:
                 continue
-            for piece in _pieces(one):
+            for piece in _pieces(copy):
                 piece.target.copy_(piece.source)
                 if not staging.later:
                     staging.there(piece.end)
@@ -291,11 +299,11 @@ class Stager:
 
     def _copy_later(self, staging: Staging) -> None:
         for watched in filter(_is_on_host, staging.watched):
-            for one in watched.copies:
-                for piece in _pieces(one):
+            for copy in watched.copies:
+                for piece in _pieces(copy):
                     _copy_beside(piece)
                     staging.there(piece.end)
-            watched.after = Samples([one.source for one in watched.copies])
+            watched.after = Samples([copy.source for copy in watched.copies])
             staging.error = _recounted(watched.copies) or _resampled(watched)
         staging.left.set()
         for event in staging.events:
@@ -310,7 +318,7 @@ class Stager:
         with self._checking:
             if not staging.is_checked:
                 staging.is_checked = True
-                others = [one for one in staging.later if not one.source.is_cpu]
+                others = [copy for copy in staging.later if not copy.source.is_cpu]
                 staging.error = staging.error or _recounted(others)
 
     def _on_device(self, copies: Sequence[TensorCopy], watched: DeviceCopies | None = None) -> Any:
@@ -319,11 +327,11 @@ class Stager:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for one in copies:
-                one.target.copy_(one.source, non_blocking=True)
-                one.source.record_stream(stream)
+            for copy in copies:
+                copy.target.copy_(copy.source, non_blocking=True)
+                copy.source.record_stream(stream)
             if watched is not None:
-                watched.after = Samples([one.source for one in copies])
+                watched.after = Samples([copy.source for copy in copies])
                 watched.after.go_to_host(stream)
                 watched.before.go_to_host(stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -336,25 +344,25 @@ _stagers: "weakref.WeakSet[Stager]" = weakref.WeakSet()
 
 def _let_go() -> None:
     """In a forked child, which copies nothing."""
-    for one in _stagers:
-        one._present = one._thread = None  # noqa: SLF001 - of this module
+    for stager in _stagers:
+        stager._present = stager._thread = None  # noqa: SLF001 - of this module
 
 
 os.register_at_fork(after_in_child=_let_go)
 
 
 def _on_gpus(copies: Sequence[TensorCopy]) -> list[list[TensorCopy]]:
-    found: dict[torch.device, list[TensorCopy]] = {}
-    for one in copies:
-        if not one.source.is_cpu:
-            found.setdefault(one.source.device, []).append(one)
-    return list(found.values())
+    by_device: dict[torch.device, list[TensorCopy]] = {}
+    for copy in copies:
+        if not copy.source.is_cpu:
+            by_device.setdefault(copy.source.device, []).append(copy)
+    return list(by_device.values())
 
 
 def _by_device(copies: Sequence[TensorCopy]) -> list[DeviceCopies]:
-    on_host = [one for one in copies if one.source.is_cpu]
+    on_host = [copy for copy in copies if copy.source.is_cpu]
     each = [*([on_host] if on_host else []), *_on_gpus(copies)]
-    return [DeviceCopies(some, Samples([one.source for one in some])) for some in each]
+    return [DeviceCopies(some, Samples([copy.source for copy in some])) for some in each]
 
 
 def _is_on_host(watched: DeviceCopies) -> bool:
@@ -363,15 +371,15 @@ def _is_on_host(watched: DeviceCopies) -> bool:
 
 def _recounted(copies: Sequence[TensorCopy]) -> ChangedError | None:
     """An error if torch has counted a change."""
-    for one in copies:
-        if one.source._version != one.version:  # noqa: SLF001 - torch has no public name for it
-            return _changed(one)
+    for copy in copies:
+        if copy.source._version != copy.version:  # noqa: SLF001 - torch has no public name for it
+            return _changed(copy)
     return None
 
 
 def _resampled(watched: DeviceCopies) -> ChangedError | None:
     """An error if sampled values differ, in the copy or in the source since."""
-    copied = Samples([one.target for one in watched.copies])
+    copied = Samples([copy.target for copy in watched.copies])
     for now in (copied, watched.after):
         number = None if now is None else watched.before.first_other(now)
         if number is not None:
@@ -379,28 +387,28 @@ def _resampled(watched: DeviceCopies) -> ChangedError | None:
     return None
 
 
-def _changed(one: TensorCopy) -> ChangedError:
+def _changed(copy: TensorCopy) -> ChangedError:
     return ChangedError(
-        f"{one.key} was changed before the optimizer's step, while it was being copied: "
+        f"{copy.key} was changed before the optimizer's step, while it was being copied: "
         "lazy=False copies it at once, as all saves from now on do"
     )
 
 
-def _pieces(one: TensorCopy) -> Iterator[TensorCopy]:
+def _pieces(copy: TensorCopy) -> Iterator[TensorCopy]:
     """Split a large tensor, so that progress is known."""
-    is_plain = type(one.source) in (torch.Tensor, torch.nn.Parameter)
-    if one.source.nbytes <= _PIECE_BYTES or not (is_plain and one.source.is_contiguous()):
-        yield one
+    is_plain = type(copy.source) in (torch.Tensor, torch.nn.Parameter)
+    if copy.source.nbytes <= _PIECE_BYTES or not (is_plain and copy.source.is_contiguous()):
+        yield copy
         return
-    count, each = _PIECE_BYTES // one.source.itemsize, one.source.itemsize
-    sources, targets = (torch.split(whole.view(-1), count) for whole in (one.source, one.target))
+    count, each = _PIECE_BYTES // copy.source.itemsize, copy.source.itemsize
+    sources, targets = (torch.split(whole.view(-1), count) for whole in (copy.source, copy.target))
     for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        yield TensorCopy(one.key, source, target, one.begin + number * count * each)
+        yield TensorCopy(copy.key, source, target, copy.begin + number * count * each)
 
 
-def _copy_beside(one: TensorCopy) -> None:
+def _copy_beside(copy: TensorCopy) -> None:
     """Copy with one thread, and without the GIL: the training has the other cores."""
-    if one.source.is_contiguous():
-        ctypes.memmove(one.target.data_ptr(), one.source.data_ptr(), one.source.nbytes)
+    if copy.source.is_contiguous():
+        ctypes.memmove(copy.target.data_ptr(), copy.source.data_ptr(), copy.source.nbytes)
     else:
-        one.target.copy_(one.source)
+        copy.target.copy_(copy.source)

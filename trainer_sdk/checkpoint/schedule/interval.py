@@ -66,13 +66,13 @@ def parse_every(every: int | str) -> Every:
         return Every()
     with suppress(TypeError, ValueError):
         return Every(steps=whole("every", every, 1))
-    found = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
-    if found is None or not float(found[1]):
+    match = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
+    if match is None or not float(match[1]):
         raise ValueError(
             f"every={every!r} is not an interval: give a number of steps, a time as '10min', '90s' "
             "or '2h', or 'auto'"
         )
-    return Every(seconds=float(found[1]) * _UNITS[found[2]])
+    return Every(seconds=float(match[1]) * _UNITS[match[2]])
 
 
 def mtbf_s(failures: int, ran_s: float) -> float:
@@ -171,11 +171,11 @@ class IntervalEstimate:
 
     def news(self, now: float) -> Interval | None:
         """The interval, if it has changed since the last report."""
-        found, told = self.interval(now), self._told
-        if told is not None and abs(found.every_s - told.every_s) <= _CHANGED * told.every_s:
+        interval, told = self.interval(now), self._told
+        if told is not None and abs(interval.every_s - told.every_s) <= _CHANGED * told.every_s:
             return None
-        self._told = found
-        return found
+        self._told = interval
+        return interval
 
 
 def _interval(

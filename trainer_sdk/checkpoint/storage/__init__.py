@@ -44,7 +44,7 @@ def lasting(place: str) -> str:
             "would be left. Give a folder or the URL of a store; for states in the memory of "
             "nodes, no root and keep_memory=True"
         )
-    if any("\ud800" <= one <= "\udfff" for one in place):
+    if any("\ud800" <= character <= "\udfff" for character in place):
         raise StorageError(f"{place!r} is not valid UTF-8, as a place must be")
     return os.path.abspath(place) if place and "://" not in place else place
 

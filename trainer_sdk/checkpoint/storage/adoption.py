@@ -39,19 +39,19 @@ _MOST = 64
 
 def plain_ones(storage: Storage) -> list[str]:
     """The places of plain checkpoints: this place itself, and the folders in it."""
-    found = [storage.url] if storage.size(METADATA) is not None else []
+    places = [storage.url] if storage.size(METADATA) is not None else []
     names = sorted(storage.folders())[-_MOST:]
-    return found + [f"{storage.url}/{one}" for one in names if _is_plain(storage, one)]
+    return places + [f"{storage.url}/{name}" for name in names if _is_plain(storage, name)]
 
 
 def offer(storage: Storage) -> str:
     """A line about how to adopt the plain checkpoints there; empty if there are none."""
-    found = plain_ones(storage)
-    if not found:
+    places = plain_ones(storage)
+    if not places:
         return ""
-    newest = found[-1]
+    newest = places[-1]
     step = _step_in(newest)
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
     return (
         f"{newest}{more} has a checkpoint of torch.distributed.checkpoint without a manifest: "
         f"everstep ckpt adopt {newest} {storage.url} --step {step} takes it over"
@@ -73,7 +73,7 @@ def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
     try:
         with _told(source):
             os.makedirs(inside, exist_ok=True)
-            files = tuple(_taken(source, inside, one) for one in names)
+            files = tuple(_taken(source, inside, file_name) for file_name in names)
         identity = Identity(job=job, round=0, step=step, world_size=_ranks(names), layout="adopted")
         manifest = Manifest(
             identity=identity,
@@ -98,7 +98,7 @@ def _is_plain(storage: Storage, name: str) -> bool:
 
 def _files_of(source: str) -> list[str]:
     with _told(source):
-        names = sorted(one for one in os.listdir(source) if one.endswith(_SHARD))
+        names = sorted(name for name in os.listdir(source) if name.endswith(_SHARD))
     if not names or not os.path.isfile(os.path.join(source, METADATA)):
         raise StorageError(
             f"{source} is not a checkpoint of torch.distributed.checkpoint: it needs {METADATA} "
@@ -136,7 +136,7 @@ def _taken(source: str, inside: str, name: str) -> ShardFile:
 
 def _ranks(names: list[str]) -> int:
     """The number of ranks that have saved it, by the names of torch's files."""
-    return max(1, len({one.split("_")[2] for one in names if one.startswith("__")}))
+    return max(1, len({name.split("_")[2] for name in names if name.startswith("__")}))
 
 
 @contextmanager

@@ -123,8 +123,12 @@ def owner_of(storage: Storage) -> str | None:
 def stored_checkpoints(storage: Storage) -> Sequence[StoredCheckpoint]:
     """All visible checkpoints, the newest first."""
     steps = ((step_of(name), name) for name in storage.folders())
-    found = (look(storage, step) for step, name in steps if step is not None and name)
-    return sorted((one for one in found if one is not None), key=lambda one: one.step, reverse=True)
+    checkpoints = (look(storage, step) for step, name in steps if step is not None and name)
+    return sorted(
+        (checkpoint for checkpoint in checkpoints if checkpoint is not None),
+        key=lambda checkpoint: checkpoint.step,
+        reverse=True,
+    )
 
 
 def look(storage: Storage, step: int) -> StoredCheckpoint | None:
@@ -155,33 +159,37 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     return StoredCheckpoint(step, place, manifest, hash_, flaw, pinned, quarantined)
 
 
-def verify(storage: Storage, one: StoredCheckpoint, pace: Pace = lambda _: None) -> Verification:
+def verify(
+    storage: Storage, checkpoint: StoredCheckpoint, pace: Pace = lambda _: None
+) -> Verification:
     """Read every byte again and compare. `GoneError` if it is removed meanwhile: not damage.
 
     Earlier releases did not check values when they saved: those are checked here, and a value that
     a restore would refuse is damage.
     """
-    if one.manifest is None or one.flaw:
-        return Verification(one.flaw, 0)
+    if checkpoint.manifest is None or checkpoint.flaw:
+        return Verification(checkpoint.flaw, 0)
     read = 0
-    for file in one.manifest.files:
-        flaw, size = _verify_file(storage, one.step, file, pace)
+    for file in checkpoint.manifest.files:
+        flaw, size = _verify_file(storage, checkpoint.step, file, pace)
         read += size
         if flaw:
-            _still_there(storage, one)
+            _still_there(storage, checkpoint)
             return Verification(flaw, read)
-    if not one.manifest.is_readable and (flaw := _unread(storage, one, one.manifest)):
-        _still_there(storage, one)
+    if not checkpoint.manifest.is_readable and (
+        flaw := _unread(storage, checkpoint, checkpoint.manifest)
+    ):
+        _still_there(storage, checkpoint)
         return Verification(flaw, read)
     return Verification("", read)
 
 
-def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
+def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) -> str:
     """The first value of it that a restore would refuse."""
     described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
     if not described:
-        return f"{one.path} has no {METADATA}"
-    folder = step_name(one.step)
+        return f"{checkpoint.path} has no {METADATA}"
+    folder = step_name(checkpoint.step)
     inside = described.removesuffix(METADATA)
     try:
         values = [*values_in(storage.read(f"{folder}/{described}"))]
@@ -189,31 +197,36 @@ def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
         for number, octets in read_ranges(storage, ranges):
             why = why_unread(bytes(octets))
             if why:
-                return f"{values[number][0]} of {one.path} cannot be restored: {why}"
+                return f"{values[number][0]} of {checkpoint.path} cannot be restored: {why}"
     except UnreadablePickleError as error:
-        return f"{one.path}/{described} cannot be read by a restore: {error}"
+        return f"{checkpoint.path}/{described} cannot be read by a restore: {error}"
     except StorageError as error:
         return str(error)
     return ""
 
 
-def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
+def mark(storage: Storage, step: int, name: str, content: Mark) -> None:
     """Write a mark next to the manifest; the checkpoint itself is not changed.
 
     `MissingError` if its folder is gone: a new folder would block the name for a later save.
     """
-    storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(what))
+    storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(content))
 
 
-def quarantine(storage: Storage, one: StoredCheckpoint, what: Mark) -> bool:
+def quarantine(storage: Storage, checkpoint: StoredCheckpoint, reason: Mark) -> bool:
     """Quarantine a checkpoint; False if it was quarantined already.
 
     Also False if the mark is about another manifest, or the checkpoint is gone.
     """
-    if one.quarantined is not None or not what.is_about(one.manifest_hash):
+    if checkpoint.quarantined is not None or not reason.is_about(checkpoint.manifest_hash):
         return False
     try:
-        mark(storage, one.step, QUARANTINED, replace(what, manifest_hash=one.manifest_hash))
+        mark(
+            storage,
+            checkpoint.step,
+            QUARANTINED,
+            replace(reason, manifest_hash=checkpoint.manifest_hash),
+        )
     except MissingError:
         return False
     return True
@@ -225,29 +238,29 @@ def unmark(storage: Storage, step: int, name: str) -> None:
 
 
 def pull(
-    storage: Storage, one: StoredCheckpoint, to: str, pace: Pace = lambda _: None
+    storage: Storage, checkpoint: StoredCheckpoint, to: str, pace: Pace = lambda _: None
 ) -> tuple[str, Verification]:
     """Copy a checkpoint into a local folder, comparing every byte; returns its path there.
 
     It is visible there only once it is whole and good. `GoneError` if it is removed meanwhile.
     """
-    folder, name = Folder(to), step_name(one.step)
-    if one.manifest is None or one.flaw:
-        return "", Verification(one.flaw, 0)
+    folder, name = Folder(to), step_name(checkpoint.step)
+    if checkpoint.manifest is None or checkpoint.flaw:
+        return "", Verification(checkpoint.flaw, 0)
     if folder.size(f"{name}/{MANIFEST}") is not None:
         raise StorageError(f"{folder.path}/{name} is there already: remove it, or pull elsewhere")
-    job = one.manifest.identity.job
+    job = checkpoint.manifest.identity.job
     if not folder.put_if_absent(OWNER, msgspec.json.encode(_Owner(job))):
         raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}, not of {job}")
     hidden, read = f"{SAVING}/{pulling_name(name)}", 0
     try:
-        for file in one.manifest.files:
+        for file in checkpoint.manifest.files:
             source = _Hashed(storage, f"{name}/{file.name}", file, pace)
             read += folder.put(f"{hidden}/{_flat(file.name)}", source.parts())
             if source.flaw:
-                _still_there(storage, one)
+                _still_there(storage, checkpoint)
                 return "", Verification(source.flaw, read)
-        folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, one.manifest, name),))
+        folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, checkpoint.manifest, name),))
         if not folder.publish(hidden, name):
             raise StorageError(f"{folder.path}/{name} came meanwhile: nothing was changed")
     finally:
@@ -261,18 +274,18 @@ def _flat(name: str) -> str:
 
 
 def _flat_manifest(storage: Storage, manifest: Manifest, folder: str) -> bytes:
-    if all(one.name == _flat(one.name) for one in manifest.files):
+    if all(file.name == _flat(file.name) for file in manifest.files):
         return storage.read(f"{folder}/{MANIFEST}")
-    files = (msgspec.structs.replace(one, name=_flat(one.name)) for one in manifest.files)
+    files = (msgspec.structs.replace(file, name=_flat(file.name)) for file in manifest.files)
     return encode(msgspec.structs.replace(manifest, files=tuple(files)))
 
 
-def _still_there(storage: Storage, one: StoredCheckpoint) -> None:
+def _still_there(storage: Storage, checkpoint: StoredCheckpoint) -> None:
     """`GoneError` if the checkpoint was removed or replaced; both change its manifest first."""
-    there = look(storage, one.step)
-    if there is None or there.manifest_hash != one.manifest_hash:
-        what = "was removed" if there is None else "has made room for another"
-        raise GoneError(f"{one.path} {what} while it was read")
+    there = look(storage, checkpoint.step)
+    if there is None or there.manifest_hash != checkpoint.manifest_hash:
+        event = "was removed" if there is None else "has made room for another"
+        raise GoneError(f"{checkpoint.path} {event} while it was read")
 
 
 class _Hashed:

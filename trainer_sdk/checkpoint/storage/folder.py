@@ -101,19 +101,19 @@ class Folder:
     def files(self, folder: str) -> Sequence[StoredFile]:
         """All files below a folder, sorted by name."""
         top = self._at(folder)
-        found: list[StoredFile] = []
+        files: list[StoredFile] = []
         with _told(top, "listed"):
             for where, _, names in os.walk(top):
                 for name in names:
                     path = os.path.join(where, name)
                     with suppress(FileNotFoundError):  # it went meanwhile
                         about = os.stat(path)
-                        found.append(
+                        files.append(
                             StoredFile(
                                 os.path.relpath(path, self.path), about.st_size, _changed(about)
                             )
                         )
-        return sorted(found, key=lambda one: one.name)
+        return sorted(files, key=lambda file: file.name)
 
     def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -123,7 +123,7 @@ class Folder:
     def remove(self, folder: str) -> int:
         """Remove a folder; one rename hides it at once."""
         path = self._at(folder)
-        freed = sum(one.size_bytes for one in self.files(folder))
+        freed = sum(file.size_bytes for file in self.files(folder))
         hidden = os.path.join(self.path, _REMOVING, f"{os.path.basename(path)}-{uuid.uuid4().hex}")
         with _told(path, "removed"):
             while os.path.lexists(path):  # another may just have cleared the place for it away
@@ -163,15 +163,15 @@ class Folder:
 
         A reader sees one of them; or neither for a moment, where the file system cannot exchange.
         """
-        one, other = self._at(hidden), self._at(name)
+        hidden_path, other = self._at(hidden), self._at(name)
         with _told(other, "published"):
-            sync_folder(one)
-            if not _exchanged(one, other):
-                aside = f"{one}.aside"
+            sync_folder(hidden_path)
+            if not _exchanged(hidden_path, other):
+                aside = f"{hidden_path}.aside"
                 os.rename(other, aside)
-                os.rename(one, other)
-                os.rename(aside, one)
-            sync_folder(os.path.dirname(one))
+                os.rename(hidden_path, other)
+                os.rename(aside, hidden_path)
+            sync_folder(os.path.dirname(hidden_path))
             sync_folder(self.path)
 
     def put_aside(self, hidden: str, name: str) -> None:
@@ -194,14 +194,14 @@ def sync_folder(path: str) -> None:
         os.close(folder)
 
 
-def _exchanged(one: str, other: str) -> bool:
+def _exchanged(first: str, other: str) -> bool:
     """Exchange two names in one call; False where the system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
     move = getattr(library, "renameat2", None)  # of Linux and its C library
     if move is None:
         return False
     here = ctypes.c_int(_HERE)
-    if not move(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(_EXCHANGE)):
+    if not move(here, os.fsencode(first), here, os.fsencode(other), ctypes.c_uint(_EXCHANGE)):
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):

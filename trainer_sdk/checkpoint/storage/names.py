@@ -35,10 +35,10 @@ def saving_name(step: int, round_: int, mark: str, count: int) -> str:
 
 def saving_of(name: str) -> SavingName | None:
     """The parts of such a name; None if it is another name."""
-    found = _SAVING.fullmatch(name)
-    if found is None:
+    match = _SAVING.fullmatch(name)
+    if match is None:
         return None
-    step, round_, mark, count = found.groups()
+    step, round_, mark, count = match.groups()
     return SavingName(int(step), int(round_), mark, int(count))
 
 

@@ -103,9 +103,9 @@ class Objects:
         (If-Match), and a reader sees the old or the new bytes.
         """
         with self._told(name, "written"):
-            found = obstore.get(self._store, checked(name))
-            version = _version(found.meta)
-            there = found.bytes().to_bytes()
+            response = obstore.get(self._store, checked(name))
+            version = _version(response.meta)
+            there = response.bytes().to_bytes()
             if there != before:
                 return there == data
             try:
@@ -147,20 +147,20 @@ class Objects:
         """The first parts of all names, or of those in `inside`; none that begins with a dot."""
         with self._told(inside, "listed"):
             prefix = checked(inside) if inside else None
-            found = obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]
-        names = (one.rstrip("/").rpartition("/")[2] for one in found)
-        return sorted(one for one in names if not one.startswith("."))
+            prefixes = obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]
+        names = (prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes)
+        return sorted(name for name in names if not name.startswith("."))
 
     def files(self, folder: str) -> Sequence[StoredFile]:
         """All objects below a folder, sorted by name."""
         with self._told(folder, "listed"):
             pages = obstore.list(self._store, checked(folder), chunk_size=_LISTED_AT_ONCE)
-            found = [
-                StoredFile(one["path"], one["size"], one["last_modified"])
+            objects = [
+                StoredFile(item["path"], item["size"], item["last_modified"])
                 for page in pages
-                for one in page
+                for item in page
             ]
-        return sorted(found, key=lambda one: one.name)
+        return sorted(objects, key=lambda item: item.name)
 
     def delete(self, name: str) -> None:
         """Remove an object, if it exists."""
@@ -172,13 +172,13 @@ class Objects:
 
     def remove(self, folder: str) -> int:
         """Remove all objects below a folder, its manifest first."""
-        found, manifest = self.files(folder), f"{folder}/{MANIFEST}"
+        objects, manifest = self.files(folder), f"{folder}/{MANIFEST}"
         self.delete(manifest)
-        rest = [one.name for one in found if one.name != manifest]
+        rest = [item.name for item in objects if item.name != manifest]
         with self._told(folder, "removed"):
             for at in range(0, len(rest), _LISTED_AT_ONCE):
                 self._delete_all(rest[at : at + _LISTED_AT_ONCE])
-        return sum(one.size_bytes for one in found)
+        return sum(item.size_bytes for item in objects)
 
     def now(self) -> datetime:
         """The time by the store's clock."""
@@ -237,18 +237,18 @@ class _Counted:
 def _said(error: Exception) -> str:
     """The client's text in one line, with code and message of the server's XML."""
     own, _, theirs = str(error).partition("Debug source:")[0].partition("<?xml")
-    found = re.findall(r"<(?:Code|Message)>([^<]*)<", theirs)
-    return " ".join(f"{own}{': '.join(found)}".split())[:_SAID_MOST].rstrip(": ")
+    details = re.findall(r"<(?:Code|Message)>([^<]*)<", theirs)
+    return " ".join(f"{own}{': '.join(details)}".split())[:_SAID_MOST].rstrip(": ")
 
 
 def _version(about: "ObjectMeta") -> "UpdateVersion":
     """The version of an object, by which the store detects that it was replaced."""
-    found: UpdateVersion = {}
+    version: UpdateVersion = {}
     if about["e_tag"]:
-        found["e_tag"] = about["e_tag"]
+        version["e_tag"] = about["e_tag"]
     if about["version"]:
-        found["version"] = about["version"]
-    return found
+        version["version"] = about["version"]
+    return version
 
 
 def _opened(url: str, scheme: str) -> "ObjectStore":

@@ -63,9 +63,9 @@ class Described:
         self.values = values
 
     def __setstate__(self, state: Any) -> None:
-        for one in state if isinstance(state, tuple) else (state,):
-            if isinstance(one, dict):
-                self.__dict__.update(one)
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self.__dict__.update(part)
 
     def __hash__(self) -> int:
         return hash(str(self.__dict__.get("fqn")))
@@ -81,8 +81,8 @@ class Bytes(Described):
 def values_in(metadata: bytes) -> Iterator[tuple[str, str, int, int]]:
     """For each value that is not a tensor: its key, file, offset and length."""
     try:
-        found = _Reader(io.BytesIO(metadata)).load()
-        kinds, places = found.state_dict_metadata, found.storage_data
+        described = _Reader(io.BytesIO(metadata)).load()
+        kinds, places = described.state_dict_metadata, described.storage_data
         for index, place in places.items():
             if isinstance(kinds.get(index.fqn), Bytes):
                 yield index.fqn, str(place.relative_path), int(place.offset), int(place.length)
@@ -96,7 +96,7 @@ def why_unread(octets: bytes) -> str:
     """Why a restore refuses this value; empty if it reads it."""
     try:
         with zipfile.ZipFile(io.BytesIO(octets)) as archive:
-            name = next(one for one in archive.namelist() if one.endswith("/data.pkl"))
+            name = next(member for member in archive.namelist() if member.endswith("/data.pkl"))
             pickled = archive.read(name)
         for opcode, argument, _ in pickletools.genops(pickled):
             if opcode.name in _UNREAD_OPCODES:

@@ -118,12 +118,12 @@ def _write(line: "_Line", hashing: StreamHash | None, going: Going) -> None:
                 hash_in_parts(line.once_all_is_there(), hashing, going)
             while wait(writing, timeout=1.0, return_when=FIRST_EXCEPTION).not_done:
                 line.news_for(going)
-                if any(one.done() and one.exception() for one in writing):
+                if any(task.done() and task.exception() for task in writing):
                     break
         finally:
             line.stop()
-        for one in writing:
-            one.result()
+        for task in writing:
+            task.result()
 
 
 def hash_in_parts(octets: memoryview, hashing: StreamHash | Hasher, going: Going) -> None:

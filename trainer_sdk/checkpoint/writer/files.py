@@ -100,10 +100,10 @@ def visible(place: SavePlace) -> tuple[Manifest, str] | None:
     name = f"{place.step}/{MANIFEST}"
     try:
         octets = place.storage.read(name)
-        found = decode(octets, Manifest, f"{place.storage.url}/{name}")
+        manifest = decode(octets, Manifest, f"{place.storage.url}/{name}")
     except (MissingError, BadManifestError):
         return None
-    return found, hash_of(octets)
+    return manifest, hash_of(octets)
 
 
 def is_ours(there: Manifest, order: WriteState) -> bool:
@@ -152,8 +152,8 @@ def _is_durable(order: WriteState, place: SavePlace) -> bool:
     """Whether an earlier attempt has written this rank's part, which may be published already."""
     if part_of(place, order.rank) is not None:
         return True
-    found = visible(place)
-    return found is not None and is_ours(found[0], order)
+    published = visible(place)
+    return published is not None and is_ours(published[0], order)
 
 
 @contextmanager
@@ -262,8 +262,8 @@ def _clear(folder: str, now: float) -> None:
         return
     _cleared.add(folder)
     with os.scandir(folder) as entries:
-        names = [one.name for one in entries if one.name.endswith(_SAVING)]
-    for path in (os.path.join(folder, one) for one in names if one.startswith(".")):
+        names = [entry.name for entry in entries if entry.name.endswith(_SAVING)]
+    for path in (os.path.join(folder, name) for name in names if name.startswith(".")):
         with suppress(OSError), open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if now - os.fstat(file.fileno()).st_mtime > _LEFT_S:

@@ -74,10 +74,10 @@ class StepTakenError(Exception):
 
 def why_given_up(there: StoredCheckpoint, order: WriteState, ours: Manifest) -> str:
     """Why this save is not needed; empty if something would be lost without it."""
-    found = there.manifest
-    if found is None or found.identity.job != order.identity.job:
+    manifest = there.manifest
+    if manifest is None or manifest.identity.job != order.identity.job:
         return ""
-    identity, step = found.identity, order.identity.step
+    identity, step = manifest.identity, order.identity.step
     if identity.round > order.identity.round:
         return (
             f"round {identity.round} has saved step {step} there, whole, and what is visible is "
@@ -86,9 +86,9 @@ def why_given_up(there: StoredCheckpoint, order: WriteState, ours: Manifest) -> 
     if there.quarantined is not None:
         return ""
     before = f"round {identity.round} has saved step {step} there, whole"
-    if _content(found) == _content(ours):
+    if _content(manifest) == _content(ours):
         return f"{before}, and it is the same"
-    if _is_of_one_trainer(found, order):
+    if _is_of_one_trainer(manifest, order):
         return (
             f"{before}, as this training did, and what is visible is never replaced: what has "
             "changed since is not in it"
@@ -160,25 +160,25 @@ def _replaced(storage: Storage, there: StoredCheckpoint, octets: bytes) -> bool:
     return True
 
 
-def _folder_of(found: Manifest | None) -> str:
+def _folder_of(manifest: Manifest | None) -> str:
     """The folder of its files, below its step."""
-    inside = "" if found is None else found.files[0].name.rpartition("/")[0]
+    inside = "" if manifest is None else manifest.files[0].name.rpartition("/")[0]
     return inside if saving_of(inside) is not None else ""
 
 
-def _is_of_one_trainer(found: Manifest, order: WriteState) -> bool:
+def _is_of_one_trainer(manifest: Manifest, order: WriteState) -> bool:
     """Whether the training that saves now has saved it, in the same form."""
-    theirs, own = saving_of(found.saving), saving_of(order.saving)
+    theirs, own = saving_of(manifest.saving), saving_of(order.saving)
     if theirs is None or own is None or theirs.mark != own.mark:
         return False
-    return found.identity == order.identity
+    return manifest.identity == order.identity
 
 
-def _content(found: Manifest) -> tuple[object, ...]:
+def _content(manifest: Manifest) -> tuple[object, ...]:
     """A key that is the same for two saves of the same state, byte for byte."""
-    names = ((one.name.rpartition("/")[2], one.size_bytes, one.hash) for one in found.files)
-    shards = sorted(one for one in names if one[0] != METADATA)
-    identity = found.identity
+    names = ((file.name.rpartition("/")[2], file.size_bytes, file.hash) for file in manifest.files)
+    shards = sorted(shard for shard in names if shard[0] != METADATA)
+    identity = manifest.identity
     return identity.job, identity.world_size, identity.layout, shards
 
 
@@ -200,10 +200,10 @@ def settle(order: WriteState, metadata: bytes, waiting: ReportMissing) -> SaveDo
         return _cleaned(order, place, done)
     place.storage.put(f"{place.before}/{METADATA}", (metadata,))
     about = ShardFile(name=METADATA, size_bytes=len(metadata), hash=hash_of(metadata))
-    files = [*(one for part in parts for one in part.files), about]
+    files = [*(file for part in parts for file in part.files), about]
     manifest = Manifest(
         identity=order.identity,
-        files=tuple(msgspec.structs.replace(one, name=place.inside + one.name) for one in files),
+        files=tuple(msgspec.structs.replace(file, name=place.inside + file.name) for file in files),
         saved_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         occasion=order.occasion,
         has_data_position=order.has_data_position,
@@ -224,20 +224,20 @@ def _all_parts(
     order: WriteState, place: SavePlace, waiting: ReportMissing
 ) -> tuple[list[RankPart], SaveDone | None]:
     """The parts of all ranks; or the result, if an earlier attempt has published them."""
-    found: dict[int, RankPart] = {}
+    parts_by_rank: dict[int, RankPart] = {}
 
     def parts() -> tuple[list[RankPart], SaveDone | None] | None:
         for rank in range(order.identity.world_size):
-            if rank not in found and (part := part_of(place, rank)) is not None:
+            if rank not in parts_by_rank and (part := part_of(place, rank)) is not None:
                 _check(part, order.identity, place)
-                found[rank] = part
-        if len(found) == order.identity.world_size:
-            return list(found.values()), None
+                parts_by_rank[rank] = part
+        if len(parts_by_rank) == order.identity.world_size:
+            return list(parts_by_rank.values()), None
         there = visible(place)
         return ([], _done(order, place, *there)) if there and is_ours(there[0], order) else None
 
     def missing() -> list[int]:
-        return [rank for rank in range(order.identity.world_size) if rank not in found]
+        return [rank for rank in range(order.identity.world_size) if rank not in parts_by_rank]
 
     return _until(parts, missing, order, place, waiting)
 
@@ -245,10 +245,12 @@ def _all_parts(
 def _check(part: RankPart, identity: Identity, place: SavePlace) -> None:
     if part.identity != identity:
         raise BadManifestError(f"the part of rank {part.rank} is of another save: {part.identity}")
-    for one in part.files:
-        size = place.storage.size(f"{place.before}/{one.name}")
-        if size != one.size_bytes:
-            raise BadManifestError(f"{place.path(one.name)} has {size} bytes, not {one.size_bytes}")
+    for file in part.files:
+        size = place.storage.size(f"{place.before}/{file.name}")
+        if size != file.size_bytes:
+            raise BadManifestError(
+                f"{place.path(file.name)} has {size} bytes, not {file.size_bytes}"
+            )
 
 
 def _publish(order: WriteState, place: SavePlace, manifest: Manifest) -> SaveDone:
@@ -314,14 +316,14 @@ def _look_on(order: WriteState, place: SavePlace, waiting: ReportMissing) -> Sav
     """Watch the files of rank 0, which decides."""
 
     def seen() -> SaveDone | None:
-        if (found := visible(place)) is None:
+        if (published := visible(place)) is None:
             return None
-        if not is_ours(found[0], order):
+        if not is_ours(published[0], order):
             if part_of(place, order.rank) is not None:
                 return None  # rank 0 has not looked yet
             # Where ours makes room, its parts go with the very same move.
-            found = visible(place) or found
-        manifest, hash_ = found
+            published = visible(place) or published
+        manifest, hash_ = published
         if is_ours(manifest, order):
             return _done(order, place, manifest, hash_)
         _raise_failure(place, [0])
@@ -350,7 +352,7 @@ def _until(
     waiting: ReportMissing,
 ) -> Seen:
     wait, deadline = _Wait(), time.monotonic() + order.within_s
-    while (found := look()) is None:
+    while (seen := look()) is None:
         _raise_failure(place, missing())
         if time.monotonic() > deadline:
             ranks = ", ".join(map(str, missing()))
@@ -359,7 +361,7 @@ def _until(
             )
         waiting(missing())
         wait.pause()
-    return found
+    return seen
 
 
 def _raise_failure(place: SavePlace, ranks: Sequence[int]) -> None:
@@ -374,9 +376,9 @@ def _withdraw(order: WriteState, place: SavePlace, reason: str = "") -> None:
     kept = f"{place.before}/{failure_name(order.rank)}"
     if reason and order.identity.world_size > 1:
         abandon(order.root, order.saving, order.identity.step, order.rank, reason)
-    for one in place.storage.files(place.before):
-        if one.name != kept:
-            place.storage.delete(one.name)
+    for file in place.storage.files(place.before):
+        if file.name != kept:
+            place.storage.delete(file.name)
     if isinstance(place.storage, Folder) and order.identity.world_size == 1:
         _clean(place.storage, order.saving)
 

@@ -117,9 +117,9 @@ def check_there(storage: Storage, before: int | None) -> None:
     there = device_of(storage)
     if before is None or there == before:
         return
-    what = "is gone" if there is None else "is on another device, as where a mount has gone"
+    change = "is gone" if there is None else "is on another device, as after an unmount"
     raise VanishedError(
-        f"{storage.url} was there at the last save, and {what}: mount it again, or make the folder "
+        f"{storage.url} was there at the last save, and {change}: mount it again, or make the folder "
         "with its owner and mode, and the next save goes on"
     )
 
