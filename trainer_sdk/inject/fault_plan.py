@@ -1,4 +1,4 @@
-"""Faults that a variable asks for: `exit@30:rank=1,amount=3; stall@50:target=forward,for=5`."""
+"""Faults that a variable plans: `exit@30:rank=1,amount=3; stall@50:target=forward,for=5`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ _WORDS = ("rank", "round", "for", "amount", "target")
 
 
 def planned(environ: Mapping[str, str]) -> Iterator[tuple[int, FaultRequest]]:
-    """What this rank is to do to itself, after which step; in the first round if none is named."""
+    """The faults of this rank, each with its step; of the first round if no round is named."""
     for text in environ.get(VARIABLE, "").split(";"):
         if text.strip():
             planned_fault = _read(text.strip(), environ)
@@ -33,7 +33,7 @@ def _read(text: str, environ: Mapping[str, str]) -> tuple[int, FaultRequest] | N
         now = int(options.get("round", "1")) == int(environ.get(layout.ROUND_VARIABLE, "1"))
         return (int(step), wished) if here and now else None
     except ValueError as error:
-        raise BadFaultError(f"{VARIABLE}: {text!r} is no FAULT@STEP:…: {error}") from error
+        raise BadFaultError(f"{VARIABLE}: {text!r} is not FAULT@STEP:…: {error}") from error
 
 
 def _pair(text: str, part: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.cupti import ActivityKind, Cupti, Kernel
 from tests.waiting import until
 from trainer_sdk import layout
-from trainer_sdk.kernels import KERNELS_MOST, NAME_MOST, TOLD_MOST, KernelTrace
+from trainer_sdk.kernels import KERNELS_MOST, NAME_MOST, REPORTED_MOST, KernelTrace
 
 Install = Callable[[Cupti | None], None]
 
@@ -106,7 +106,7 @@ def test_it_is_bounded(install: Install, tmp_path: Path) -> None:
     cupti.ran(*(kernel(name, 5) for name in names))
     cupti.activity_flush_all(0)
     figures = trace.statistics()
-    assert len(figures) == TOLD_MOST
+    assert len(figures) == REPORTED_MOST
     assert trace.dropped == 10
     assert max(len(one["kernel"]) for one in figures) <= NAME_MOST
     trace.stop()

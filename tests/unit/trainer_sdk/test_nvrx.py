@@ -18,7 +18,7 @@ REQUIRED = inspect.Parameter.empty
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
     with watched() as watch:
         yield watch
 

@@ -17,7 +17,7 @@ from trainer_sdk.wire import Paused, Requested, Resumed, Stepped, StopSeen, Up
 
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
 
 
 @pytest.fixture
@@ -415,6 +415,6 @@ def test_a_session_without_an_agent_says_so_once(
     own_link({"LOCAL_RANK": "1"})
     (line,) = capsys.readouterr().err.splitlines()
     assert "everstep run" in line
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
     monkeypatch.setattr(sys, "stderr", None)
     own_link({})

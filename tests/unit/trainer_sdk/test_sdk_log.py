@@ -24,7 +24,7 @@ class Heard(logging.Handler):
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     """A handler of the script's own."""
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
     monkeypatch.setattr(sdk_log, "_configured_logger", CONFIGURED_LOGGER)
     logger, handler = logging.getLogger("trainer_sdk"), Heard()
     logger.addHandler(handler)

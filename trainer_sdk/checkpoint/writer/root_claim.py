@@ -119,8 +119,8 @@ def check_there(storage: Storage, before: int | None) -> None:
         return
     change = "is gone" if there is None else "is on another device, as after an unmount"
     raise VanishedError(
-        f"{storage.url} was there at the last save, and {change}: mount it again, or make the folder "
-        "with its owner and mode, and the next save goes on"
+        f"{storage.url} was there at the last save, and {change}: mount it again, or make the "
+        "folder with its owner and mode, and the next save goes on"
     )
 
 

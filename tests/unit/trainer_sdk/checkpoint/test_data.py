@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.restore.errors import RestoreError
 def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """What was said once is said anew."""
     lines: set[str] = set()
-    monkeypatch.setattr(sdk_log, "_said", lines)
+    monkeypatch.setattr(sdk_log, "_printed", lines)
     return lines
 
 
