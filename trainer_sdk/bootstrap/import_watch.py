@@ -96,7 +96,7 @@ class ImportWatch:
         return self.verdict()
 
     def verdict(self) -> Unfit | None:
-        """The modules that must be left to the ranks, and those that need not; None if all are fit."""
+        """The modules that must be left to the ranks, and the others; None if all are fit."""
         if not self.findings:
             return None
         tainted = self._tainted()

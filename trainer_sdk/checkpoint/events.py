@@ -1,4 +1,4 @@
-"""What a rank reports of its checkpoints: facts to its agent, and lines for people."""
+"""The reports of a rank about its checkpoints: events for its agent, and lines for people."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ Event = Literal[
     "restored",
     "save_started",
 ]
-"""What a rank reports; the agent makes a fact of each."""
+"""The events that a rank reports; the agent makes a fact of each."""
 _NAMED = 8
 
 
@@ -55,7 +55,7 @@ class Reporter:
 
 
 class SaveEvents:
-    """What a rank reports of its saves; each event once."""
+    """The reports of a rank about its saves; each event once."""
 
     def __init__(self, rank: int, reporter: Reporter, on_error: OnError) -> None:
         self._rank = rank
@@ -146,10 +146,10 @@ class SaveEvents:
         """Report that a save makes no progress: a line once, the lag to the agent each time."""
         ranks = ", ".join(map(str, save.waits_for[:_NAMED]))
         cause = f"the parts of rank {ranks} are missing" if ranks else "the storage takes nothing"
-        self._delay(save.told_lag_s, waiting, cause)
+        self._delay(save.reported_lag_s, waiting, cause)
         if is_first:
             self._reporter.warn(
-                f"step {save.step} is not durable after {save.told_lag_s:.0f} s: {cause} "
+                f"step {save.step} is not durable after {save.reported_lag_s:.0f} s: {cause} "
                 f"({save.place}); the training goes on, later saves wait"
             )
 

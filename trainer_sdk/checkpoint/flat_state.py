@@ -22,8 +22,8 @@ Numbers = tuple[int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)})
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
 _ALIGNED = 64
-# Torch looks for the end of a value from the end of its room, in blocks of 4 KiB and up to 64 KiB
-# back; in its second block it must not come to the beginning.
+# Torch searches the end of a value backwards from the end of its space, in blocks of 4 KiB and up
+# to 64 KiB; in its second block it must not reach the beginning.
 _MOST_SLACK = 32 << 10
 _MOST_SLACK_OF_SMALL = 4000
 _SMALL = 8192
@@ -38,7 +38,7 @@ class StatePiece(msgspec.Struct, frozen=True, array_like=True):
     length: int
     """Of its data, or of the space that is reserved for it."""
     is_bare: bool
-    """Its data is the tensor's own; otherwise the output of `torch.save`."""
+    """Whether its data are the tensor's own bytes; otherwise the output of `torch.save`."""
     dtype: str = ""
     """Empty for a value."""
     shape: Numbers = ()
@@ -59,7 +59,7 @@ class FlatState:
 
     @property
     def fingerprint(self) -> object:
-        """Changes when the plan must."""
+        """Compares equal while the plan still fits."""
         return [(key, _form(value)) for key, value in self.values.items()]
 
 
@@ -74,7 +74,7 @@ class LocalForm:
 
 
 def flatten(state: Mapping[str, Any]) -> FlatState:
-    """Flatten as torch does, ten times as fast; objects are asked for their `state_dict`."""
+    """Flatten as torch does, but ten times as fast; objects give their `state_dict`."""
     flat = FlatState({}, {})
     asked = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
     _collect("", (), asked, flat)

@@ -20,9 +20,9 @@ class JobContext:
     images: str
     """The folder of images on this node."""
     has_keeper: bool
-    """An agent keeps the images after the ranks have ended, and removes them with the job."""
+    """Whether an agent keeps the images after the ranks have ended, until the job ends."""
     is_counted: bool = True
-    """An agent counts rounds over all launches; other launchers begin again at each launch."""
+    """Whether an agent counts rounds over all launches; other launchers restart at each launch."""
     images_most_bytes: int = 0
     """The most memory that images may take; 0 for no limit."""
     restarts: int = 0
@@ -32,8 +32,8 @@ class JobContext:
 def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") -> JobContext:
     """Read the context from the environment; the script, the agent or the launcher names the job.
 
-    Jobs without a name are told apart by the place of their checkpoints: a name that a launcher
-    makes up differs at the next launch.
+    A job without a name is identified by the place of its checkpoints: a name that a launcher
+    generates differs at the next launch.
     """
     place = launchers.launched_rank(environ)
     name = arguments.job(job or launchers.given_job_of(environ)) or _ALONE

@@ -10,18 +10,18 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 
 class RankGroup:
-    """The ranks that agree. All of them make each call, in the same order."""
+    """The ranks that agree. All of them make each call together, in the same order."""
 
     def __init__(self, group: "ProcessGroup | None") -> None:
         self._group = group
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
 
-    def gather(self, own: Said, of: type[Said]) -> list[Said]:
+    def gather(self, own: Value, of: type[Value]) -> list[Value]:
         """The value of every rank, in the order of ranks."""
         if self._group is None:
             return [own]
@@ -35,7 +35,7 @@ class RankGroup:
             for gathered, length in zip(self._all(padded), lengths, strict=True)
         ]
 
-    def follow(self, own: Said, of: type[Said]) -> Said:
+    def follow(self, own: Value, of: type[Value]) -> Value:
         """The value of rank 0, on all ranks."""
         if self._group is None:
             return own
@@ -56,9 +56,9 @@ class RankGroup:
 
     def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
         assert self._group is not None
-        heard = [torch.empty_like(own) for _ in range(self.size)]
-        self._group.allgather([heard], [own]).wait()
-        return heard
+        gathered = [torch.empty_like(own) for _ in range(self.size)]
+        self._group.allgather([gathered], [own]).wait()
+        return gathered
 
     def _first(self, own: torch.Tensor) -> torch.Tensor:
         assert self._group is not None

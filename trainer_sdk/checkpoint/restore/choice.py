@@ -1,4 +1,4 @@
-"""Which checkpoint all ranks load. Pure: every rank decides alike, from the same inputs."""
+"""Chooses the checkpoint that all ranks load. Pure: all ranks choose alike from equal inputs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class JobPast(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     """The past of a job when a checkpoint was saved; the later, the greater."""
 
     ran_s: float = 0.0
-    """How long the job had been running, in all its rounds."""
+    """The time that the job had run, in all its rounds."""
     failures: int = 0
     """How often the job had failed by then, in all its launches."""
     restarts: int = 0
@@ -57,7 +57,7 @@ class JobPast(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank sees in the memory of its node; rank 0 also in the global tier."""
+    """The states that a rank sees in the memory of its node; rank 0 also in the global tier."""
 
     offers: tuple[StateOffer, ...] = ()
     passed: tuple[RejectedState, ...] = ()
@@ -66,7 +66,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unsure: str = ""
     """Why other nodes may have states in memory that cannot be fetched; empty if none may."""
     past: JobPast = JobPast()
-    """The past of the job when the newest of these was saved."""
+    """The past of the job when the newest of these states was saved."""
     failed_at: tuple[int, ...] = ()
     """Steps whose loss led to a quarantine."""
 
@@ -89,7 +89,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class RestoreChoice:
-    """One state for all ranks, and from where each loads it."""
+    """A state for all ranks, and the offer from which each rank loads it."""
 
     identity: Identity
     offers: tuple[StateOffer, ...]
@@ -105,9 +105,9 @@ class StateOffers:
     """All states that ranks could load."""
 
     images: tuple[tuple[StateOffer, ...], ...]
-    """Those of each rank."""
+    """The offers of each rank."""
     published: tuple[StateOffer, ...]
-    """The global tier's, for all ranks."""
+    """The offers of the global tier, for all ranks."""
 
     @classmethod
     def of(cls, sights: Sequence[Sight], step: int | None = None) -> "StateOffers":
@@ -186,7 +186,7 @@ class StateOffers:
 
 
 def choose(field: StateOffers) -> RestoreChoice | None:
-    """The newest state that every rank has, each from its nearest tier."""
+    """The newest state that every rank has; each rank loads it from its nearest tier."""
     for identity in field.newest_first():
         offers = [_nearest(own, field.published, identity) for own in field.images]
         if None not in offers:

@@ -1,4 +1,4 @@
-"""What there is to restore: images in the memory of this node, manifests in the global tier."""
+"""Finds the states that can be restored: images on this node, manifests in the global tier."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -43,10 +43,10 @@ from trainer_sdk.checkpoint.storage.port import MissingError
 OFFER = "offer.json"
 """The agent writes it when it has fetched what it can."""
 RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
-"""Among a manifest's texts: what the job had been through, as `JobPast` has it."""
+"""The names of the texts in a manifest that have the job's past, as in `JobPast`."""
 _LOOK_EVERY_S = 0.02
 _MOST = 2
-"""The newest may not have reached the other nodes: then all load the one before."""
+"""The number of images to verify early: other nodes may lack the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ Forms = Mapping[str, Form | None]
 
 
 def lost_images(context: RestoreContext) -> Sight:
-    """What the node's agent knows to have been in its memory, and is lost."""
+    """The state that was in this node's memory and is lost, as its agent reports."""
     if context.images is None or not context.agent_within_s:
         return Sight()
     try:
@@ -124,7 +124,7 @@ def lost_images(context: RestoreContext) -> Sight:
 
 
 def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
-    """A rank's images on this node, and the forms of what is in each."""
+    """A rank's images on this node, and the forms of their tensors."""
     forms: dict[Identity, Forms] = {}
     offers, passed, suspect, failed_at = [], [], [], []
     for kept, folder in image_folders(context.images, context.rank):
@@ -137,7 +137,7 @@ def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
             passed.append(RejectedState(step=step, tier=tier, rank=context.rank, reason=reason))
         index = _index(folder / INDEX)
         if index is None:
-            continue  # it is being filled
+            continue  # the image is being written
         try:
             offers.append(_offer(context, tier, folder, index))
             if isinstance(index, ImageIndex):
@@ -166,7 +166,7 @@ def published_steps(storage: Storage) -> list[str]:
 
 
 def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
-    """Which of these steps may be loaded, and why the others may not."""
+    """Which of these steps can be loaded, and why the others cannot."""
     sight = Sight()
     for name in names:
         try:
@@ -262,12 +262,12 @@ def _offer(
     if isinstance(index, str):
         raise UnfitError(index)
     identity = index.identity
-    told = (
+    fields = (
         ("job", identity.job, context.job),
         ("rank", index.rank, context.rank),
         ("a world of size", identity.world_size, context.world_size),
     )
-    for field, saved, wanted in told:
+    for field, saved, wanted in fields:
         if saved != wanted:
             raise UnfitError(f"{folder} is of {field} {saved}, and this is {field} {wanted}")
     if context.round and identity.round > context.round:
@@ -284,9 +284,9 @@ def _offer(
 
 
 class EarlyVerification:
-    """Verifies a rank's newest images in a thread, until the choice is made.
+    """Verifies a rank's newest images in a thread, until the ranks choose one.
 
-    It begins when the agent has fetched what it can, while the training is still being built.
+    It begins when the agent has fetched its images, while the script still builds the model.
     """
 
     def __init__(self, context: RestoreContext) -> None:
@@ -299,9 +299,9 @@ class EarlyVerification:
         self._thread.start()
 
     def image(self, offer: StateOffer) -> StoredImage | None:
-        """The chosen image, if it was verified; from now on the caller closes it.
+        """The chosen image, if it was verified; the caller must close it.
 
-        This waits if the image is being verified, and ends all other verification.
+        If the image is being verified, this waits for the result. It ends all other verification.
         """
         with self._news:
             if self._checking != offer:
@@ -311,7 +311,7 @@ class EarlyVerification:
             return self._found.pop(offer, None)
 
     def close(self) -> None:
-        """Close the images that were not taken."""
+        """End the verification, and close the images that `image` has not returned."""
         self._is_over.set()
         self._thread.join()
         for image in self._found.values():
@@ -329,7 +329,7 @@ class EarlyVerification:
                 self._checking = offer
             try:
                 self._check(offer)
-            finally:  # whatever happens, the restore waits for it
+            finally:  # the restore waits for this
                 with self._news:
                     self._checking = None
                     self._news.notify_all()
@@ -339,6 +339,6 @@ class EarlyVerification:
         try:
             image.verify(self._is_over)
         except UnfitError:
-            image.close()  # the restore finds it again, and reports it
+            image.close()  # the restore finds the damage again, and reports it
         else:
             self._found[offer] = image

@@ -1,4 +1,4 @@
-"""The course of a restore: look, agree, verify, agree again, load. All ranks call it together."""
+"""A restore, step by step: discover, agree, verify, load. All ranks call it together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ from trainer_sdk.checkpoint.storage.adoption import offer
 Made = TypeVar("Made")
 _MOST = 32
 """The most rejected states that a fact names."""
-_SAID = 4
+_NAMED = 4
 """The most rejected states that a line names."""
 _AGENT_WITHIN_S = 900.0
 """Longer than an agent takes; a rank that has lost its agent is killed by its warden."""
@@ -51,9 +51,9 @@ class Restored:
     """The state that was loaded."""
 
     step: int
-    """The training goes on after it."""
+    """The training continues after this step."""
     tier: Tier
-    """From where this rank has loaded it: `memory`, `disk`, `peer` or `global`."""
+    """The tier from which this rank has loaded it: `memory`, `disk`, `peer` or `global`."""
     choice: RestoreChoice = field(repr=False)
     kept: tuple[str, ...] = field(repr=False)
     """The keys that were not loaded on this rank; empty with `strict`."""
@@ -63,11 +63,11 @@ class Restored:
     """The rejected states of this step and of newer ones, each with its reason."""
     took_s: float
     past: JobPast = field(repr=False)
-    """The past of the job, as its files have it."""
+    """The past of the job, as its files describe it."""
     failed_at: frozenset[int] = field(repr=False)
     """Steps whose loss was not finite after other loads."""
     last_round: int = field(default=0, repr=False)
-    """The latest round of which a rank has seen a state."""
+    """The latest round that has saved a state which any rank has seen."""
 
 
 class _Read(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class _Read(msgspec.Struct, frozen=True):
 
 
 class Restore:
-    """One restore of one rank."""
+    """A single restore of a rank."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Restore:
         if choice is not None:
             return self._load(choice, target)
         target.undo()
-        # One node may have been told that it is allowed, and others not: rank 0's word counts.
+        # The setting may differ between nodes: rank 0 decides.
         is_allowed = self._group.follow(allow_fresh_start, bool)
         if self._step is not None or not is_allowed:
             raise self._failed()
@@ -135,7 +135,7 @@ class Restore:
                 )
 
     def _has_never_been_one(self) -> bool:
-        """Whether there was never a checkpoint; without a global tier, lost nodes may have one."""
+        """Whether there was never a checkpoint; lost nodes may have had one in memory only."""
         is_sure = self._context.storage is not None or not self._agreement.unsure
         return is_sure and not self._agreement.passed
 
@@ -153,10 +153,10 @@ class Restore:
         passed = [
             rejected for rejected in self._agreement.passed if rejected.step >= choice.identity.step
         ]
-        self._say_restored(choice, passed, reads, took_s)
+        self._report_restored(choice, passed, reads, took_s)
         offer = choice.offers[self._group.rank]
         kept, ignored = target.kept, self._agreement.source(offer).ignored
-        self._say_partial(choice.identity.step, kept, ignored)
+        self._report_partial(choice.identity.step, kept, ignored)
         return Restored(
             step=choice.identity.step,
             tier=offer.tier,
@@ -170,7 +170,7 @@ class Restore:
             last_round=self._agreement.last_round,
         )
 
-    def _say_partial(self, step: int, kept: tuple[str, ...], ignored: tuple[str, ...]) -> None:
+    def _report_partial(self, step: int, kept: tuple[str, ...], ignored: tuple[str, ...]) -> None:
         if not self._is_strict:
             every = self._group.gather(kept, tuple[str, ...])
             kept = tuple({key for own in every for key in own})
@@ -184,7 +184,7 @@ class Restore:
         if parts and not self._group.rank:
             self._reporter.warn(f"step {step} is restored in part: {'; '.join(parts)}")
 
-    def _say_restored(
+    def _report_restored(
         self,
         choice: RestoreChoice,
         passed: list[RejectedState],
@@ -237,7 +237,7 @@ class Restore:
             reason = f"step {self._step} cannot be restored from {self._places()}: "
             reason += _list(passed) if passed else f"there is none; {self._agreement.others()}"
         reason += f"; {plain}" if (plain := self._plain()) else ""
-        if not self._group.rank:  # before the others know: the first that raises ends the round
+        if not self._group.rank:  # before the others raise: the first error ends the round
             self._reporter.report(
                 "restore_failed", reason=reason, wanted_step=self._step, rejected=passed[:_MOST]
             )
@@ -250,15 +250,15 @@ class Restore:
         try:
             return offer(self._context.storage)
         except StorageError:
-            return ""  # the listing of our own failed, too, and was reported
+            return ""  # the listing of checkpoints has failed before, and was reported
 
     def _together(self, failure: str, work: Callable[[], Made]) -> Made:
-        """Do this on all ranks; if it fails on one rank, all raise `RestoreError`."""
+        """Call `work` on all ranks; if it fails on any rank, all ranks raise `RestoreError`."""
         made: Made | None = None
         cause: Exception | None = None
         try:
             made = work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+        except Exception as error:  # noqa: BLE001 - the other ranks must receive any error
             cause = error
         error_text = "" if cause is None else f"{type(cause).__name__}: {cause}"
         errors = self._group.gather(error_text, str)
@@ -304,9 +304,9 @@ def _why(passed: Sequence[RejectedState]) -> str:
 
 
 def _list(passed: Sequence[RejectedState]) -> str:
-    """A few rejected states, in words."""
-    text = "; ".join(f"step {rejected.step}: {rejected.reason}" for rejected in passed[:_SAID])
-    more = len(passed) - _SAID
+    """The first rejected states, as text."""
+    text = "; ".join(f"step {rejected.step}: {rejected.reason}" for rejected in passed[:_NAMED])
+    more = len(passed) - _NAMED
     return f"{text}; and {more} more" if more > 0 else text
 
 
@@ -316,11 +316,11 @@ class Latest:
 
     step: int
     tier: Tier
-    """Where this rank would have it from: `memory`, `peer` or `global`."""
+    """The tier from which this rank would load it: `memory`, `disk`, `peer` or `global`."""
 
 
 class Restorer:
-    """Restores the state of a training, and watches the losses after it."""
+    """Restores the state of a training, and checks the losses after the restore."""
 
     def __init__(
         self,
@@ -355,10 +355,10 @@ class Restorer:
 
     @property
     def round(self) -> int:
-        """The present round; where no agent counts rounds, later than all that a restore has seen.
+        """The present round; if no agent counts rounds, a later one than any restore has seen.
 
-        Also than what another `Checkpointer` of this process has seen in the same root: the saves
-        of an earlier round are taken for those of a launch that is over.
+        It is also later than the rounds that other `Checkpointer`s of this process have seen in the
+        same root: saves of an earlier round count as saves of a finished launch.
         """
         return max(self._round, _rounds.get(self._root, 0))
 
@@ -405,7 +405,7 @@ class Restorer:
             self._watch.see(loss, await_saves)
 
     def saves_are_over(self) -> None:
-        """Quarantine also what has become visible since a loss was not finite."""
+        """After a loss that is not finite: quarantine states that have become visible since."""
         if self._watch is not None:
             self._watch.mark()
 

@@ -1,8 +1,8 @@
-"""A checkpoint of the global tier: its files checked by all ranks together, then read by each."""
+"""A checkpoint of the global tier: all ranks verify its files together, and each reads its part."""
 
 import io
 import pathlib
-import pickle  # noqa: TID251 - nothing but the classes below is ever called
+import pickle  # noqa: TID251 - only the classes below are ever called
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,7 +111,7 @@ class StoredShards:
         """The keys that no rank has a place for."""
 
     def verify(self, rank: int, world_size: int) -> None:
-        """Read a rank's share of the files, and compare it with what was saved."""
+        """Verify a rank's share of the files."""
         try:
             octets = self._storage.read(f"{self._name}/{MANIFEST}")
             manifest = decode(octets, Manifest, f"{self._place}/{MANIFEST}")
@@ -122,7 +122,7 @@ class StoredShards:
         except StorageError as error:
             raise UnfitError(str(error)) from error
         if manifest.identity != self._identity:
-            raise UnfitError(f"{self._place} has become another checkpoint meanwhile")
+            raise UnfitError(f"{self._place} was replaced by another checkpoint meanwhile")
         self._manifest = octets
         self._files = {file.name: file for file in manifest.files}
         with self._unless_gone():
@@ -130,7 +130,7 @@ class StoredShards:
                 self._check(file)
 
     def fit(self, target: Target) -> None:
-        """Compare it with the live state, and read the values that are not tensors."""
+        """Compare the checkpoint with the live state, and read the values that are not tensors."""
         with self._unless_gone():
             described = self._read_metadata()
         kinds = described.state_dict_metadata
@@ -157,7 +157,7 @@ class StoredShards:
         self._metadata, self._plan = described, plan
 
     def load(self, target: Target) -> int:
-        """Read it into the live state; returns how many bytes were read."""
+        """Read the checkpoint into the live state; returns the number of bytes read."""
         size = 0
         tensors = [
             item
@@ -192,7 +192,7 @@ class StoredShards:
                 raise UnfitError(str(gone)) from error
             if there != self._manifest:
                 raise UnfitError(
-                    f"{self._place} has become another checkpoint meanwhile"
+                    f"{self._place} was replaced by another checkpoint meanwhile"
                 ) from error
             raise
 
@@ -223,7 +223,7 @@ class StoredShards:
         except StorageError as error:
             raise UnfitError(str(error)) from error
         _compare(place, hash_of(octets), file)
-        # In an object store the files of a save are in a folder of their own.
+        # In an object store the files of a save are in a separate folder.
         self._inside = file.name.removesuffix(METADATA)
         self._metadata = read_metadata(octets, place)
         return self._metadata
@@ -242,7 +242,7 @@ class StoredShards:
         assert self._metadata is not None
         at, about = item.storage_index, self._metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(about, TensorStorageMetadata)
-        chunk = about.chunks[at.index or 0]  # where the planner has found it
+        chunk = about.chunks[at.index or 0]  # the planner's index
         if chunk.offsets != at.offset:
             chunk = next(other for other in about.chunks if other.offsets == at.offset)
         return about.properties.dtype, tuple(chunk.sizes)
@@ -279,5 +279,5 @@ def _is_metadata(file: ShardFile) -> bool:
 def _compare(place: str, content_hash: str, file: ShardFile) -> None:
     if content_hash != file.hash:
         raise CorruptError(
-            f"{place} is not what was saved: its hash is {content_hash}, and was {file.hash}"
+            f"{place} differs from what was saved: its hash is {content_hash}, and was {file.hash}"
         )

@@ -25,16 +25,16 @@ def is_blank(value: object) -> bool:
 
 
 def give_state(optimizer: Optimizer) -> bool:
-    """Let it make its state by a step of zero gradients and no rate, which changes nothing else.
+    """Make an optimizer's state by a step with zero gradients and rates, which changes no value.
 
-    False where its step needs an argument, or fails: it has no state then. Hooks are passed by:
-    nobody may take it for a step of the training. Gradients stay as they are.
+    False if the step needs an argument or fails; then the optimizer has no state. Hooks are not
+    called, as this is not a step of the training. Gradients stay as they are.
     """
     step: Any = type(optimizer).step
     try:
         with _at_rest(optimizer):
             getattr(step, "__wrapped__", step)(optimizer)
-    except Exception:  # noqa: BLE001 - a step of the user's may raise anything
+    except Exception:  # noqa: BLE001 - the user's own step may raise anything
         optimizer.state.clear()
         return False
     return True
@@ -62,7 +62,7 @@ def _at_rest(optimizer: Optimizer) -> Generator[None]:
 
 
 def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[int, dict[str, Any]]:
-    """A state as `state_dict` has it, to load into, from the keys that were saved in one.
+    """A state in the form of `state_dict` to load into, made from the saved keys.
 
     `saved` has the form of each tensor, and None for another value.
     """
@@ -83,7 +83,7 @@ def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[i
 
 
 def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
-    """Sharded as its parameter where it has the same shape."""
+    """Zeros of this form, sharded as the parameter if they have its shape."""
     dtype, shape = form
     if isinstance(parameter, DTensor):
         local = parameter.to_local()
@@ -107,10 +107,10 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 class Target:
-    """What every rank gives to `restore`: tensors, nested dicts, and objects with a `state_dict`.
+    """The state that a rank gives to `restore`: tensors, nested dicts, objects with `state_dict`.
 
-    An optimizer has no state before its first step; it is given one, of zeros, to load into. What
-    is optional counts as a part of it only if it is among the `saved` keys, where these are known.
+    An optimizer has no state before its first step, so it gets a state of zeros to load into.
+    Optional values count only if they are among the `saved` keys, if these are known.
     """
 
     def __init__(
@@ -118,18 +118,18 @@ class Target:
     ) -> None:
         self._state = state
         self.is_strict = is_strict
-        """All of it must be among what was saved, and the other way round."""
+        """Whether live and saved state must have the same keys."""
         self._made = {name: part for name, part in state.items() if is_blank(part)}
         self._open = {
             name: optimizer for name, optimizer in self._made.items() if not give_state(optimizer)
         }
-        """Optimizers whose state is made as the checkpoint has it."""
+        """Optimizers whose state gets the form that the checkpoint has."""
         self._optional = [f"{name}.state." for name in self._made]
         self._optional += [
-            f"{name}." for name, part in state.items() if _says(part, "may_be_absent")
+            f"{name}." for name, part in state.items() if _has_flag(part, "may_be_absent")
         ]
         self._of_one_world = [
-            f"{name}." for name, part in state.items() if _says(part, "of_one_world")
+            f"{name}." for name, part in state.items() if _has_flag(part, "of_one_world")
         ]
         self._dicts = {
             name: part.state_dict() if isinstance(part, Stateful) else part
@@ -141,7 +141,7 @@ class Target:
         self._slots: dict[str, tuple[Any, Any]] = {}
         self._find_slots()
         self.of_all: frozenset[str] = frozenset(self._slots)
-        """The keys that the state of any rank has."""
+        """The keys of all ranks' states."""
 
     def _find_slots(self) -> None:
         self._slots.clear()
@@ -156,7 +156,7 @@ class Target:
         return bool(self._open)
 
     def begin_with(self, saved: Mapping[str, Form | None]) -> None:
-        """Begin with a checkpoint: what is open becomes as it was saved, and nothing is kept.
+        """Begin with a checkpoint: open parts get its form, and no key is kept.
 
         `saved` has the form of each tensor, and None for another value.
         """
@@ -207,15 +207,15 @@ class Target:
         return key.startswith(tuple(self._optional))
 
     def is_of_rank(self, key: str) -> bool:
-        """A rank of the world that saved has it for itself, as its random numbers."""
+        """Whether each rank that saved has its own value, as for random numbers."""
         return key.startswith((*self._optional, *self._of_one_world))
 
     def is_of_one_world(self, key: str) -> bool:
-        """Each rank has its own, which fits the same number of ranks only."""
+        """Whether each rank has its own value, which fits only the same number of ranks."""
         return key.startswith(tuple(self._of_one_world))
 
     def why_unfit(self, values: Mapping[str, object]) -> str:
-        """Why one of its objects cannot go on from these values, if there is one that says so."""
+        """Why an object of the state cannot continue from these values; empty if all can."""
         for name, part in self._state.items():
             if hasattr(part, "why_unfit"):
                 inside = f"{name}."
@@ -253,7 +253,7 @@ class Target:
         return key in self._kept
 
     def finish(self) -> None:
-        """Hand the loaded state to the objects that it came from."""
+        """Pass the loaded state to its objects."""
         self._prune()
         for name, part in self._state.items():
             if self._is_kept_whole(name):
@@ -267,13 +267,13 @@ class Target:
                 self._state[name] = self._dicts[name]
 
     def _is_kept_whole(self, name: str) -> bool:
-        """No value of this part was loaded, and there are some that could have been."""
+        """Whether no value of this part was loaded, although it has values."""
         inside = f"{name}."
         own = [key for key in self._slots if key == name or key.startswith(inside)]
         return bool(self._kept) and bool(own) and self._loaded.isdisjoint(own)
 
     def _prune(self) -> None:
-        """A parameter that never had a gradient had no state when it was saved, and has none."""
+        """Remove states that were not saved: of parameters that never had a gradient."""
         for name in self._made.keys() - self._open.keys():
             states = self._dicts[name]["state"]
             for number, values in list(states.items()):
@@ -290,13 +290,13 @@ class Target:
 
 
 def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy into a tensor of the training, also into one that was made for inference alone."""
+    """Copy into a tensor of the training, even if it was made in inference mode."""
     with _as_made([tensor]):
         tensor.copy_(values)
 
 
 def _as_made(tensors: Iterable[torch.Tensor]) -> Any:
-    """The mode in which tensors may be changed; elsewhere torch refuses those for inference."""
+    """The mode in which these tensors may be changed: torch has a rule for inference tensors."""
     return torch.inference_mode(any(tensor.is_inference() for tensor in tensors))
 
 
@@ -306,9 +306,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_filled(part: object, values: Any) -> bool:
-    """Its own tensors were loaded into, and nothing of it wants to know: all is done.
+    """Whether the tensors of a module were loaded in place, and it has no hooks to call.
 
-    A module would copy every parameter onto itself, which takes as long as loading it.
+    Then `load_state_dict` would only copy each parameter onto itself, as slowly as a load.
     """
     if not isinstance(part, Module):
         return False
@@ -324,12 +324,12 @@ def _is_filled(part: object, values: Any) -> bool:
     )
 
 
-def _says(part: object, name: str) -> bool:
+def _has_flag(part: object, name: str) -> bool:
     return bool(getattr(part, name, False))
 
 
 def _leaves(holder: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each value with its key, where it is, and under which name; by torch's rules."""
+    """Each value's key, container and name, by torch's rules."""
     entries = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
     for name, value in entries:
         key = f"{path}.{name}" if path else str(name)
@@ -351,11 +351,11 @@ def _is_whole(values: list[Any]) -> bool:
 def check_fit(
     target: Target, wanted: Mapping[str, Form], saved: Mapping[str, Form], others: Collection[str]
 ) -> tuple[str, ...]:
-    """Every value of the live state has its like among those saved, and no tensor is left over.
+    """Check that the live state matches the saved one; returns the saved keys without a place.
 
-    A tensor that the state of another rank has is not left over. `others` are the saved values that
-    are no tensors; those that no rank has a place for are returned. Where the state may differ,
-    what has no like is kept as it is, and the tensors that are left over are returned, too.
+    `others` are the keys of saved values that are not tensors. Strict: `UnfitError` if a live value
+    is not saved in the same form, or if no rank has a place for a saved tensor. Not strict: live
+    values without a match are kept as they are.
     """
     lacking = _lacking(target, wanted, saved, others)
     unlike = [key for key, form in wanted.items() if key in saved and saved[key] != form]
@@ -368,7 +368,7 @@ def check_fit(
             raise UnfitError(f"{key} is {_words(saved[key])} there, and {_words(wanted[key])} here")
         return tuple(sorted(unread))
     if len(lacking) + len(unlike) == len(target.values):
-        raise UnfitError("it has nothing of what the state to load into has")
+        raise UnfitError("it has no value of the state to load into")
     target.keep((*lacking, *unlike))
     _keep_optimizers(target, {*lacking, *unlike, *left_over})
     return tuple(sorted((*left_over, *unread)))
@@ -385,13 +385,13 @@ def _lacking(
             raise UnfitError(
                 f"{key.partition('.')[0]} has a place for each rank, and was saved by another "
                 "number of ranks: restore with that number, use PositionedSampler, or leave it "
-                "out of the state to begin the data anew"
+                "out of the state to begin the data again"
             )
     return lacking
 
 
 def _keep_optimizers(target: Target, differing: Collection[str]) -> None:
-    """One whose parameters are others is loaded whole or not at all: it knows them by number."""
+    """Keep an optimizer whole if a value of it differs: it numbers its parameters."""
     for name in target.optimizers:
         inside = f"{name}."
         if any(key.startswith(inside) for key in differing):
@@ -411,7 +411,7 @@ def check_parameters(target: Target, values: Mapping[str, object]) -> None:
 
 
 def check_values(target: Target, values: Mapping[str, object]) -> None:
-    """Every object of the live state that can tell may go on from these."""
+    """`UnfitError` if an object of the live state cannot continue from these values."""
     why = target.why_unfit({key: value for key, value in values.items() if not target.is_kept(key)})
     if why:
         raise UnfitError(why)

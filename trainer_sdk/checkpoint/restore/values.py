@@ -1,4 +1,4 @@
-"""Values that are not tensors: read without calling anything, and checked when they are saved."""
+"""Values that are not tensors: reads them without calling code, and checks them at the save."""
 
 import importlib
 import io
@@ -28,14 +28,14 @@ class UnreadableValueError(Exception):
 def read_value(octets: bytes | bytearray, key: str) -> Any:
     """Unpickle a value that consists of plain data and tensors; `UnfitError` otherwise."""
     try:
-        # What torch allows is allowed for the whole process meanwhile.
+        # torch keeps the allowed names for the whole process.
         with _reading, torch.serialization.safe_globals(_allowed(b"numpy" in octets)):
             return torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
     except Exception as error:
         reason = why_unread(bytes(octets)) or str(error).strip().partition("\n")[0]
         raise UnfitError(
             f"{key} cannot be read: {reason}; numbers, texts, lists, dicts, arrays and tensors can "
-            "be, objects of other classes are never"
+            "be read, and objects of other classes never"
         ) from error
 
 
@@ -43,7 +43,7 @@ AsBytes = Callable[[object], bytes]
 
 
 def check_readable(key: str, value: object, as_bytes: AsBytes, octets: bytes | None = None) -> None:
-    """`UnreadableValueError` if a restore would not read what is saved of this value."""
+    """`UnreadableValueError` if a restore would refuse this value."""
     if is_plain(value):
         return
     try:
@@ -153,7 +153,7 @@ _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 @lru_cache(maxsize=2)
 def _allowed(with_numpy: bool) -> list[Any]:
-    """The allowed names as torch takes them: each with its name in the file."""
+    """The allowed objects in torch's form: each with its name in the file."""
     allowed: list[Any] = []
     for named in sorted(DATA):
         module, _, name = named.rpartition(".")
@@ -173,7 +173,7 @@ def _module(name: str) -> Any:
 
 
 def _types_of_numpy() -> list[Any]:
-    """The classes of its data types, which have a state of their own."""
+    """The classes of numpy's data types."""
     import numpy as np
 
     kinds: set[Any] = set(np.sctypeDict.values())

@@ -1,7 +1,7 @@
-"""The memory that a rank's state is copied into, save after save: shared with the writer, mapped.
+"""The memory that each save copies a rank's state into; it is mapped, and shared with the writer.
 
-Fresh memory costs thirty times what a copy costs, so it is made once and used again. Where images
-are kept, it outlives the process, and the next one of the same rank has the state that it holds.
+To allocate fresh memory takes thirty times as long as a copy, so it is allocated once and reused.
+If images are kept, the memory outlives the process, and the next process of the rank has its state.
 """
 
 import ctypes
@@ -69,7 +69,7 @@ def _of_machine() -> int:
 
 
 def _of_group() -> int:
-    """What the limit of the container leaves; its inactive page cache counts as free."""
+    """The memory below the container's limit; its inactive page cache counts as free."""
     try:
         most = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
@@ -113,11 +113,11 @@ class Buffer:
         self.filled_for: object = None
         """The plan whose fixed parts are in the buffer."""
         self.targets: list[torch.Tensor] = []
-        """The places of that plan's pieces."""
+        """The places of that plan's pieces in the buffer."""
         self.holds = _held_in(folder)
-        """The state whose whole image it holds; None if there is none."""
+        """The identity of the complete image in the buffer; None if there is none."""
         self.is_left = False
-        """The training has gone back to an older state."""
+        """Whether the training has gone back to an older state than this image."""
         self.is_free = True
         self._descriptor = -1
         self._octets: torch.Tensor | None = None
@@ -211,7 +211,7 @@ class Buffer:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):
                 if os.stat(self.path).st_size > size:
-                    os.unlink(self.path)  # truncated, it would kill whatever has it mapped
+                    os.unlink(self.path)  # to truncate it would kill processes that have it mapped
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         descriptor = os.memfd_create("everstep-save", os.MFD_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -236,7 +236,7 @@ class Arena:
         for buffer in self.buffers:
             buffer.is_left = buffer.holds is not None and buffer.holds.age > state.identity.age
         if self._folder:
-            with suppress(OSError):  # the agent will send what nobody needs, no more
+            with suppress(OSError):  # then the agent only sends images that are not needed
                 mark_restored(Path(self._folder), state)
 
     def next(self) -> Buffer | None:
@@ -244,9 +244,9 @@ class Arena:
         return min(self.spare(), key=_age, default=None)
 
     def spare(self) -> list[Buffer]:
-        """Those that may be filled. The newest whole image stays until there is a newer one.
+        """The buffers that may be filled. The newest complete image stays until a newer one exists.
 
-        What the training has left does not count: another rank may not have it.
+        Images that the training has abandoned do not count: another rank may lack them.
         """
         whole = [
             buffer for buffer in self.buffers if buffer.holds is not None and not buffer.is_left
@@ -266,7 +266,7 @@ class Arena:
         if not keeps_images:
             _unlink(self._folder, RESTORED, _LOCK)
             _remove_empty(self._folder)
-        if self._lock in _locks:  # else we are a fork of whoever holds it
+        if self._lock in _locks:  # otherwise this process is a fork of the holder
             _locks.remove(self._lock)
             os.close(self._lock)
         self._lock = -1
@@ -291,7 +291,7 @@ def _held_in(folder: str) -> Identity | None:
 
 
 def _locked(folder: str) -> int:
-    """Lock the folder while this process lives; the previous process may just be ending."""
+    """Lock the folder while this process lives; waits while a former process is ending."""
     if _is_held_here(folder):
         raise TakenError(
             f"another Checkpointer of this process has the images in {folder}, and there is one "
@@ -300,7 +300,7 @@ def _locked(folder: str) -> int:
         )
     deadline = time.monotonic() + _WITHIN_S
     while True:
-        with suppress(FileNotFoundError):  # the last one has just removed all of it
+        with suppress(FileNotFoundError):  # a former process has just removed the folder
             os.makedirs(folder, mode=0o700, exist_ok=True)
             held = _lock_in(folder)
             if held is not None:
@@ -340,7 +340,7 @@ def _is_held_here(folder: str) -> bool:
 
 
 def _let_go() -> None:
-    """In a forked child, as of a data loader: it may outlive its rank for seconds."""
+    """Release the locks in a forked child, such as a data worker: it may outlive its rank."""
     for lock in _locks:
         os.close(lock)
     _locks.clear()

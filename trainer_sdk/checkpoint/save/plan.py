@@ -1,7 +1,8 @@
-"""Which rank saves what, and where it is in that rank's image; made once, and used while it fits.
+"""The plan of a save: which rank saves which tensors, and their places in its image.
 
-Every rank tells all others what it has, and each makes the same plan from that: by torch's own
-planner, so that what is saved is what `torch.distributed.checkpoint` reads.
+Every rank describes its state to all others, and each makes the same plan from the descriptions, by
+torch's own planner, so that `torch.distributed.checkpoint` can read the files. A plan is used again
+while it fits.
 """
 
 import io
@@ -40,8 +41,8 @@ PAGE_BYTES = 4096
 _ALIGNED = 64
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What a rank sends to the others."""
+class _Description(msgspec.Struct, frozen=True):
+    """The description that a rank sends to the others."""
 
     pieces: tuple[StatePiece, ...]
     mark: str
@@ -67,7 +68,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a rank writes at each save, and where."""
+    """The pieces that a rank writes at each save, and their places."""
 
     local: LocalForm
     """The form of the states that the plan fits."""
@@ -86,25 +87,25 @@ class Plan:
     """A random mark of rank 0, the same on all ranks."""
 
     @property
-    def beside(self) -> bytes:
-        """What the writer needs in addition, after the image."""
+    def extra(self) -> bytes:
+        """Metadata and entries, which follow the image in the buffer."""
         return self.metadata + self.entries
 
     @property
     def arena_bytes(self) -> int:
-        """The size of image and `beside`."""
-        return self.image_bytes + self.beside_bytes
+        """The size of image and `extra`."""
+        return self.image_bytes + self.extra_bytes
 
     @property
-    def beside_bytes(self) -> int:
-        """The size of `beside`, in whole pages."""
+    def extra_bytes(self) -> int:
+        """The size of `extra`, in whole pages."""
         return _up(len(self.metadata) + len(self.entries), PAGE_BYTES)
 
 
 def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -> Plan:
-    """Plan with all ranks, which all call it; `with_all` puts a rank's whole state in its image."""
+    """Plan together with all ranks; `with_all` puts a rank's whole state into its image."""
     local, error = _form_of(flat)
-    told = group.gather(_Told(local.pieces, mark, error), _Told)
+    told = group.gather(_Description(local.pieces, mark, error), _Description)
     for rank, description in enumerate(told):
         if description.error:
             raise PlanError(f"rank {rank} has a state that cannot be saved: {description.error}")
@@ -157,12 +158,12 @@ def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
 
 
 def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
-    """The form of a state, and what is wrong with it: the other ranks wait for that."""
+    """The form of a state, and its error, if any: the other ranks wait for the answer."""
     try:
         return read_form(flat), ""
     except UnreadableValueError as error:
         return LocalForm((), (), ()), str(error)
-    except Exception as error:  # noqa: BLE001 - what a class of the user's may raise
+    except Exception as error:  # noqa: BLE001 - a class of the user may raise anything
         return LocalForm((), (), ()), f"{type(error).__name__}: {error}"
 
 
@@ -226,7 +227,7 @@ def _place_bare(
 
 
 def _storage_data(
-    told: Sequence[_Told], plans: Sequence[SavePlan]
+    told: Sequence[_Description], plans: Sequence[SavePlan]
 ) -> dict[MetadataIndex, _StorageInfo]:
     places = {}
     for rank, (description, plan) in enumerate(zip(told, plans, strict=True)):
@@ -273,7 +274,7 @@ def fill(buffer: Buffer, plan: Plan) -> None:
         put(buffer, placed.offset - len(placed.head), placed.head, len(placed.head))
         put(buffer, end, placed.tail, len(placed.tail))
         buffer.targets.append(_as_tensor(octets[placed.offset : end], pieces[placed.number]))
-    put(buffer, plan.image_bytes, plan.beside, plan.beside_bytes)
+    put(buffer, plan.image_bytes, plan.extra, plan.extra_bytes)
     buffer.filled_for = plan
 
 
@@ -305,8 +306,8 @@ class FileStretch:
 
 
 def window_for(plan: Plan, limit_bytes: int) -> int:
-    """How many bytes of the file fit into the memory, with what the writer needs in addition."""
-    return (limit_bytes - plan.beside_bytes) // PAGE_BYTES * PAGE_BYTES
+    """The size of a window of the file, so that window and `extra` fit into the memory."""
+    return (limit_bytes - plan.extra_bytes) // PAGE_BYTES * PAGE_BYTES
 
 
 def stretches(plan: Plan, flat: FlatState, values: dict[int, bytes]) -> list[FileStretch]:

@@ -1,4 +1,4 @@
-"""When to save: all ranks decide alike, by the step, or by rank 0's decision at some steps."""
+"""Decides when to save: all ranks alike, by the step number, or by rank 0's decision."""
 
 from dataclasses import asdict
 from time import monotonic

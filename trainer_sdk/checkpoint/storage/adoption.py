@@ -1,7 +1,7 @@
 """Finds and adopts plain checkpoints of torch.distributed.checkpoint, without a manifest.
 
-A plain one has torch's metadata and no manifest, so nobody knows whether it is whole; nothing takes
-it over unasked.
+A plain checkpoint has torch's metadata and no manifest, so it may be incomplete; it is adopted only
+on request.
 """
 
 import os
@@ -37,7 +37,7 @@ _READ_BYTES = 8 << 20
 _MOST = 64
 
 
-def plain_ones(storage: Storage) -> list[str]:
+def plain_checkpoints(storage: Storage) -> list[str]:
     """The places of plain checkpoints: this place itself, and the folders in it."""
     places = [storage.url] if storage.size(METADATA) is not None else []
     names = sorted(storage.folders())[-_MOST:]
@@ -46,7 +46,7 @@ def plain_ones(storage: Storage) -> list[str]:
 
 def offer(storage: Storage) -> str:
     """A line about how to adopt the plain checkpoints there; empty if there are none."""
-    places = plain_ones(storage)
+    places = plain_checkpoints(storage)
     if not places:
         return ""
     newest = places[-1]
@@ -59,10 +59,10 @@ def offer(storage: Storage) -> str:
 
 
 def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
-    """Make a checkpoint of the root from a plain one; returns its place and size.
+    """Make a checkpoint of the root from a plain checkpoint; returns its place and size.
 
-    Its files are hashed as they stand, and linked, or copied to another file system; the source
-    stays. A value in it that no restore reads refuses it.
+    Its files are hashed, and linked, or copied to another file system; the source stays. A plain
+    checkpoint with a value that no restore reads is refused.
     """
     folder, name, names = Folder(root), step_name(step), _files_of(source)
     _check_values(source)
@@ -71,7 +71,7 @@ def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
     hidden = f"{SAVING}/{pulling_name(name)}"
     inside = os.path.join(folder.path, hidden)
     try:
-        with _told(source):
+        with _clear_errors(source):
             os.makedirs(inside, exist_ok=True)
             files = tuple(_taken(source, inside, file_name) for file_name in names)
         identity = Identity(job=job, round=0, step=step, world_size=_ranks(names), layout="adopted")
@@ -97,7 +97,7 @@ def _is_plain(storage: Storage, name: str) -> bool:
 
 
 def _files_of(source: str) -> list[str]:
-    with _told(source):
+    with _clear_errors(source):
         names = sorted(name for name in os.listdir(source) if name.endswith(_SHARD))
     if not names or not os.path.isfile(os.path.join(source, METADATA)):
         raise StorageError(
@@ -140,7 +140,7 @@ def _ranks(names: list[str]) -> int:
 
 
 @contextmanager
-def _told(place: str) -> Generator[None]:
+def _clear_errors(place: str) -> Generator[None]:
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The checkpoints of the global tier in one storage: which there are, and whether they are good.
+"""The checkpoints in a storage of the global tier: lists, verifies, marks and copies them.
 
-Needs no service and no torch: the files say everything.
+It needs neither a service nor torch: the files have all information.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -60,10 +60,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed_at: int | None = None
     """The step whose loss was not finite, if a training has quarantined it."""
     manifest_hash: str = ""
-    """The mark is about the checkpoint with this manifest; empty: about whichever is there."""
+    """The hash of the marked manifest; empty if the mark is valid for any manifest."""
 
     def is_about(self, manifest_hash: str) -> bool:
-        """Whether it is about the checkpoint with this manifest."""
+        """Whether the mark applies to the checkpoint with this manifest."""
         return self.manifest_hash in ("", manifest_hash)
 
 
@@ -87,7 +87,7 @@ class StoredCheckpoint:
 
     @property
     def saved_at(self) -> datetime | None:
-        """When its manifest says that it was saved, if it says so with a zone."""
+        """When it was saved, by its manifest; None without a time zone."""
         try:
             at = datetime.fromisoformat(self.manifest.saved_at if self.manifest else "")
         except ValueError:
@@ -96,7 +96,7 @@ class StoredCheckpoint:
 
 
 class GoneError(MissingError):
-    """It was removed while it was read, or has made room for another: nobody can say more."""
+    """The checkpoint was removed or replaced while it was read, so its state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ def stored_checkpoints(storage: Storage) -> Sequence[StoredCheckpoint]:
 def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     """The visible checkpoint of a step; None if there is none.
 
-    Its marks are read before its manifest: a checkpoint that replaces it voids them first, and
-    removes them later.
+    Its marks are read before its manifest: a save that replaces the checkpoint first invalidates
+    its marks, and removes them later.
     """
     folder = step_name(step)
     place = f"{storage.url}/{folder}"
@@ -162,7 +162,7 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
 def verify(
     storage: Storage, checkpoint: StoredCheckpoint, pace: Pace = lambda _: None
 ) -> Verification:
-    """Read every byte again and compare. `GoneError` if it is removed meanwhile: not damage.
+    """Read and verify every byte. `GoneError` if it is removed meanwhile, which is not damage.
 
     Earlier releases did not check values when they saved: those are checked here, and a value that
     a restore would refuse is damage.
@@ -185,7 +185,7 @@ def verify(
 
 
 def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) -> str:
-    """The first value of it that a restore would refuse."""
+    """Why a restore would refuse a value of it; empty if it would not."""
     described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
     if not described:
         return f"{checkpoint.path} has no {METADATA}"
@@ -208,7 +208,7 @@ def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) 
 def mark(storage: Storage, step: int, name: str, content: Mark) -> None:
     """Write a mark next to the manifest; the checkpoint itself is not changed.
 
-    `MissingError` if its folder is gone: a new folder would block the name for a later save.
+    `MissingError` if its folder is gone: a new folder would block the name for later saves.
     """
     storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(content))
 
@@ -262,7 +262,7 @@ def pull(
                 return "", Verification(source.flaw, read)
         folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, checkpoint.manifest, name),))
         if not folder.publish(hidden, name):
-            raise StorageError(f"{folder.path}/{name} came meanwhile: nothing was changed")
+            raise StorageError(f"{folder.path}/{name} was made meanwhile: nothing was changed")
     finally:
         folder.remove(hidden)
     return f"{folder.path}/{name}", Verification("", read)
@@ -284,7 +284,7 @@ def _still_there(storage: Storage, checkpoint: StoredCheckpoint) -> None:
     """`GoneError` if the checkpoint was removed or replaced; both change its manifest first."""
     there = look(storage, checkpoint.step)
     if there is None or there.manifest_hash != checkpoint.manifest_hash:
-        event = "was removed" if there is None else "has made room for another"
+        event = "was removed" if there is None else "was replaced by another"
         raise GoneError(f"{checkpoint.path} {event} while it was read")
 
 
@@ -322,8 +322,8 @@ class _Hashed:
             return
         if hasher.hexdigest() != self._file.hash:
             self.flaw = (
-                f"{place} is not what was saved: its {ALGORITHM} is {hasher.hexdigest()}, and "
-                f"{self._file.hash} was written down"
+                f"{place} differs from what was saved: its {ALGORITHM} is {hasher.hexdigest()}, "
+                f"and {self._file.hash} was recorded"
             )
 
 

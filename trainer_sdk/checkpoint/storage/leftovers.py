@@ -1,8 +1,7 @@
 """Leftovers: files of failed saves, and quarantined checkpoints that were replaced.
 
-Nobody who restores sees any of it. A save that is still being written looks the same, so only
-what has not changed for long counts, by the clock of the storage itself, and only under names
-that nobody but a save, or a copy, gives.
+No restore reads them. A save in progress looks the same, so only files count that have not changed
+for long, by the clock of the storage itself, and whose names only saves and copies use.
 """
 
 from collections.abc import Generator
@@ -29,7 +28,7 @@ from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 ABANDONED_S = 86_400.0
 """Longer than any save may take: files that have not changed since are not in use."""
 _REPLACED_S = 7 * 86_400.0
-_NOTHING = "its save came to nothing"
+_NOTHING = "its save has failed"
 _MADE_ROOM = "it was quarantined, and another save has its place"
 
 
@@ -57,7 +56,7 @@ class _Found:
 def leftovers(
     storage: Storage, *, after_s: float = ABANDONED_S, live_round: int | None = None
 ) -> list[Leftover]:
-    """What to remove: unchanged for `after_s`, and not of a running round. Reads no shard."""
+    """The leftovers: unchanged for `after_s`, and not of a running round. Reads no shard."""
     remains: list[Leftover] = []
     now: datetime | None = None
     for candidate in _candidates(storage, after_s, live_round):
@@ -117,7 +116,7 @@ def _below(
     except MissingError:
         files = ()
     except BadManifestError:
-        return  # nobody can say what belongs to it
+        return  # its files are unknown
     needed = {file.name.partition("/")[0] for file in files}
     for hidden in ours:
         folder = f"{name}/{hidden}"

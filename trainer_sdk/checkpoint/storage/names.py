@@ -8,9 +8,9 @@ from trainer_sdk.checkpoint.manifest import step_of
 SAVING = ".saving"
 """The folder of saves in progress; an object store has them below their step."""
 REPLACED = ".replaced"
-"""In a folder, what was quarantined and had to make room for another save of its step.
+"""The folder of quarantined checkpoints that another save of their step has replaced.
 
-In an object store that stays where it was, below its step, and its manifest goes there, too.
+In an object store their files stay below the step, and the old manifest is moved there.
 """
 _SAVING = re.compile(r"(\d+)-r(\d+)-([0-9a-z]+)-(\d+)")
 _PULLING, _BEFORE = "pull-", "-before-"

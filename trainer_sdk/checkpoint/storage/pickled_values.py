@@ -1,12 +1,12 @@
-"""Which pickled values of a checkpoint a restore reads, judged by names; needs no torch.
+"""Decides by names which pickled values of a checkpoint a restore reads; needs no torch.
 
-Values that are no tensors are pickles, and a pickle may call whatever it names. A restore calls
-nothing but the names below, which make data and do nothing else.
+Values that are not tensors are pickles, and a pickle may call any function that it names. A restore
+calls only the names below, which construct data and do nothing else.
 """
 
 import _compat_pickle
 import io
-import pickle  # noqa: TID251 - of what is read, nothing but the stand-ins below is ever called
+import pickle  # noqa: TID251 - only the stand-ins below are ever called
 import pickletools
 import zipfile
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ DATA = frozenset(
         "uuid.UUID",
     }
 )
-"""What a restore reads in addition to torch with `weights_only=True`."""
+"""The names that a restore allows in addition to torch's `weights_only=True`."""
 _OF_TORCH = frozenset(
     {
         "_codecs.encode",

@@ -1,7 +1,7 @@
-"""The operations that checkpoints need of a storage; and reads of many ranges at once.
+"""The operations of a storage of checkpoints, and reads of many ranges at once.
 
-Names are relative to the storage's place, with `/` between their parts. A name that would lead out
-of it is refused, because names come from manifests, and manifests from outside.
+Names are relative to the storage's place, with `/` between their parts. A name that leads out of
+the place is refused, because names come from manifests, which are input from outside.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ Octets = bytes | bytearray | memoryview
 _MOST_BYTES = 16 << 20
 """The most bytes of ranges that are read at once."""
 _MOST_BETWEEN_BYTES = 256 << 10
-"""A gap of this size is read, too, as that is faster than another request."""
+"""A gap up to this size is read as well, as that is faster than another request."""
 
 
 class StorageError(Exception):

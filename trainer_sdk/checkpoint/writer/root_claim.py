@@ -1,4 +1,4 @@
-"""A root belongs to one job, stays on one device, and one launch at a time saves there."""
+"""Claims a root: it belongs to one job, stays on one device, and has a single saving launch."""
 
 import errno
 import fcntl
@@ -22,15 +22,15 @@ class OtherOwnerError(Exception):
 
 
 class OtherLaunchError(Exception):
-    """Another launch of the job saves there now."""
+    """Another launch of the job saves to the root now."""
 
 
 class VanishedError(Exception):
-    """The folder of earlier saves is gone."""
+    """The folder of earlier saves has vanished."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The job whose checkpoints are in a place."""
+    """The job that owns a place of checkpoints."""
 
     job: str
 
@@ -45,7 +45,7 @@ class RootClaim:
         self._lock = -1
 
     def claim(self, job: str, launch: str = "") -> None:
-        """Claim the root for the job, before each save; an error if it is another's, or gone.
+        """Claim the root for the job before each save; an error if it is another job's, or gone.
 
         `launch` names the process that saves, where no agent counts launches: no other may.
         """
@@ -58,7 +58,7 @@ class RootClaim:
         self._device, self._is_claimed = device_of(self._storage), True
 
     def _hold(self, path: str, launch: str) -> None:
-        """Lock the file while this process lives; the last launch may just be ending."""
+        """Lock the file while this process lives; waits while a former launch is ending."""
         if self._lock >= 0 and _is_at(path, self._lock):
             return
         if self._lock >= 0:
@@ -79,7 +79,7 @@ class RootClaim:
         try:
             self._lock = _locked(path, launch)
         except BlockingIOError:
-            return _launch_at(path) == launch  # another writer of the same process has it
+            return _launch_at(path) == launch  # another writer of the same launch has it
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
@@ -87,7 +87,7 @@ class RootClaim:
 
 
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES})
-"""A file system has none, or the file is another user's, who has let this one save there."""
+"""The file system has no locks, or another user owns the file and lets this user save there."""
 
 
 def claim(storage: Storage, job: str) -> None:
@@ -100,7 +100,7 @@ def claim(storage: Storage, job: str) -> None:
     if owner != job:
         raise OtherOwnerError(
             f"{storage.url} has the checkpoints of job {owner}, and this is {job}: give another "
-            "place, or this job the other's name"
+            "place, or give this job that name"
         )
 
 
