@@ -128,6 +128,12 @@ def job(value: object) -> str:
     return value
 
 
+def wait(blocking: object, within_s: object) -> tuple[bool, float | None]:
+    """Whether to wait, and for how long; None for no limit."""
+    limit_s = None if within_s is None else seconds("within_s", within_s)
+    return truth("blocking", blocking), limit_s
+
+
 def shown(value: object) -> str:
     """A value in a few characters, with its type."""
     try:

@@ -26,7 +26,7 @@ from trainer_sdk.checkpoint.save.request import (
     SaveRequest,
     Timeouts,
 )
-from trainer_sdk.checkpoint.save.save_queue import SaveQueue, waiting
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.saver import Saver
 from trainer_sdk.checkpoint.schedule.interval import parse_every
 from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
@@ -283,7 +283,7 @@ class Checkpointer:
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call the `finalize` functions of saves that are durable; returns the saves' numbers."""
-        return self._queue.maybe_finalize(*waiting(blocking, within_s))
+        return self._queue.maybe_finalize(*arguments.wait(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
         """Wait for the last save, with a bound, or abandon it; then release all resources."""

@@ -20,7 +20,7 @@ from trainer_sdk.checkpoint.save.request import (
     SaveHandle,
     Timeouts,
 )
-from trainer_sdk.checkpoint.save.save_queue import SaveQueue, waiting
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.torch_format import SparseFile
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteFile
 
@@ -79,7 +79,7 @@ class FileSaver:
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call the `finalize` functions of files that are durable; returns the files' numbers."""
-        return self._queue.maybe_finalize(*waiting(blocking, within_s))
+        return self._queue.maybe_finalize(*arguments.wait(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
         """Wait for the last file, with a bound, or abandon it; then release all resources."""
@@ -205,7 +205,7 @@ def async_save(obj: object, path: "str | os.PathLike[str]") -> SaveHandle:
 
 def wait_for_files(within_s: float | None = None) -> None:
     """Wait until all files of `async_save` are written."""
-    bound = waiting(blocking=True, within_s=within_s)
+    bound = arguments.wait(blocking=True, within_s=within_s)
     if _own is not None:
         _own.maybe_finalize(*bound)
 

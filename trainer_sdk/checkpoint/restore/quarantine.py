@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Final, SupportsFloat
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import QuarantineEvent, Reporter
 from trainer_sdk.checkpoint.image_folder import image_folders, mark_image
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
@@ -29,8 +29,8 @@ from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
 
 WITHIN_STEPS = 20
-_CAUSE = "nan_after_load"
-_CORRUPT = "corrupt"
+_CAUSE: Final = "nan_after_load"
+_CORRUPT: Final = "corrupt"
 
 
 class BadLossError(Exception):
@@ -152,13 +152,14 @@ class LossWatch:
 
     def _tell(self, step: int, tier: Tier, path: str, mark: Mark) -> None:
         self._reporter.report(
-            "quarantine",
-            step=step,
-            tier=tier,
-            cause=_CAUSE,
-            reason=mark.reason,
-            path=path,
-            by=self._by,
+            QuarantineEvent(
+                step=step,
+                tier=tier,
+                cause=_CAUSE,
+                reason=mark.reason,
+                path=path,
+                by=self._by,
+            )
         )
 
 
@@ -194,11 +195,12 @@ def quarantine_corrupt(
         return
     reporter.warn(f"{there.path} is quarantined, and no restore loads it: {reason}")
     reporter.report(
-        "quarantine",
-        step=step,
-        tier=GLOBAL,
-        cause=_CORRUPT,
-        reason=reason,
-        path=there.path,
-        by=by,
+        QuarantineEvent(
+            step=step,
+            tier=GLOBAL,
+            cause=_CORRUPT,
+            reason=reason,
+            path=there.path,
+            by=by,
+        )
     )

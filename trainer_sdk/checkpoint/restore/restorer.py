@@ -4,11 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import SupportsFloat, TypeVar
+from typing import Literal, SupportsFloat, TypeVar
 
 import msgspec
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import (
+    FreshEvent,
+    Reporter,
+    RestoredEvent,
+    RestoreFailedEvent,
+    TierRead,
+)
 from trainer_sdk.checkpoint.image_folder import is_on_disk
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.rank_group import RankGroup
@@ -201,18 +207,19 @@ class Restore:
             )
         saved = choice.identity.world_size
         self._reporter.report(
-            "restored",
-            step=choice.identity.step,
-            world_size=self._group.size,
-            tiers=_by_tier(choice, reads),
-            reason=_why(passed),
-            took_s=took_s,
-            rejected=passed[:_MOST],
-            saved_world_size=None if saved == self._group.size else saved,
-            path=next((self._path(published.place) for published in choice.published), ""),
+            RestoredEvent(
+                step=choice.identity.step,
+                world_size=self._group.size,
+                tiers=_by_tier(choice, reads),
+                reason=_why(passed),
+                took_s=took_s,
+                rejected=passed[:_MOST],
+                saved_world_size=None if saved == self._group.size else saved,
+                path=next((self._path(published.place) for published in choice.published), ""),
+            )
         )
 
-    def _start_fresh(self, cause: str) -> None:
+    def _start_fresh(self, cause: Literal["no_checkpoints", "allowed"]) -> None:
         passed = self._agreement.passed
         unsure = self._agreement.unsure
         reason = f"there has never been a checkpoint in {self._places()}"
@@ -221,7 +228,7 @@ class Restore:
         if cause == "allowed":
             reason = f"no checkpoint can be used, and a fresh start is allowed; {_list(passed)}"
         if not self._group.rank:
-            self._reporter.report("fresh", cause=cause, reason=reason, rejected=passed[:_MOST])
+            self._reporter.report(FreshEvent(cause=cause, reason=reason, rejected=passed[:_MOST]))
             self._reporter.warn(f"starting from scratch: {reason}")
 
     def _failed(self) -> RestoreError:
@@ -239,7 +246,7 @@ class Restore:
         reason += f"; {plain}" if (plain := self._plain()) else ""
         if not self._group.rank:  # before the others raise: the first error ends the round
             self._reporter.report(
-                "restore_failed", reason=reason, wanted_step=self._step, rejected=passed[:_MOST]
+                RestoreFailedEvent(reason=reason, wanted_step=self._step, rejected=passed[:_MOST])
             )
         return RestoreError(self._group.follow(reason, str))
 
@@ -283,18 +290,18 @@ class Restore:
         return " and ".join(places)
 
 
-def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[dict[str, object]]:
-    tiers: list[dict[str, object]] = []
+def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[TierRead]:
+    tiers: list[TierRead] = []
     for tier in NEAREST_FIRST:
         own = [read for offer, read in zip(choice.offers, reads, strict=True) if offer.tier == tier]
         if own:
             tiers.append(
-                {
-                    "tier": tier,
-                    "ranks": len(own),
-                    "size_bytes": sum(read.size_bytes for read in own),
-                    "read_s": max(read.read_s for read in own),
-                }
+                TierRead(
+                    tier=tier,
+                    ranks=len(own),
+                    size_bytes=sum(read.size_bytes for read in own),
+                    read_s=max(read.read_s for read in own),
+                )
             )
     return tiers
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import FailedEvent, RefusedEvent, Reporter
 from trainer_sdk.checkpoint.flat_state import FlatState, as_bytes, fits, flatten, found_at
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.job_context import JobContext
@@ -304,12 +304,13 @@ class Preparation:
 
     def _report_refused(self, request: SaveRequest, error: NoRoomError) -> None:
         self._reporter.report(
-            "refused",
-            step=request.step,
-            reason=str(error),
-            needed_bytes=error.needed_bytes,
-            available_bytes=error.available_bytes,
-            place=error.place,
+            RefusedEvent(
+                step=request.step,
+                reason=str(error),
+                needed_bytes=error.needed_bytes,
+                available_bytes=error.available_bytes,
+                place=error.place,
+            )
         )
 
     def _report_too_large(self, plan: Plan, request: SaveRequest) -> None:
@@ -323,7 +324,9 @@ class Preparation:
         )
         self._reporter.warn(reason)
         self._reporter.report(
-            "failed", step=request.step, tier="memory", stage="keep", reason=reason, error="quota"
+            FailedEvent(
+                step=request.step, tier="memory", stage="keep", reason=reason, error="quota"
+            )
         )
 
 

@@ -4,12 +4,13 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.staging import WaitContext
 from trainer_sdk.checkpoint.writer.protocol import (
     SaveDone,
     SaveFailed,
@@ -31,8 +32,6 @@ SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
 - `failed`: there will be no checkpoint of this save; `error` says why.
 """
 SAVE_STATES: tuple[SaveState, ...] = get_args(SaveState)
-
-WaitContext = Callable[[], AbstractContextManager[object]]
 
 
 class SaveError(Exception):
@@ -124,6 +123,12 @@ class Save:
     windows: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
     """Gets an item when the next window may be filled, and when the save is over."""
     over: threading.Event = field(default_factory=threading.Event)
+
+    def failure(self, reason: str, error: str) -> SaveFailed:
+        """A failure of this save at its present stage."""
+        return SaveFailed(
+            save=self.number, stage=self.stage, reason=reason, error=error, place=self.place
+        )
 
     def leave_buffer(self) -> None:
         """Free the buffer for another save, once."""

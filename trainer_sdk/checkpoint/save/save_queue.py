@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.events import Reporter, SaveEvents
 from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.buffers import Buffer
@@ -214,7 +213,7 @@ class SaveQueue:
         with self._lock:
             if save.is_sent and save.has_buffer and not save.is_filling:
                 self._kill_writer()  # it would write bytes of the next save in this memory
-            self._fail(save, _failed(save, late, "late"), is_stuck=True)
+            self._fail(save, save.failure(late, "late"), is_stuck=True)
 
     # The ends of saves.
 
@@ -296,7 +295,7 @@ class SaveQueue:
         with self._lock:
             for save in self._saves.values():
                 if save.result is None:
-                    failed = _failed(save, "the training has abandoned it", "aborted")
+                    failed = save.failure("the training has abandoned it", "aborted")
                     self._settle(save, SaveError(self._rank, save.step, failed))
         if self._abandoning is not None:
             self._abandoning.join(_GONE_WITHIN_S)
@@ -398,7 +397,7 @@ class SaveQueue:
             if save.is_urgent:
                 writer.send(HurrySave(save=save.number))
         except WriterGoneError as error:
-            self._fail(save, _failed(save, str(error), "no_writer"))
+            self._fail(save, save.failure(str(error), "no_writer"))
 
     def _tell_of(self, save: Save, line: ToWriter) -> None:
         """Send a line about a save, if the writer works on it."""
@@ -425,7 +424,7 @@ class SaveQueue:
     def _fail_sent(self, reason: str, error: str) -> None:
         """Fail all saves that the writer had."""
         for save in [sent for sent in self._saves.values() if sent.is_sent]:
-            self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
+            self._fail(save, save.failure(reason, error), is_stuck=error == "timeout")
 
     def _fail(self, save: Save, failed: SaveFailed, *, is_stuck: bool = False) -> None:
         """Fail a save, or retry it. `is_stuck`: a call to the storage would hang this rank."""
@@ -478,15 +477,3 @@ class SaveQueue:
         with suppress(RuntimeError):  # at the end of the interpreter no thread can start
             notifying.start()
             self._abandoning = notifying
-
-
-def _failed(save: Save, reason: str, error: str) -> SaveFailed:
-    return SaveFailed(
-        save=save.number, stage=save.stage, reason=reason, error=error, place=save.place
-    )
-
-
-def waiting(blocking: object, within_s: object) -> tuple[bool, float | None]:
-    """Check the arguments of a wait."""
-    bound = None if within_s is None else arguments.seconds("within_s", within_s)
-    return arguments.truth("blocking", blocking), bound

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import Reporter, SaveStartedEvent
 from trainer_sdk.checkpoint.flat_state import found_at
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.plan import fill, fill_window, put, shard_name, stretches, windows
@@ -88,9 +88,7 @@ class Saver:
     def _begin(self, request: SaveRequest, ready: PreparedSave, save: Save) -> None:
         save.order = order = self._order(request, ready, save)
         if order.root and not self._group.rank:
-            self._reporter.report(
-                "save_started", step=request.step, tier="global", occasion=request.occasion
-            )
+            self._reporter.report(SaveStartedEvent(step=request.step, occasion=request.occasion))
         if order.window_bytes:
             self._copy_in_waves(ready, save, order)
         else:

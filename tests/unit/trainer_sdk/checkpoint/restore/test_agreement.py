@@ -42,7 +42,7 @@ def test_memory_is_taken_when_it_has_the_newest(place: Place) -> None:
     [(event, body)] = place.told.events
     assert event == "restored"
     assert (body["step"], body["reason"], body["rejected"]) == (20, "the newest", [])
-    assert [(one["tier"], one["ranks"]) for one in body["tiers"]] == [("memory", 2)]
+    assert [(read.tier, read.ranks) for read in body["tiers"]] == [("memory", 2)]
 
 
 def test_files_are_taken_when_they_are_newer(place: Place) -> None:
